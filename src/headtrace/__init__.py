@@ -1,0 +1,37 @@
+"""headtrace: why does this attention head attend here?
+
+    import headtrace
+
+    model = headtrace.load("smollm2-135m")
+    recording = model.record("When Mary and John went to the store, John gave a drink to")
+
+Names are imported on first use, so ``import headtrace`` and ``headtrace --help`` do not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headtrace.models import Model, Recording, load
+
+_HOME = {
+    "load": "headtrace.models",
+    "Model": "headtrace.models",
+    "Recording": "headtrace.models",
+}
+
+__all__ = ["Model", "Recording", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headtrace' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

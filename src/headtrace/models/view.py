@@ -58,7 +58,9 @@ def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
     return weight + architecture.gain_offset
 
 
-def norm_scale(x: Float[Tensor, "*rest d"], norm: nn.Module, architecture: Architecture) -> Float[Tensor, "*rest"]:
+def norm_scale(
+    x: Float[Tensor, "*rest d"], norm: nn.Module, architecture: Architecture
+) -> Float[Tensor, "*rest"]:
     """The scale that a norm divides by: standard deviation (LayerNorm) or root mean square, epsilon included."""
     eps = norm_eps(norm)
     if architecture.norm == "layer":
@@ -101,7 +103,9 @@ def fold_weights(hf: nn.Module, architecture: Architecture, d_head: int) -> Fold
     for layer in hf.get_submodule(architecture.layers).children():
         attention = layer.get_submodule(architecture.attention)
         heads = architecture.projections(attention, d_head)
-        norm = None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
+        norm = (
+            None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
+        )
         gain_q = gain_k = None
         if architecture.query_key_norm is not None:
             gain_q = _head_gain(attention, architecture.query_key_norm[0], heads.W_Q.shape[0], architecture)

@@ -2,8 +2,8 @@
 
 ``circuit.py`` holds the dataclasses, ``reading.py`` turns JSON into them and names the field that is wrong,
 ``files.py`` reads and writes circuit files, ``parquet.py`` keeps many circuits in one table, ``subgraphs.py``
-cuts a circuit down, ``influence.py`` says what each edge carries, ``exports.py`` and ``neuronpedia.py`` speak to
-other tools.
+cuts a circuit down, ``influence.py`` says what each edge carries, ``exports.py`` and ``neuronpedia.py`` speak
+to other tools.
 """
 
 from headtrace.circuits.circuit import Circuit, Edge, Method, ModelInfo, Node, Prompt, Root

@@ -284,10 +284,16 @@ class Circuit:
 
         return summary(self)
 
-    def _repr_html_(self) -> str:
-        from headtrace.circuits.summary import html_table
+    def to_html(self, path: str | Path) -> Path:
+        """Write the circuit page: one HTML file, with everything in it, that opens without a network."""
+        from headtrace.explorer.page import write_page
 
-        return html_table(self)
+        return write_page(self, path)
+
+    def _repr_html_(self) -> str:
+        from headtrace.explorer.page import frame
+
+        return frame(self)
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """A directed multigraph: node ids as in the circuit, edge keys are the sides."""

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
 
 _HOME = {
+    "Circuit": "headtrace.circuits",
+    "load_circuit": "headtrace.circuits",
     "load": "headtrace.models",
     "Model": "headtrace.models",
     "Recording": "headtrace.models",
 }
 
-__all__ = ["Model", "Recording", "__version__", "load"]
+__all__ = ["Circuit", "Model", "Recording", "__version__", "load", "load_circuit"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,13 +6,14 @@ cuts a circuit down, ``influence.py`` says what each edge carries, ``exports.py`
 to other tools.
 """
 
-from headtrace.circuits.circuit import Circuit, Edge, Method, ModelInfo, Node, Prompt, Root
+from headtrace.circuits.circuit import Circuit, Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
 from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parquet import read_parquet, write_parquet
 
 __all__ = [
     "Circuit",
     "Edge",
+    "Elsewhere",
     "Method",
     "ModelInfo",
     "Node",

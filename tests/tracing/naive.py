@@ -110,14 +110,17 @@ def naive_side(rec: Recording, firing: Firing, side: str, tau: float) -> NaiveSi
     return NaiveSide(causes, before, False)
 
 
-def naive_circuit(rec: Recording, answer: int, wrong: int) -> dict[tuple, tuple[float, frozenset[int] | None]]:
+def naive_circuit(
+    rec: Recording, answer: int, wrong: int
+) -> dict[tuple, tuple[float, frozenset[int] | None]]:
     """Edges of the linear root's circuit, by places: the recursion of ACC++, one firing at a time."""
     last, n_layers, weights = rec.lengths[0] - 1, rec.model.n_layers, rec.model.weights
     direction = (weights.W_U[answer] - weights.W_U[wrong]) * weights.final_gain
     if rec.model.architecture.norm == "layer":
         direction = direction - direction.mean()
     shares = [
-        (c, float(write[last] @ direction / rec.norm_scales[-1, 0, last])) for c, write in upstream(rec, n_layers)
+        (c, float(write[last] @ direction / rec.norm_scales[-1, 0, last]))
+        for c, write in upstream(rec, n_layers)
     ]
     total = sum(value for _, value in shares)
     if total <= 0:

@@ -15,8 +15,6 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.vocabulary import Firing
 
 
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_circuits_equal_the_naive_reference_on_every_architecture(name: str) -> None:
     model = tiny_model(name, dtype=torch.float64)
@@ -41,7 +39,9 @@ def test_one_firing_predicts_what_the_reference_predicts(name: str) -> None:
         for side in ("query", "key"):
             naive = naive_side(recording, found.firing, side, found.threshold)
             mine = found.side(side)
-            assert {c.component: c.channels for c in mine.causes} == {c: ks for c, (ks, _) in naive.causes.items()}
+            assert {c.component: c.channels for c in mine.causes} == {
+                c: ks for c, (ks, _) in naive.causes.items()
+            }
             assert mine.predicted == pytest.approx(naive.predicted, abs=1e-9)
             assert mine.explained == naive.explained
             taken = found.attention - mine.predicted
@@ -184,7 +184,9 @@ def test_explain_names_tokens_channels_and_the_prediction() -> None:
     firing = next(f for f, a in recording.strongest_firings() if f.layer == 3 and f.dest > 3 and a > 0.4)
     why = headtrace.Tracer(model).explain(prompts()[0], str(firing))
     assert why.firing == firing
-    assert why.attention == pytest.approx(float(recording.patterns[3, 0, firing.head, firing.dest, firing.src]), abs=1e-5)
+    assert why.attention == pytest.approx(
+        float(recording.patterns[3, 0, firing.head, firing.dest, firing.src]), abs=1e-5
+    )
     assert why.query
     assert why.key
     assert "query side" in str(why)
@@ -195,7 +197,12 @@ def test_explain_names_tokens_channels_and_the_prediction() -> None:
 
 @pytest.mark.parametrize(
     ("firing", "message"),
-    [("L9H0:3:1", "layers 0 to 3"), ("L1H0:30:1", "positions 0 to 10"), ("L1H0:2:5", "not visible"), ("L1:2", "not a firing")],
+    [
+        ("L9H0:3:1", "layers 0 to 3"),
+        ("L1H0:30:1", "positions 0 to 10"),
+        ("L1H0:2:5", "not visible"),
+        ("L1:2", "not a firing"),
+    ],
 )
 def test_firings_that_do_not_exist_are_explained(firing: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -245,5 +252,7 @@ def test_a_rank_deficient_head_keeps_its_remainder_and_still_traces() -> None:
     ids = prompts()[0]
     assert (3, 0) in model.channels.deficient
     recording = model.record(ids)
-    found = headtrace.Tracer(model).trace_firings(recording, [Firing(3, 0, 10, int(recording.patterns[3, 0, 0, 10].argmax()))])
+    found = headtrace.Tracer(model).trace_firings(
+        recording, [Firing(3, 0, 10, int(recording.patterns[3, 0, 0, 10].argmax()))]
+    )
     assert found[0].query.causes

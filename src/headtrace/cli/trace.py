@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 MethodName = Annotated[str, typer.Option(help="acc++, acc or svt.")]
 TauNumber = Annotated[
-    float | None, typer.Option(help="Attention that counts as attending (default: min(1, 2.5 / visible keys)).")
+    float | None,
+    typer.Option(help="Attention that counts as attending (default: min(1, 2.5 / visible keys))."),
 ]
 
 
@@ -32,23 +33,39 @@ def trace(
     model: options.ModelName,
     prompt: options.PromptText = None,
     tokens: options.TokenIds = None,
-    prompts: Annotated[str | None, typer.Option(help="JSONL with text (or tokens), answer, wrong: one per line.")] = None,
-    answer: Annotated[list[str] | None, typer.Option(help="The answer, one token, such as ' Mary'. Repeatable.")] = None,
-    wrong: Annotated[list[str] | None, typer.Option(help="The wrong answer to compare with. Repeatable.")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="JSONL with text (or tokens), answer, wrong: one per line.")
+    ] = None,
+    answer: Annotated[
+        list[str] | None, typer.Option(help="The answer, one token, such as ' Mary'. Repeatable.")
+    ] = None,
+    wrong: Annotated[
+        list[str] | None, typer.Option(help="The wrong answer to compare with. Repeatable.")
+    ] = None,
     answer_id: Annotated[list[int] | None, typer.Option(help="The answer as a token id.")] = None,
     wrong_id: Annotated[list[int] | None, typer.Option(help="The wrong answer as a token id.")] = None,
     root: Annotated[
         str | None, typer.Option(help="linear or probability (default: linear if there is a wrong answer).")
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Explain the k likeliest answers together.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Explain the likeliest answers up to this probability.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Explain the likeliest answers up to this probability.")
+    ] = None,
     method: MethodName = "acc++",
     tau: TauNumber = None,
-    max_firings: Annotated[int, typer.Option(help="Expand at most this many firings per prompt (0: no limit).")] = 200,
-    min_influence: Annotated[float, typer.Option(help="Do not expand firings with less influence than this.")] = 0.0,
-    svt_channels: Annotated[str, typer.Option(help="For svt: signal, or all (the control without SVD).")] = "signal",
+    max_firings: Annotated[
+        int, typer.Option(help="Expand at most this many firings per prompt (0: no limit).")
+    ] = 200,
+    min_influence: Annotated[
+        float, typer.Option(help="Do not expand firings with less influence than this.")
+    ] = 0.0,
+    svt_channels: Annotated[
+        str, typer.Option(help="For svt: signal, or all (the control without SVD).")
+    ] = "signal",
     bos: options.Bos = None,
-    out: Annotated[str | None, typer.Option(help="Circuit file (.json), or .parquet for many prompts.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Circuit file (.json), or .parquet for many prompts.")
+    ] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
@@ -121,7 +138,9 @@ def _read_lines(path: str) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise InputError(f"{path}, line {number}: not valid JSON ({error.msg}).") from None
         if not isinstance(item, dict) or ("text" in item) == ("tokens" in item):
-            raise InputError(f"{path}, line {number}: expected an object with 'text' or 'tokens' (and answer, wrong).")
+            raise InputError(
+                f"{path}, line {number}: expected an object with 'text' or 'tokens' (and answer, wrong)."
+            )
         items.append(item)
     if not items:
         raise InputError(f"The prompts file {path!r} holds no prompts.")

@@ -167,7 +167,9 @@ def _largest(attributions: Float[Tensor, "firing component channel"], k: int) ->
     if k < n_components:
         components = attributions.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
         among = attributions.gather(1, components[..., None].expand(-1, -1, n_channels)).flatten(1)
-        numbers = (components[..., None] * n_channels + torch.arange(n_channels, device=components.device)).flatten(1)
+        numbers = (
+            components[..., None] * n_channels + torch.arange(n_channels, device=components.device)
+        ).flatten(1)
     else:
         among = attributions.flatten(1)
         numbers = torch.arange(among.shape[1], device=among.device).expand_as(among)

@@ -52,6 +52,7 @@ export function comparePanel(a, b, withPositions, choose) {
   return [
     el("h2", {}, "Two circuits"),
     el("p", { class: "kind" }, rule),
+    el("p", { class: "match-legend" }, el("span", { class: "swatch shared" }), " in both ", el("span", { class: "swatch query" }), el("span", { class: "swatch key" }), " only in this one"),
     el("dl", { class: "facts" },
       el("dt", {}, "A"), el("dd", {}, `${plural(count(a), "shared edge")}, ${a.edges.length - count(a)} only here`),
       el("dt", {}, "B"), el("dd", {}, `${plural(count(b), "shared edge")}, ${b.edges.length - count(b)} only here`)),

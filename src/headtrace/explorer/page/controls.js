@@ -4,7 +4,7 @@ import { byId, el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS } from "./graph.js";
 import { SIZE } from "./layout.js";
-import { componentName, nodeName, percent, plural, tokenLabel } from "./text.js";
+import { componentName, nodeName, percent, plural, thousands, tokenLabel } from "./text.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
@@ -38,7 +38,7 @@ export function createControls(graphs, changed) {
   const sayDetail = () => {
     const total = most();
     const shown = Math.min(total, filters.detail);
-    byId("detail-value").textContent = shown >= total ? `all ${plural(total, "edge")}` : `strongest ${shown.toLocaleString("en")} of ${plural(total, "edge")}`;
+    byId("detail-value").textContent = shown >= total ? `all ${plural(total, "edge")}` : `strongest ${thousands(shown)} of ${plural(total, "edge")}`;
   };
   detail.addEventListener("input", () => {
     filters.detail = countAt(Number(detail.value));

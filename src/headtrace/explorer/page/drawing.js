@@ -7,25 +7,31 @@ import { KIND_WORDS, nodeName, number, percent, plural, shorten, tokenExact, tok
 
 const SLICE = 250;
 
+const LAYERS = { under: ["bands"], chart: ["bundles", "sources", "edges", "effects", "nodes"], over: ["lit"] };
+
+/**
+ * Three drawings on top of each other: the ground, the circuit, and what is looked at. The browser keeps each as a
+ * picture of its own, so lighting up a few edges and dimming the rest never paints the whole circuit again.
+ */
 export function emptyChart(label) {
-  const parts = {};
-  const group = (name, attributes = {}) => (parts[name] = svg("g", { class: name, ...attributes }));
-  const world = group("world");
-  for (const name of ["bands", "bundles", "sources", "edges", "extra"]) world.append(group(name, { "aria-hidden": "true" }));
-  world.append(group("effects", { "aria-hidden": "true" }), group("nodes", { role: "list", "aria-label": "Components" }));
-  parts.root = svg(
-    "svg",
-    { class: "chart", role: "application", "aria-roledescription": "circuit diagram", "aria-label": label },
-    world,
-    group("tags", { "aria-hidden": "true" }),
-    group("axes", { "aria-hidden": "true" }),
-  );
+  const parts = { worlds: [], layers: [] };
+  for (const [layer, names] of Object.entries(LAYERS)) {
+    const world = svg("g", { class: "world" }, ...names.map((name) => (parts[name] = svg("g", { class: name, "aria-hidden": name === "nodes" ? null : "true" }))));
+    parts[layer] = svg("svg", { class: `layer ${layer}`, "aria-hidden": layer === "chart" ? null : "true" }, world);
+    parts.worlds.push(world);
+    parts.layers.push(parts[layer]);
+  }
+  parts.chart.append((parts.tags = svg("g", { class: "tags", "aria-hidden": "true" })));
+  parts.over.append((parts.litTags = svg("g", { class: "tags" })), (parts.axes = svg("g", { class: "axes" })));
+  for (const [name, value] of [["role", "application"], ["aria-roledescription", "circuit diagram"], ["aria-label", label]]) parts.chart.setAttribute(name, value);
+  parts.nodes.setAttribute("role", "list");
+  parts.nodes.setAttribute("aria-label", "Components");
   return parts;
 }
 
 /** Draw a geometry into the parts of a chart. Calls done(drawn) once the last slice is in. */
 export function draw(parts, graph, geometry, done) {
-  for (const name of ["bands", "bundles", "sources", "edges", "extra", "effects", "nodes", "tags"]) parts[name].replaceChildren();
+  for (const name of ["bands", "bundles", "sources", "edges", "effects", "nodes", "lit", "tags", "litTags"]) parts[name].replaceChildren();
   const drawn = { edges: new Map(), nodes: new Map(), sources: new Map(), cancelled: false };
   drawBands(parts.bands, geometry);
   parts.bundles.append(...geometry.bundles.map((bundle) => bundlePath(bundle)));
@@ -56,10 +62,9 @@ function inSlices(drawn, items, put, done) {
   const slice = () => {
     if (drawn.cancelled) return;
     for (const end = Math.min(items.length, next + SLICE); next < end; next++) put(items[next]);
-    if (next < items.length) setTimeout(slice);
-    else done();
+    setTimeout(next < items.length ? slice : done);
   };
-  slice();
+  setTimeout(slice);
 }
 
 function drawBands(group, geometry) {
@@ -85,13 +90,27 @@ function edgePath(graph, edge, place) {
   });
 }
 
-/** An edge that is not among those drawn, shown while its node is pinned. */
-export function extraPath(graph, geometry, edge) {
-  const [source, target] = [geometry.nodes.get(edge.source), geometry.nodes.get(edge.target)];
-  if (!source || !target) return null;
-  const path = edgePath(graph, edge, curve(source, target, edge.side, inOneColumn(graph, edge)));
-  path.classList.add("on");
-  return path;
+/**
+ * What is looked at, drawn once more on top; the layers below are then dimmed as a whole. Nothing that was drawn
+ * changes its style, so it costs the same however large the circuit is.
+ */
+export function litParts(graph, geometry, drawn, { edges, way, nodes, self }) {
+  const path = (edge, state) => {
+    const [source, target] = [geometry.nodes.get(edge.source), geometry.nodes.get(edge.target)];
+    if (!source || !target) return null;
+    const made = edgePath(graph, edge, curve(source, target, edge.side, inOneColumn(graph, edge)));
+    made.classList.add(state);
+    return made;
+  };
+  const copies = [...nodes].map((id) => copyOf(drawn.nodes.get(id), id === self));
+  return [...way.map((edge) => path(edge, "near")), ...edges.map((edge) => path(edge, "on")), copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
+}
+
+function copyOf(element, self = false) {
+  const copy = element?.cloneNode(true);
+  for (const name of ["data-id", "tabindex", "role", "aria-label"]) copy?.removeAttribute(name);
+  if (self) copy?.classList.add("self");
+  return copy;
 }
 
 function bundlePath(bundle) {

@@ -4,12 +4,23 @@ import { svg } from "./dom.js";
 
 const PROPERTIES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "visibility", "display", "vector-effect", "paint-order", "stroke-linejoin", "stroke-linecap"];
 
-/** The chart as a stand-alone SVG: computed styles become attributes, what is hidden is left out. */
+/** The chart as a stand-alone SVG: its layers in one, computed styles as attributes, what is hidden left out. */
 export function standalone(chart, title) {
-  const original = chart.parts.root;
   const { width, height } = chart.viewport.view;
+  const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
+  whole.setAttribute("font-family", getComputedStyle(chart.parts.chart).fontFamily);
+  whole.append(svg("title", {}, title), svg("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  for (const layer of chart.parts.layers) {
+    const group = svg("g", { opacity: getComputedStyle(layer).opacity });
+    group.append(...[...layer.children].map(styledCopy));
+    whole.append(group);
+  }
+  return new XMLSerializer().serializeToString(whole);
+}
+
+function styledCopy(original) {
   const copy = original.cloneNode(true);
-  const [from, to] = [[...original.querySelectorAll("*")], [...copy.querySelectorAll("*")]];
+  const [from, to] = [[original, ...original.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];
   from.forEach((element, i) => {
     const style = getComputedStyle(element);
     if (style.display === "none") return to[i].setAttribute("data-drop", "");
@@ -22,14 +33,7 @@ export function standalone(chart, title) {
     for (const name of ["class", "tabindex", "role", "data-id", "data-index", "data-position"]) to[i].removeAttribute(name);
   });
   for (const element of copy.querySelectorAll("[data-drop]")) element.remove();
-  const ground = getComputedStyle(document.body).backgroundColor;
-  copy.prepend(svg("title", {}, title), svg("rect", { width, height, fill: ground }));
-  for (const name of ["class", "role", "aria-roledescription"]) copy.removeAttribute(name);
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("width", width);
-  copy.setAttribute("height", height);
-  copy.setAttribute("font-family", getComputedStyle(original).fontFamily);
-  return new XMLSerializer().serializeToString(copy);
+  return copy;
 }
 
 function isDefault(name, value) {

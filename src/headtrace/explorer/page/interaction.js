@@ -6,7 +6,7 @@ import { edgeCard, nodeCard } from "./details.js";
 
 /** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
 export function makeInteractive(chart, app) {
-  const surface = chart.parts.root;
+  const surface = chart.parts.chart;
   let drag = null;
   let pending = null;
 

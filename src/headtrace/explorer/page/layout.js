@@ -25,21 +25,23 @@ export const SIZE = {
 const ORDER = { head: 0, offset: 1, attention_bias: 2, mlp: 3, embedding: 4, root: 5 };
 const EMBEDDING_ROW = -1;
 
-/** `room` is the size of the window: rows and columns are spread out to fill its shape, never squeezed. */
-export function layout(graph, { shown, rest }, room = [0, 0]) {
-  const full = new Set(graph.root ? [graph.root.id] : []);
-  for (const edge of shown) full.add(edge.source).add(edge.target);
-  const alive = new Set(full);
-  for (const edge of rest) alive.add(edge.source).add(edge.target);
-
-  const cells = fillCells(graph, full, alive);
+/**
+ * `room` is the size of the window: rows and columns are spread out to fill its shape, never squeezed.
+ * `beside`, a graph and its edges, is laid out in the same rows (and columns, if it has as many tokens).
+ */
+export function layout(graph, { shown, rest }, room = [0, 0], beside = null) {
+  const own = fillCells(graph, { shown, rest });
+  const other = beside ? fillCells(beside.graph, beside.selection) : new Map();
+  const tall = [...own.values(), ...other.values()];
+  const wide = beside && beside.graph.tokens.length === graph.tokens.length ? tall : [...own.values()];
+  const top = Math.max(graph.layers[1], beside?.graph.layers[1] ?? 0);
   const aspect = room[1] > 0 ? room[0] / room[1] : 0;
-  const least = placeRows(graph, cells, 0).height;
-  const columns = placeColumns(graph, cells, Math.max(room[0] / SIZE.closest, aspect * least));
+  const least = placeRows(top, tall, 0).height;
+  const columns = placeColumns(graph, wide, Math.max(room[0] / SIZE.closest, aspect * least));
   const width = right(columns);
-  const rows = placeRows(graph, cells, Math.max(room[1] / SIZE.closest, aspect && width / aspect));
+  const rows = placeRows(top, tall, Math.max(room[1] / SIZE.closest, aspect && width / aspect));
   const height = rows.height;
-  const nodes = placeNodes(graph, cells, columns, rows, width);
+  const nodes = placeNodes(graph, own, columns, rows, width);
   return {
     width: Math.max(width, rootWidth(graph) + 2 * SIZE.margin),
     height,
@@ -47,7 +49,7 @@ export function layout(graph, { shown, rest }, room = [0, 0]) {
     rows: rows.list,
     nodes,
     edges: shown.map((edge) => placeEdge(graph, nodes, edge)),
-    bundles: bundle(nodes, rest),
+    bundles: bundle(nodes, rest, [width / 12, height / 5]),
     sources: placeSources(graph, nodes, columns),
   };
 }
@@ -61,7 +63,11 @@ function rowOf(node) {
   return node.layer === null ? EMBEDDING_ROW : node.layer;
 }
 
-function fillCells(graph, full, alive) {
+function fillCells(graph, { shown, rest }) {
+  const full = new Set();
+  for (const edge of shown) full.add(edge.source).add(edge.target);
+  const alive = new Set(full);
+  for (const edge of rest) alive.add(edge.source).add(edge.target);
   const cells = new Map();
   for (const node of graph.nodes.values()) {
     if (node.kind === "root" || !alive.has(node.id)) continue;
@@ -101,7 +107,7 @@ function lineHeight(line) {
 function placeColumns(graph, cells, room) {
   const widths = new Array(graph.tokens.length).fill(0);
   const shaped = new Array(graph.tokens.length).fill(false);
-  for (const cell of cells.values()) {
+  for (const cell of cells) {
     widths[cell.position] = Math.max(widths[cell.position], cell.width);
     shaped[cell.position] ||= cell.full.length > 0;
   }
@@ -124,11 +130,11 @@ function sum(numbers) {
   return numbers.reduce((total, value) => total + value, 0);
 }
 
-function placeRows(graph, cells, room) {
+function placeRows(highest, cells, room) {
   const heights = new Map();
-  for (const cell of cells.values()) heights.set(cell.row, Math.max(heights.get(cell.row) ?? 0, cell.height));
+  for (const cell of cells) heights.set(cell.row, Math.max(heights.get(cell.row) ?? 0, cell.height));
   const top = SIZE.margin + SIZE.root[1] + 34;
-  const layers = Array.from({ length: graph.layers[1] + 2 }, (_, i) => graph.layers[1] - i);
+  const layers = Array.from({ length: highest + 2 }, (_, i) => highest - i);
   const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : SIZE.emptyRow));
   const spare = Math.max(0, room - top - SIZE.margin - sum(needed)) / Math.max(1, heights.size);
   const list = [];
@@ -223,12 +229,13 @@ export function pointOn(c, t) {
   return [a * c.x0 + b * c.x1 + d * c.x2 + e * c.x3, a * c.y0 + b * c.y1 + d * c.y2 + e * c.y3];
 }
 
-/** Edges that are not drawn one by one become faint bundles: same columns, same side, neighbouring layers. */
-function bundle(nodes, rest) {
+/** Edges that are not drawn one by one become faint bundles: neighbouring columns and layers, same side. */
+function bundle(nodes, rest, [stepX, stepY]) {
   const groups = new Map();
   for (const edge of rest) {
     const [source, target] = [nodes.get(edge.source), nodes.get(edge.target)];
-    const key = [Math.round(source.x / 60), Math.round(source.y / 160), Math.round(target.x / 60), Math.round(target.y / 160), edge.side].join();
+    const near = (place, tall) => [Math.floor(place.x / stepX), Math.floor(place.y / (tall * stepY))];
+    const key = [...near(source, 2), ...near(target, 1), edge.side].join();
     if (!groups.has(key)) groups.set(key, { side: edge.side, edges: [], flow: 0, s: [0, 0], t: [0, 0] });
     const group = groups.get(key);
     group.edges.push(edge.index);

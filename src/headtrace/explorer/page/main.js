@@ -74,7 +74,7 @@ export function start() {
     controls.reset(shown);
     describe(shown);
     redraw(controls.filters);
-    showPanel();
+    setTimeout(showPanel);
   }
 
   const soon = debounced((run) => run());
@@ -85,7 +85,7 @@ export function start() {
 
   function redraw(filters) {
     for (const chart of state.charts) chart.resize();
-    state.ready = Promise.all(state.charts.map((chart) => chart.show(filters))).then(() => {
+    state.ready = Promise.all(state.charts.map((chart, i) => chart.show(filters, state.charts[1 - i]?.graph))).then(() => {
       const { shown, rest } = state.charts[0].selection;
       const weaker = rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : "";
       byId("status").textContent = state.charts.length === 2 ? "" : `${plural(shown.length, "edge")} drawn${weaker}`;
@@ -96,8 +96,11 @@ export function start() {
 
   function describe(shown) {
     const { data: circuit } = shown[0];
-    byId("question").replaceChildren("Why ", el("bdi", {}, circuit.question), "?");
-    byId("subtitle").textContent = `${circuit.model.name} · ${circuit.method.name} · ${circuit.size}`;
+    const questions = [...new Set(shown.map((graph) => graph.data.question))];
+    byId("question").replaceChildren("Why ", ...questions.flatMap((text, i) => [i ? ", and why " : "", el("bdi", {}, text)]), "?");
+    byId("subtitle").textContent = shown.length === 2
+      ? shown.map((graph, i) => `${"AB"[i]}: ${graph.data.model.name}, ${plural(graph.edges.length, "edge")}`).join(" · ")
+      : `${circuit.model.name} · ${circuit.method.name} · ${circuit.size}`;
     byId("empty").hidden = shown.some((graph) => graph.edges.length > 0);
     byId("empty").textContent = `No circuit: ${circuit.reason ?? "it has no edges."}`;
   }
@@ -161,9 +164,10 @@ export function start() {
     byId(id).addEventListener("click", () => state.charts.forEach((chart, i) => save(chart, chart.graph.data.question, fileName(i))));
   }
 
+  if (innerWidth <= 860) byId("toolbar").open = false;
   fillChoices();
   if (data.compare && graphs.length === 2) state.chosen = [0, 1];
   [byId("first").value, byId("second").value] = [state.chosen[0], state.chosen[1] ?? ""];
-  build();
+  setTimeout(build);
   return state;
 }

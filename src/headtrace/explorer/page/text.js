@@ -41,8 +41,13 @@ export function percent(value) {
   return value > 0 && value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}%`;
 }
 
+/** 12345 as 12,345; toLocaleString would do it too, but takes a tenth of a second to wake up. */
+export function thousands(count) {
+  return String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+}
+
 export function plural(count, one, many = `${one}s`) {
-  return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+  return `${thousands(count)} ${count === 1 ? one : many}`;
 }
 
 export const KIND_WORDS = {

@@ -9,14 +9,14 @@ const TOP = 6;
 const RIGHT = 10;
 const READABLE = 0.66;
 
-export function createViewport(parts, changed) {
+export function createViewport(host, parts) {
   const view = { scale: 1, x: 0, y: 0, width: 800, height: 600, bottom: 70, moved: false };
   let geometry = null;
   let graph = null;
 
   function resize(width, height) {
     Object.assign(view, { width, height });
-    parts.root.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    for (const layer of parts.layers) layer.setAttribute("viewBox", `0 0 ${width} ${height}`);
     if (geometry && !view.moved) fit();
     else apply();
   }
@@ -69,15 +69,16 @@ export function createViewport(parts, changed) {
 
   let waiting = false;
   function apply() {
-    parts.world.setAttribute("transform", `translate(${view.x.toFixed(2)},${view.y.toFixed(2)}) scale(${view.scale.toFixed(4)})`);
-    parts.root.classList.toggle("far", view.scale < READABLE);
+    const transform = `translate(${view.x.toFixed(2)},${view.y.toFixed(2)}) scale(${view.scale.toFixed(4)})`;
+    for (const world of parts.worlds) world.setAttribute("transform", transform);
+    host.classList.toggle("far", view.scale < READABLE);
     if (waiting || !geometry) return;
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
       drawAxes();
-      drawTags();
-      changed?.();
+      parts.tags.replaceChildren(...tags([...geometry.nodes.values()]));
+      lightTags(lit);
     });
   }
 
@@ -123,29 +124,33 @@ export function createViewport(parts, changed) {
   }
 
   /** From afar the captions are too small to read; the most influential heads then get a label beside them. */
-  function drawTags() {
-    const tags = [];
-    if (view.scale < READABLE) {
-      const places = [...geometry.nodes.values()].filter((place) => !place.dot);
-      const influence = (place) => graph.nodes.get(place.id).influence ?? 0;
-      const taken = [];
-      for (const place of places.sort((a, b) => influence(b) - influence(a))) {
-        const node = graph.nodes.get(place.id);
-        if (node.kind !== "head") continue;
-        const text = componentName(node);
-        const half = 3.1 * text.length + 2;
-        const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
-        const box = [x - half, y - 7, x + half, y + 7];
-        if (x < LEFT || y > view.height - view.bottom) continue;
-        if (taken.some((b) => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
-        taken.push(box);
-        tags.push(svg("text", { class: "tag", x: x.toFixed(1), y: (y + 3.5).toFixed(1) }, text));
-      }
+  function tags(places) {
+    if (view.scale >= READABLE) return [];
+    const influence = (place) => graph.nodes.get(place.id).influence ?? 0;
+    const heads = places.filter((place) => !place.dot && graph.nodes.get(place.id).kind === "head");
+    const taken = [];
+    const made = [];
+    for (const place of heads.sort((a, b) => influence(b) - influence(a))) {
+      const text = componentName(graph.nodes.get(place.id));
+      const half = 3.5 * text.length + 2;
+      const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
+      const box = [x - half, y - 7, x + half, y + 7];
+      if (x < LEFT || y > view.height - view.bottom) continue;
+      if (taken.some((b) => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
+      taken.push(box);
+      made.push(svg("text", { class: "tag", x: x.toFixed(1), y: (y + 3.5).toFixed(1) }, text));
     }
-    parts.tags.replaceChildren(...tags);
+    return made;
+  }
+
+  let lit = [];
+  /** Labels for the nodes that are lit up, whatever else is dimmed. */
+  function lightTags(ids) {
+    lit = ids;
+    parts.litTags.replaceChildren(...tags(ids.map((id) => geometry.nodes.get(id)).filter(Boolean)));
   }
 
   const toWorld = (x, y) => [(x - view.x) / view.scale, (y - view.y) / view.scale];
   const inside = (x, y) => x > LEFT && y < view.height - view.bottom;
-  return { view, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
+  return { view, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
 }

@@ -268,7 +268,7 @@ def test_pinning_a_dot_brings_out_edges_that_were_bundled(open_page):
     node = circuit.node(int(dot.get_attribute("data-id")))
     page.page.evaluate(f"document.querySelector('.node[data-id=\"{node.id}\"]').focus()")
     page.page.keyboard.press("Enter")
-    assert page.count(".lit .edge") == len(circuit.edges_into(node)) + len(circuit.edges_from(node))
+    assert page.count(".lit .edge.on") == len(circuit.edges_into(node)) + len(circuit.edges_from(node))
 
 
 def test_labels_of_a_large_circuit_do_not_overlap(open_page):
@@ -289,12 +289,12 @@ def test_labels_of_a_large_circuit_do_not_overlap(open_page):
 def test_zoom_brings_out_captions_and_fit_goes_back(open_page):
     page = open_page(random_circuit(1500))
     assert page.count(".host.far") == 1
-    whole = page.page.locator(".world").get_attribute("transform")
+    whole = page.page.locator(".chart .world").get_attribute("transform")
     for _ in range(8):
         page.page.locator("#closer").click()
     assert page.count(".host.far") == 0
     page.page.locator("#fit").click()
-    assert page.page.locator(".world").get_attribute("transform") == whole
+    assert page.page.locator(".chart .world").get_attribute("transform") == whole
 
 
 # Several circuits

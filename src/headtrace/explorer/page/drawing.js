@@ -143,6 +143,7 @@ export function describeNode(graph, node) {
 }
 
 function nodeGroup(graph, node, place) {
+  const size = { w: place.w / (place.enlarged ?? 1), h: place.h / (place.enlarged ?? 1) };
   const states = [node.kind, place.dot ? "dot" : "", node.kind === "head" && !node.expanded ? "unexpanded" : "", node.explained ? "" : "unexplained"];
   return svg(
     "g",
@@ -152,9 +153,9 @@ function nodeGroup(graph, node, place) {
       tabindex: -1,
       role: "listitem",
       "aria-label": describeNode(graph, node),
-      transform: `translate(${place.x.toFixed(1)},${place.y.toFixed(1)})`,
+      transform: `translate(${place.x.toFixed(1)},${place.y.toFixed(1)})` + (place.enlarged > 1 ? ` scale(${place.enlarged.toFixed(3)})` : ""),
     },
-    place.dot ? svg("circle", { r: place.w / 2 }) : [...shape(node, place), ...caption(graph, node, place)],
+    place.dot ? svg("circle", { r: place.w / 2 }) : [...shape(node, size), ...caption(graph, node, size)],
   );
 }
 

@@ -39,9 +39,12 @@ export function layout(graph, { shown, rest }, room = [0, 0], beside = null) {
   const least = placeRows(top, tall, 0).height;
   const columns = placeColumns(graph, wide, Math.max(room[0] / SIZE.closest, aspect * least));
   const width = right(columns);
-  const rows = placeRows(top, tall, Math.max(room[1] / SIZE.closest, aspect && width / aspect));
+  // From afar the root would be too small to read: it is enlarged by about as much as everything is shrunk.
+  const enlarged = room[1] > 0 ? Math.max(1, Math.min(4, 0.75 * Math.max(width / room[0], least / room[1]))) : 1;
+  const rows = placeRows(top, tall, Math.max(room[1] / SIZE.closest, aspect && width / aspect), enlarged);
   const height = rows.height;
   const nodes = placeNodes(graph, own, columns, rows, width);
+  if (graph.root) nodes.set(graph.root.id, placeRoot(graph, columns, width, enlarged));
   return {
     width: Math.max(width, rootWidth(graph) + 2 * SIZE.margin),
     height,
@@ -130,10 +133,10 @@ function sum(numbers) {
   return numbers.reduce((total, value) => total + value, 0);
 }
 
-function placeRows(highest, cells, room) {
+function placeRows(highest, cells, room, enlarged = 1) {
   const heights = new Map();
   for (const cell of cells) heights.set(cell.row, Math.max(heights.get(cell.row) ?? 0, cell.height));
-  const top = SIZE.margin + SIZE.root[1] + 34;
+  const top = SIZE.margin + enlarged * (SIZE.root[1] + 34);
   const layers = Array.from({ length: highest + 2 }, (_, i) => highest - i);
   const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : SIZE.emptyRow));
   const spare = Math.max(0, room - top - SIZE.margin - sum(needed)) / Math.max(1, heights.size);
@@ -174,7 +177,6 @@ function placeNodes(graph, cells, columns, rows, width) {
       y += SIZE.dotPitch;
     }
   }
-  if (graph.root) nodes.set(graph.root.id, placeRoot(graph, columns, width));
   return nodes;
 }
 
@@ -182,13 +184,13 @@ function rootWidth(graph) {
   return Math.max(150, Math.min(SIZE.root[0] + 60, 8.4 * [...graph.data.question].length + 44));
 }
 
-function placeRoot(graph, columns, width) {
-  const [w, h] = [rootWidth(graph), SIZE.root[1]];
+function placeRoot(graph, columns, width, enlarged) {
+  const [w, h] = [enlarged * rootWidth(graph), enlarged * SIZE.root[1]];
   const at = graph.data.root.position ?? graph.tokens.length - 1;
   const middle = columns[at]?.middle ?? width / 2;
   const limit = Math.max(width, w + 2 * SIZE.margin) - SIZE.margin - w / 2;
   const x = Math.max(SIZE.margin + w / 2, Math.min(limit, middle));
-  return { id: graph.root.id, x, y: SIZE.margin + h / 2, w, h, dot: false };
+  return { id: graph.root.id, x, y: SIZE.margin + h / 2, w, h, dot: false, enlarged };
 }
 
 /** A cubic curve from the source up into the target: key signals enter at the left, query signals at the right. */

@@ -73,6 +73,8 @@ def test_a_hostile_prompt_runs_no_script_and_makes_no_request(open_page):
     axis = opened.page.locator(".axis-token").evaluate_all("(all) => all.map((e) => e.textContent)")
     assert any("<script>win" in label for label in axis)
     assert any("\\u202e" in label for label in axis)
+    assert any(label.startswith("👩‍🔬") for label in axis)
+    assert any(label.startswith("<0x0A>") for label in axis)
     assert not any("\u202e" in label for label in axis)
 
 

@@ -11,18 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, cast
 
-from headtrace.circuits.circuit import (
-    KINDS,
-    SCHEMA,
-    SIDES,
-    Circuit,
-    Edge,
-    Method,
-    ModelInfo,
-    Node,
-    Prompt,
-    Root,
-)
+from headtrace.circuits.circuit import Circuit
+from headtrace.circuits.parts import KINDS, SCHEMA, SIDES, Edge, Method, ModelInfo, Node, Prompt, Root
 from headtrace.errors import InputError
 
 T = TypeVar("T")

@@ -13,6 +13,8 @@ export function createChart(host, graph, label) {
   const viewport = createViewport(host, parts);
   const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: [] };
 
+  let pressed;
+
   /** Take the size of the host; true if its shape is so different that the layout should be made anew. */
   chart.resize = () => {
     viewport.resize(Math.max(200, host.clientWidth), Math.max(200, host.clientHeight));
@@ -28,7 +30,8 @@ export function createChart(host, graph, label) {
     chart.selection = selection;
     const [width, height] = viewport.room(graph.tokens);
     chart.aspect = width / height;
-    chart.geometry = layout(graph, selection, [width, height], beside && { graph: beside, selection: filterEdges(beside, filters) });
+    const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
+    chart.geometry = layout(graph, selection, [width, height], partner);
     chart.samples = sampleEdges(chart.geometry);
     viewport.show(graph, chart.geometry, true);
     host.setAttribute("aria-busy", "true");
@@ -56,6 +59,9 @@ export function createChart(host, graph, label) {
     const node = target?.node === undefined ? null : graph.nodes.get(target.node);
     host.classList.toggle("focusing", node !== null || chart.pinned !== null);
     host.classList.toggle("pinned", chart.pinned !== null);
+    pressed?.setAttribute("aria-pressed", "false");
+    pressed = chart.drawn.nodes.get(chart.pinned);
+    pressed?.setAttribute("aria-pressed", "true");
     viewport.lightTags([]);
     if (!target) return parts.lit.replaceChildren();
     const edges = node ? [...node.into, ...node.from].filter(passes) : [graph.edges[target.edge]];
@@ -67,7 +73,8 @@ export function createChart(host, graph, label) {
   };
 
   function passes(edge) {
-    return chart.geometry.nodes.has(edge.source) && chart.geometry.nodes.has(edge.target) && chart.filters.sides[edge.side];
+    const placed = chart.geometry.nodes;
+    return placed.has(edge.source) && placed.has(edge.target) && chart.filters.sides[edge.side];
   }
 
   /** The drawn edge nearest to a point of the screen, if it is within reach. */
@@ -77,7 +84,8 @@ export function createChart(host, graph, label) {
     let best = null;
     let nearest = reach * reach;
     for (const sample of chart.samples) {
-      if (wx < sample.box[0] - reach || wx > sample.box[2] + reach || wy < sample.box[1] - reach || wy > sample.box[3] + reach) continue;
+      const [left, top, right, bottom] = sample.box;
+      if (wx < left - reach || wx > right + reach || wy < top - reach || wy > bottom + reach) continue;
       const distance = distanceTo(sample.points, wx, wy);
       if (distance < nearest) [nearest, best] = [distance, sample.index];
     }

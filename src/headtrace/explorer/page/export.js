@@ -2,14 +2,32 @@
 
 import { svg } from "./dom.js";
 
-const PROPERTIES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "visibility", "display", "vector-effect", "paint-order", "stroke-linejoin", "stroke-linecap"];
+// What a drawing needs of its style, with the values that need not be written down.
+const PROPERTIES = {
+  fill: null,
+  "fill-opacity": "1",
+  stroke: "none",
+  "stroke-width": null,
+  "stroke-opacity": "1",
+  "stroke-dasharray": "none",
+  "stroke-linejoin": "miter",
+  "stroke-linecap": "butt",
+  opacity: "1",
+  "font-size": null,
+  "font-weight": "400",
+  "text-anchor": "start",
+  "vector-effect": "none",
+  "paint-order": "normal",
+};
+const OURS = ["class", "tabindex", "role", "data-id", "data-index", "data-position"];
 
 /** The chart as a stand-alone SVG: its layers in one, computed styles as attributes, what is hidden left out. */
 export function standalone(chart, title) {
   const { width, height } = chart.viewport.view;
   const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
   whole.setAttribute("font-family", getComputedStyle(chart.parts.chart).fontFamily);
-  whole.append(svg("title", {}, title), svg("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  const ground = getComputedStyle(document.body).backgroundColor;
+  whole.append(svg("title", {}, title), svg("rect", { width, height, fill: ground }));
   for (const layer of chart.parts.layers) {
     const group = svg("g", { opacity: getComputedStyle(layer).opacity });
     group.append(...[...layer.children].map(styledCopy));
@@ -25,20 +43,15 @@ function styledCopy(original) {
     const style = getComputedStyle(element);
     if (style.display === "none") return to[i].setAttribute("data-drop", "");
     if (element.tagName !== "title") {
-      for (const name of PROPERTIES) {
+      for (const [name, usual] of Object.entries(PROPERTIES)) {
         const value = style.getPropertyValue(name);
-        if (value && !isDefault(name, value)) to[i].setAttribute(name, value);
+        if (value && value !== usual) to[i].setAttribute(name, value);
       }
     }
-    for (const name of ["class", "tabindex", "role", "data-id", "data-index", "data-position"]) to[i].removeAttribute(name);
+    for (const name of OURS) to[i].removeAttribute(name);
   });
   for (const element of copy.querySelectorAll("[data-drop]")) element.remove();
   return copy;
-}
-
-function isDefault(name, value) {
-  const usual = { "fill-opacity": "1", "stroke-opacity": "1", opacity: "1", stroke: "none", "stroke-dasharray": "none", visibility: "visible", display: "inline", "vector-effect": "none", "paint-order": "normal", "stroke-linejoin": "miter", "stroke-linecap": "butt", "text-anchor": "start", "font-weight": "400" };
-  return usual[name] === value;
 }
 
 export function download(name, blob) {

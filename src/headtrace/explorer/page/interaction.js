@@ -125,8 +125,8 @@ function strongest(chart, id, list, end) {
 function neighbour(chart, id, step) {
   if (id === null) return chart.graph.root?.id;
   const target = chart.graph.nodes.get(id).from[0]?.target;
-  const siblings = target === undefined ? [id] : [...new Set(chart.graph.nodes.get(target).into.map((edge) => edge.source))];
-  const here = siblings.filter((other) => chart.drawn.nodes.has(other));
+  const causes = target === undefined ? [] : chart.graph.nodes.get(target).into.map((edge) => edge.source);
+  const here = [...new Set([...causes, id])].filter((other) => chart.drawn.nodes.has(other));
   return here[(here.indexOf(id) + step + here.length) % here.length];
 }
 
@@ -138,7 +138,9 @@ export function showCard(chart, target, x, y) {
   const card = byId("card");
   if (!target) return hideCard();
   const { graph } = chart;
-  card.replaceChildren(...(target.node === undefined ? edgeCard(graph, graph.edges[target.edge]) : nodeCard(graph, graph.nodes.get(target.node))).filter(Boolean));
+  const onEdge = target.node === undefined;
+  const content = onEdge ? edgeCard(graph, graph.edges[target.edge]) : nodeCard(graph, graph.nodes.get(target.node));
+  card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];
   card.style.left = `${Math.max(8, x + 16 + w > innerWidth - 8 ? x - w - 14 : x + 16)}px`;

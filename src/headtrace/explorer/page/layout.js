@@ -205,15 +205,16 @@ export function inOneColumn(graph, edge) {
 }
 
 export function curve(source, target, side, sameColumn) {
-  const port = side === "root" ? clamp((source.x - target.x) * 0.5, target.w * 0.4) : (side === "key" ? -0.24 : 0.24) * target.w;
-  const [x3, y3] = [target.x + port, target.y + target.h / 2];
+  const ports = { root: clamp((source.x - target.x) * 0.5, target.w * 0.4), key: -0.24 * target.w, query: 0.24 * target.w };
+  const [x3, y3] = [target.x + ports[side], target.y + target.h / 2];
   const rise = Math.max(12, source.y - y3);
   if (sameColumn) {
     // Within a column an edge swings out, so that it does not run over the components between its ends.
     const out = side === "query" ? 1 : -1;
     const swing = out * (10 + Math.min(64, 0.16 * rise));
     const [x0, y0] = [source.x + (out * source.w) / 2, source.y];
-    return { x0, y0, x1: x0 + swing, y1: y0 - 0.3 * rise, x2: Math.max(x0 * out, x3 * out) * out + swing, y2: y3 + 0.5 * rise, x3, y3 };
+    const outer = out > 0 ? Math.max(x0, x3) : Math.min(x0, x3);
+    return { x0, y0, x1: x0 + swing, y1: y0 - 0.3 * rise, x2: outer + swing, y2: y3 + 0.5 * rise, x3, y3 };
   }
   const [x0, y0] = [source.x, source.y - source.h / 2];
   const bend = Math.max(14, 0.48 * (y0 - y3));
@@ -222,6 +223,11 @@ export function curve(source, target, side, sameColumn) {
 
 function clamp(value, most) {
   return Math.max(-most, Math.min(most, value));
+}
+
+/** Whether two boxes [left, top, right, bottom] have a part in common. */
+export function overlap(a, b) {
+  return a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
 }
 
 /** A point of a curve at t in [0, 1]. */

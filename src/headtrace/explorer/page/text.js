@@ -3,7 +3,7 @@
 const SPECIAL = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣" };
 
 // Control characters and direction overrides would be invisible or would turn their neighbours around.
-const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
 
 function visible(text) {
   return text.replace(INVISIBLE, (c) => SPECIAL[c] ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -74,5 +74,6 @@ export function componentName(node) {
 /** The node with its place, in the words used everywhere else: L9H6 14->3. */
 export function nodeName(node) {
   if (node.kind === "root") return "Root";
-  return node.kind === "head" ? `${componentName(node)} ${node.dest}->${node.src}` : `${componentName(node)} @${node.dest}`;
+  const place = node.kind === "head" ? `${node.dest}->${node.src}` : `@${node.dest}`;
+  return `${componentName(node)} ${place}`;
 }

@@ -1,7 +1,7 @@
 // What part of the drawing is seen: fit, zoom, pan; the axes and the labels that keep their size on the screen.
 
 import { svg } from "./dom.js";
-import { SIZE } from "./layout.js";
+import { SIZE, overlap } from "./layout.js";
 import { componentName, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const LEFT = 40;
@@ -93,7 +93,8 @@ export function createViewport(host, parts) {
       const y = view.y + row.middle * view.scale;
       if (!row.used || y > bottom - 4 || y < 8 || last - y < 12) continue;
       last = y;
-      group.append(svg("text", { class: "axis-layer", x: LEFT - 8, y: y + 3.5 }, row.layer < 0 ? "emb" : `L${row.layer}`));
+      const name = row.layer < 0 ? "emb" : `L${row.layer}`;
+      group.append(svg("text", { class: "axis-layer", x: LEFT - 8, y: y + 3.5 }, name));
     }
     drawTokens(group, bottom);
     parts.axes.replaceChildren(group);
@@ -134,9 +135,9 @@ export function createViewport(host, parts) {
       const text = componentName(graph.nodes.get(place.id));
       const half = 3.5 * text.length + 2;
       const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
-      const box = [x - half, y - 7, x + half, y + 7];
+      const box = [x - half, y - 8, x + half, y + 8];
       if (x < LEFT || y > view.height - view.bottom) continue;
-      if (taken.some((b) => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
+      if (taken.some((other) => overlap(box, other))) continue;
       taken.push(box);
       made.push(svg("text", { class: "tag", x: x.toFixed(1), y: (y + 3.5).toFixed(1) }, text));
     }

@@ -105,6 +105,7 @@ def test_the_policy_blocks_scripts_styles_and_requests_that_are_not_the_pages_ow
 @pytest.mark.browser
 def test_the_view_is_saved_as_a_drawing_that_stands_alone(open_page, browser, tmp_path):
     opened = open_page(small_circuit(HOSTILE))
+    opened.node(1).hover()  # what was dimmed a moment ago is not dimmed in the file
     with opened.page.expect_download() as waiting:
         opened.page.locator("#save-svg").click()
     waiting.value.save_as(tmp_path / "view.svg")
@@ -118,6 +119,13 @@ def test_the_view_is_saved_as_a_drawing_that_stands_alone(open_page, browser, tm
     assert {p.get("stroke") for p in paths} == {
         opened.style(f".edges .{side}", "stroke") for side in ("query", "key", "root")
     }
+    scale = opened.page.evaluate("window.headtrace.charts[0].viewport.view.scale")
+    widths = sorted(float(p.get("stroke-width")) * scale for p in paths)
+    drawn = opened.page.locator(".edges .edge").evaluate_all(
+        "(all) => all.map((e) => +getComputedStyle(e).strokeWidth.slice(0, -2))"
+    )
+    assert widths == pytest.approx(sorted(drawn))
+    assert [group.get("opacity") for group in root.findall("{http://www.w3.org/2000/svg}g")] == [None] * 3
     assert not root.findall(".//*[@class]")
     texts = "".join(root.itertext())
     assert "L9H6" in texts

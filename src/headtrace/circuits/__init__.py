@@ -1,7 +1,7 @@
 """Circuits as data: what was found, in frozen dataclasses that know nothing of models or tensors.
 
-``parts.py`` and ``circuit.py`` hold the dataclasses, ``reading.py`` turns JSON into them and names the field that
-is wrong, ``files.py`` reads and writes circuit files, ``parquet.py`` keeps many circuits in one table,
+``parts.py`` and ``circuit.py`` hold the dataclasses, ``reading.py`` turns JSON into them and names the field
+that is wrong, ``files.py`` reads and writes circuit files, ``parquet.py`` keeps many circuits in one table,
 ``subgraphs.py`` cuts a circuit down, ``influence.py`` says what each edge carries, ``exports.py`` and
 ``neuronpedia.py`` speak to other tools.
 """

@@ -16,9 +16,9 @@ const PROPERTIES = {
   "font-size": null,
   "font-weight": "400",
   "text-anchor": "start",
-  "vector-effect": "none",
   "paint-order": "normal",
 };
+const DIMMED = 0.2;
 const OURS = ["class", "tabindex", "role", "data-id", "data-index", "data-position"];
 
 /** The chart as a stand-alone SVG: its layers in one, computed styles as attributes, what is hidden left out. */
@@ -29,14 +29,31 @@ export function standalone(chart, title) {
   const ground = getComputedStyle(document.body).backgroundColor;
   whole.append(svg("title", {}, title), svg("rect", { width, height, fill: ground }));
   for (const layer of chart.parts.layers) {
-    const group = svg("g", { opacity: getComputedStyle(layer).opacity });
-    group.append(...[...layer.children].map(styledCopy));
+    // Not the computed opacity: it may be on its way from one value to the other.
+    const dimmed = layer === chart.parts.chart && chart.host.classList.contains("focusing");
+    const group = svg("g", { opacity: dimmed ? DIMMED : null });
+    group.append(...[...layer.children].map((child) => styledCopy(child, chart.viewport.view.scale)));
     whole.append(group);
   }
+  whole.append(heading(chart, title));
   return new XMLSerializer().serializeToString(whole);
 }
 
-function styledCopy(original) {
+/** What the picture shows, and which line is which: it will be seen without the page around it. */
+function heading(chart, title) {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const group = svg("g", { fill: colour("--ink") });
+  group.append(svg("text", { x: 48, y: 26, "font-size": 14, "font-weight": 650 }, title));
+  ["query", "key", "root"].forEach((side, i) => {
+    const x = 48 + 80 * i;
+    const dashes = side === "key" ? "6 4" : null;
+    group.append(svg("line", { x1: x, x2: x + 26, y1: 42, y2: 42, stroke: colour(`--${side}`), "stroke-width": 2.5, "stroke-dasharray": dashes }));
+    group.append(svg("text", { x: x + 32, y: 46, "font-size": 12 }, side));
+  });
+  return group;
+}
+
+function styledCopy(original, scale) {
   const copy = original.cloneNode(true);
   const [from, to] = [[original, ...original.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];
   from.forEach((element, i) => {
@@ -47,11 +64,20 @@ function styledCopy(original) {
         const value = style.getPropertyValue(name);
         if (value && value !== usual) to[i].setAttribute(name, value);
       }
+      if (style.vectorEffect === "non-scaling-stroke") fixWidth(to[i], style, scale);
     }
     for (const name of OURS) to[i].removeAttribute(name);
   });
   for (const element of copy.querySelectorAll("[data-drop]")) element.remove();
   return copy;
+}
+
+/** Widths in pixels of the screen become widths of the drawing, so that they hold at any size of the picture. */
+function fixWidth(element, style, scale) {
+  element.setAttribute("stroke-width", parseFloat(style.strokeWidth) / scale);
+  if (style.strokeDasharray === "none") return;
+  const dashes = style.strokeDasharray.split(",").map((length) => parseFloat(length) / scale);
+  element.setAttribute("stroke-dasharray", dashes.join());
 }
 
 export function download(name, blob) {

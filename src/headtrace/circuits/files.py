@@ -9,8 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.parts import SCHEMA
+=======
+from headtrace.circuits.circuit import SCHEMA, Circuit, Elsewhere
+>>>>>>> main
 from headtrace.circuits.reading import circuit_from_json
 from headtrace.errors import InputError
 
@@ -22,6 +26,7 @@ _REQUIRED = {
     "Method": ("name", "tau", "ig_steps", "version"),
     "Node": ("id", "kind", "layer", "head", "dest", "src", "attention", "influence", "expanded", "explained"),
     "Edge": ("source", "target", "side", "weight", "channels"),
+    "Elsewhere": ("layer", "head", "src", "channels", "weight"),
 }
 
 
@@ -126,6 +131,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(value[key]) for key in sorted(value)}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, Elsewhere):
+        return _object(value)
     if value is None or type(value) in (bool, int, float, str):
         return value
     return value.item() if hasattr(value, "item") else value

@@ -11,8 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, cast
 
+<<<<<<< HEAD
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.parts import KINDS, SCHEMA, SIDES, Edge, Method, ModelInfo, Node, Prompt, Root
+=======
+from headtrace.circuits.circuit import (
+    KINDS,
+    SCHEMA,
+    SIDES,
+    Circuit,
+    Edge,
+    Elsewhere,
+    Method,
+    ModelInfo,
+    Node,
+    Prompt,
+    Root,
+)
+>>>>>>> main
 from headtrace.errors import InputError
 
 T = TypeVar("T")
@@ -114,6 +130,7 @@ def _node(item: _Object) -> Node:
         predicted=item.get("predicted", _numbers),
         threshold=item.get("threshold", _number),
         label=item.get("label", _text),
+        elsewhere=item.get("elsewhere", _list_of(_elsewhere)),
     )
     for key in ("layer", "head", "dest", "src"):
         given, wanted = getattr(node, key) is not None, key in _PLACE[node.kind]
@@ -121,6 +138,17 @@ def _node(item: _Object) -> Node:
             expected = f"an integer, since a node of kind {node.kind!r} has one" if wanted else "null"
             _fail(f"{item.path}.{key}", expected, getattr(node, key))
     return node
+
+
+def _elsewhere(value: Any, path: str) -> Elsewhere:
+    item = _Object(value, path, Elsewhere)
+    return Elsewhere(
+        layer=item.need("layer", _integer),
+        head=item.need("head", _integer),
+        src=item.need("src", _integer),
+        channels=item.need("channels", _list_of(_integer)),
+        weight=item.need("weight", _number),
+    )
 
 
 def _edge(item: _Object) -> Edge:

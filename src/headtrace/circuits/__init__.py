@@ -6,14 +6,10 @@ that is wrong, ``files.py`` reads and writes circuit files, ``parquet.py`` keeps
 ``neuronpedia.py`` speak to other tools.
 """
 
-<<<<<<< HEAD
 from headtrace.circuits.circuit import Circuit
-=======
-from headtrace.circuits.circuit import Circuit, Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
->>>>>>> main
 from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parquet import read_parquet, write_parquet
-from headtrace.circuits.parts import Edge, Method, ModelInfo, Node, Prompt, Root
+from headtrace.circuits.parts import Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
 
 __all__ = [
     "Circuit",

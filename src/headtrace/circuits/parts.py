@@ -68,6 +68,21 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """A key-side signal that a head wrote only at other keys than the firing's source.
+
+    What the head read from ``src`` comes after the firing's own source, so there is no firing behind it to follow;
+    removing it raises the competing keys. It belongs to the claim, not to the graph.
+    """
+
+    layer: int
+    head: int
+    src: int
+    channels: tuple[int, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
 class Node:
     """A component at its place.
 
@@ -90,6 +105,8 @@ class Node:
     """Per side, the attention that the trace predicts when the selected signals of that side are removed."""
     threshold: float | None = None
     label: str | None = None
+    elsewhere: tuple[Elsewhere, ...] | None = None
+    """Key-side signals of this firing that act on competing keys only."""
 
     @property
     def name(self) -> str:

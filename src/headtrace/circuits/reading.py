@@ -11,15 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, cast
 
-<<<<<<< HEAD
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.parts import KINDS, SCHEMA, SIDES, Edge, Method, ModelInfo, Node, Prompt, Root
-=======
-from headtrace.circuits.circuit import (
+from headtrace.circuits.parts import (
     KINDS,
     SCHEMA,
     SIDES,
-    Circuit,
     Edge,
     Elsewhere,
     Method,
@@ -28,7 +24,6 @@ from headtrace.circuits.circuit import (
     Prompt,
     Root,
 )
->>>>>>> main
 from headtrace.errors import InputError
 
 T = TypeVar("T")

@@ -148,6 +148,25 @@ def test_a_click_pins_a_node_dims_the_rest_and_lists_its_causes(small):
     assert "This circuit" in small.page.locator("#panel").inner_text()
 
 
+def test_signals_that_act_on_competing_keys_are_listed(small):
+    small.node(1).click()
+    panel = small.page.locator("#panel").inner_text()
+    assert "Acts on competing keys" in panel
+    assert "L8H3" in panel
+    assert "weight 0.0125, channels 2, 6" in panel
+
+
+def test_hovering_the_axis_shows_the_token_in_full(open_page):
+    page = open_page(small_circuit(("When", " incomprehensibilities", *TOKENS[2:])))
+    box = page.page.locator('.axis-token[data-position="1"]').bounding_box()
+    page.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 6)
+    page.page.wait_for_selector("#card:not([hidden])")
+    text = page.page.locator("#card").inner_text()
+    assert "“ incomprehensibilities”" in text
+    assert "101" in text
+    assert "incomprehe…" in page.page.locator('.axis-token[data-position="1"]').text_content()
+
+
 def test_the_keyboard_walks_along_edges_and_pins(small):
     page = small.page
     page.locator("#fit").focus()

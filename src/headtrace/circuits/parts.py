@@ -71,8 +71,8 @@ class Method:
 class Elsewhere:
     """A key-side signal that a head wrote only at other keys than the firing's source.
 
-    What the head read from ``src`` comes after the firing's own source, so there is no firing behind it to follow;
-    removing it raises the competing keys. It belongs to the claim, not to the graph.
+    What the head read from ``src`` comes after the firing's own source, so no firing behind it can be
+    followed; removing it raises the competing keys. It belongs to the claim, not to the graph.
     """
 
     layer: int

@@ -11,14 +11,14 @@ export function createChart(host, graph, label) {
   const parts = emptyChart(label);
   host.replaceChildren(...parts.layers);
   const viewport = createViewport(host, parts);
-  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: [] };
+  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: [], labelled: graph.tokens };
 
   let pressed;
 
   /** Take the size of the host; true if its shape is so different that the layout should be made anew. */
   chart.resize = () => {
     viewport.resize(Math.max(200, host.clientWidth), Math.max(200, host.clientHeight));
-    const [width, height] = viewport.room(graph.tokens);
+    const [width, height] = viewport.room(chart.labelled);
     return chart.filters !== null && Math.abs(Math.log(width / height / chart.aspect)) > 0.04;
   };
 
@@ -28,12 +28,13 @@ export function createChart(host, graph, label) {
     const selection = filterEdges(graph, filters);
     if (chart.drawn) chart.drawn.cancelled = true;
     chart.selection = selection;
-    const [width, height] = viewport.room(graph.tokens);
+    chart.labelled = [...graph.tokens, ...(beside?.tokens ?? [])];
+    const [width, height] = viewport.room(chart.labelled);
     chart.aspect = width / height;
     const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
     chart.geometry = layout(graph, selection, [width, height], partner);
     chart.samples = sampleEdges(chart.geometry);
-    viewport.show(graph, chart.geometry, true);
+    viewport.show(graph, chart.geometry);
     host.setAttribute("aria-busy", "true");
     return new Promise((resolve) => {
       chart.drawn = draw(parts, graph, chart.geometry, (drawn) => {

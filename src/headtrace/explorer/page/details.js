@@ -73,8 +73,15 @@ export function nodeCard(graph, node) {
 }
 
 export function edgeCard(graph, edge) {
-  const title = edge.side === "root" ? "Into the root" : `${edge.side} signal`;
+  const title = { root: "Into the root", query: "Query signal", key: "Key signal" }[edge.side];
   return [el("h3", { class: edge.side }, title), edgeFacts(graph, edge), description(edge)];
+}
+
+/** A token of the axis, in full. */
+export function tokenCard(graph, position) {
+  const here = [...graph.nodes.values()].filter((node) => node.dest === position).length;
+  const id = String(graph.data.prompt.token_ids[position]);
+  return [el("h3", {}, token(graph, position)), facts([["position", String(position)], ["token id", id], ["components", String(here)]])];
 }
 
 /** A list of edges as buttons: each leads to the node at its other end. */
@@ -124,8 +131,19 @@ export function nodePanel(graph, node, choose, close) {
     nodeFacts(graph, node),
     ...causes.filter(([, edges]) => edges.length).map(([side, edges]) =>
       section(heading(side), edgeList(graph, edges, "source", choose))),
+    elsewhere(graph, node),
     node.from.length ? section("What it causes", edgeList(graph, node.from, "target", choose)) : null,
   ].filter(Boolean);
+}
+
+/** Signals of a firing's key side that act on the keys it competes with. */
+function elsewhere(graph, node) {
+  if (!node.elsewhere) return null;
+  const rows = node.elsewhere.map((signal) => {
+    const head = componentName({ kind: "head", ...signal });
+    return [head, "reads ", token(graph, signal.src), ` ${signal.src}, weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
+  });
+  return section("Acts on competing keys", facts(rows));
 }
 
 function keys() {

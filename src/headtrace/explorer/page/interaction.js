@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
-import { edgeCard, nodeCard } from "./details.js";
+import { edgeCard, nodeCard, tokenCard } from "./details.js";
 
 /** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
 export function makeInteractive(chart, app) {
@@ -19,6 +19,8 @@ export function makeInteractive(chart, app) {
     const group = event.target.closest?.(".node");
     if (group) return { node: Number(group.dataset.id) };
     const [x, y] = place(event);
+    const column = chart.viewport.columnAt(x, y);
+    if (column !== null) return { column };
     if (!chart.viewport.inside(x, y)) return null;
     const edge = chart.edgeAt(x, y);
     return edge === null ? null : { edge };
@@ -33,7 +35,7 @@ export function makeInteractive(chart, app) {
         const latest = pending;
         pending = null;
         const target = targetOf(latest);
-        app.hover(chart, target);
+        app.hover(chart, target?.column === undefined ? target : null);
         showCard(chart, target, latest.clientX, latest.clientY);
       });
     }
@@ -138,8 +140,10 @@ export function showCard(chart, target, x, y) {
   const card = byId("card");
   if (!target) return hideCard();
   const { graph } = chart;
-  const onEdge = target.node === undefined;
-  const content = onEdge ? edgeCard(graph, graph.edges[target.edge]) : nodeCard(graph, graph.nodes.get(target.node));
+  let content = null;
+  if (target.node !== undefined) content = nodeCard(graph, graph.nodes.get(target.node));
+  else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
+  else content = tokenCard(graph, target.column);
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];

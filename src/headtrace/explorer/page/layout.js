@@ -3,7 +3,7 @@
 // and layer. Components with an edge that is drawn get their full shape, the others a dot.
 
 export const SIZE = {
-  head: [72, 34],
+  head: [76, 34],
   mlp: [19, 18],
   embedding: [20, 17],
   attention_bias: [18, 18],
@@ -14,11 +14,12 @@ export const SIZE = {
   gap: 8,
   perLine: 3,
   dotsPerLine: 6,
-  rowGap: 5,
+  rowGap: 4,
   emptyRow: 4,
-  emptyColumn: 24,
+  emptyColumn: [8, 24],
+  emptyColumns: 480,
   gutter: 44,
-  margin: 20,
+  margin: 14,
   closest: 1.25,
 };
 
@@ -88,7 +89,7 @@ function fillCells(graph, { shown, rest }) {
     const dots = Math.min(cell.dots.length, SIZE.dotsPerLine) * SIZE.dotPitch;
     cell.width = Math.max(0, dots, ...widths);
     cell.height =
-      cell.lines.reduce((sum, line) => sum + lineHeight(line) + 4, 0) + cell.dotLines.length * SIZE.dotPitch;
+      cell.lines.reduce((sum, line) => sum + lineHeight(line) + 2, 0) + cell.dotLines.length * SIZE.dotPitch;
   }
   return cells;
 }
@@ -114,11 +115,14 @@ function placeColumns(graph, cells, room) {
     widths[cell.position] = Math.max(widths[cell.position], cell.width);
     shaped[cell.position] ||= cell.full.length > 0;
   }
+  // Columns where nothing happens share a certain width, so that a long prompt leaves room for what does happen.
+  const [least, most] = SIZE.emptyColumn;
+  const empty = Math.max(least, Math.min(most, SIZE.emptyColumns / widths.filter((content) => content === 0).length));
   const needed = widths.map((content, position) => {
     const side = shaped[position] ? SIZE.gutter : 14;
-    return content === 0 ? SIZE.emptyColumn : Math.max(SIZE.emptyColumn, content + side);
+    return content === 0 ? empty : Math.max(most, content + side);
   });
-  const shares = widths.map((content) => (content > 0 ? 2.5 : 1));
+  const shares = widths.map((content) => (content > 0 ? 2.5 : empty / most));
   const spare = Math.max(0, room - 2 * SIZE.margin - sum(needed)) / Math.max(1, sum(shares));
   let x = SIZE.margin;
   return widths.map((content, position) => {
@@ -136,7 +140,7 @@ function sum(numbers) {
 function placeRows(highest, cells, room, enlarged = 1) {
   const heights = new Map();
   for (const cell of cells) heights.set(cell.row, Math.max(heights.get(cell.row) ?? 0, cell.height));
-  const top = SIZE.margin + enlarged * (SIZE.root[1] + 34);
+  const top = SIZE.margin + enlarged * (SIZE.root[1] + 28);
   const layers = Array.from({ length: highest + 2 }, (_, i) => highest - i);
   const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : SIZE.emptyRow));
   const spare = Math.max(0, room - top - SIZE.margin - sum(needed)) / Math.max(1, heights.size);
@@ -163,10 +167,10 @@ function placeNodes(graph, cells, columns, rows, width) {
       let x = column.middle - lineWidth(line) / 2;
       for (const node of line) {
         const [w, h] = SIZE[node.kind];
-        nodes.set(node.id, { id: node.id, x: x + w / 2, y: y + 2 + tall / 2, w, h, dot: false });
+        nodes.set(node.id, { id: node.id, x: x + w / 2, y: y + 1 + tall / 2, w, h, dot: false });
         x += w + SIZE.gap;
       }
-      y += tall + 4;
+      y += tall + 2;
     }
     for (const line of cell.dotLines) {
       const start = column.middle - ((line.length - 1) * SIZE.dotPitch) / 2;

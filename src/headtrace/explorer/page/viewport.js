@@ -5,7 +5,7 @@ import { SIZE, overlap } from "./layout.js";
 import { componentName, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const LEFT = 40;
-const TOP = 6;
+const TOP = 2;
 const RIGHT = 10;
 const READABLE = 0.66;
 
@@ -13,6 +13,7 @@ export function createViewport(host, parts) {
   const view = { scale: 1, x: 0, y: 0, width: 800, height: 600, bottom: 70, moved: false };
   let geometry = null;
   let graph = null;
+  let labelled = [];
 
   function resize(width, height) {
     Object.assign(view, { width, height });
@@ -21,14 +22,16 @@ export function createViewport(host, parts) {
     else apply();
   }
 
-  function show(newGraph, newGeometry, keep) {
+  /** Show a drawing anew: where the view was moved to, or else as a whole. */
+  function show(newGraph, newGeometry) {
     [graph, geometry] = [newGraph, newGeometry];
-    if (keep && view.moved) apply();
+    if (view.moved) apply();
     else fit();
   }
 
-  /** The room between the axes. */
+  /** The room between the axes; the lower one is as high as the longest label asks for. */
   function room(tokens) {
+    labelled = tokens;
     const longest = Math.max(1, ...tokens.map((token) => [...tokenLabel(token)].length));
     view.bottom = 26 + 4.6 * Math.min(11, longest);
     return [view.width - LEFT - RIGHT, view.height - TOP - view.bottom];
@@ -36,7 +39,7 @@ export function createViewport(host, parts) {
 
   function fit() {
     view.moved = false;
-    const [w, h] = room(graph.tokens);
+    const [w, h] = room(labelled);
     view.scale = Math.max(0.05, Math.min(SIZE.closest, w / geometry.width, h / geometry.height));
     view.x = LEFT + (w - geometry.width * view.scale) / 2;
     view.y = TOP + Math.max(0, (h - geometry.height * view.scale) / 2);
@@ -107,7 +110,7 @@ export function createViewport(host, parts) {
       const x = view.x + column.middle * view.scale;
       if (x < LEFT + 4 || x > view.width - 4) continue;
       const label = tokenLabel(graph.tokens[column.position]);
-      if (taken.some((other) => Math.abs(other - x) < 13)) continue;
+      if (taken.some((other) => Math.abs(other - x) < 15)) continue;
       taken.push(x);
       group.append(
         svg(
@@ -133,7 +136,7 @@ export function createViewport(host, parts) {
     const made = [];
     for (const place of heads.sort((a, b) => influence(b) - influence(a))) {
       const text = componentName(graph.nodes.get(place.id));
-      const half = 3.5 * text.length + 2;
+      const half = 3.3 * text.length + 1;
       const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
       const box = [x - half, y - 8, x + half, y + 8];
       if (x < LEFT || y > view.height - view.bottom) continue;
@@ -151,7 +154,14 @@ export function createViewport(host, parts) {
     parts.litTags.replaceChildren(...tags(ids.map((id) => geometry.nodes.get(id)).filter(Boolean)));
   }
 
+  /** The column under a point of the token axis; null elsewhere. */
+  function columnAt(x, y) {
+    if (x < LEFT || y < view.height - view.bottom) return null;
+    const away = (column) => Math.abs(view.x + column.middle * view.scale - x);
+    return geometry.columns.reduce((best, column) => (away(column) < away(best) ? column : best)).position;
+  }
+
   const toWorld = (x, y) => [(x - view.x) / view.scale, (y - view.y) / view.scale];
   const inside = (x, y) => x > LEFT && y < view.height - view.bottom;
-  return { view, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
+  return { view, columnAt, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
 }

@@ -62,7 +62,7 @@ def test_sources_are_marked_and_unexpanded_firings_look_different(small):
 def test_a_measured_effect_is_written_on_its_edge(small):
     chips = small.page.locator(".effects .effect")
     assert chips.count() == 1
-    assert chips.text_content() == "\u22120.310"
+    assert chips.text_content() == "\u22120.31"
     assert small_circuit().edges[int(chips.get_attribute("data-index"))].effect is not None
 
 

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { effectValue } from "./drawing.js";
-import { KIND_WORDS, componentName, nodeName, number, percent, plural, tokenExact } from "./text.js";
+import { KIND_WORDS, brief, componentName, nodeName, number, percent, plural, tokenExact } from "./text.js";
 
 function token(graph, position) {
   return el("bdi", { class: "token", title: `position ${position}` }, tokenExact(graph.tokens[position]));
@@ -97,7 +97,7 @@ function edgeList(graph, edges, end, choose, both = false) {
         { type: "button", class: `row ${edge.side}`, "data-index": edge.index, onclick: () => choose(node.id) },
         el("span", { class: "swatch" }),
         el("span", { class: "what" }, both ? bothEnds(graph, edge) : oneEnd(graph, node)),
-        effect ? el("span", { class: "measured", title: `measured ${effect.key}` }, number(effect.value)) : null,
+        effect ? el("span", { class: "measured", title: `measured ${effect.key}: ${number(effect.value)}` }, brief(effect.value)) : null,
         el("span", { class: "weight" }, number(edge.weight)),
       ),
       description(edge),

@@ -3,7 +3,7 @@
 import { pathOf, svg } from "./dom.js";
 import { edgeWidth } from "./graph.js";
 import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
-import { KIND_WORDS, nodeName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
+import { KIND_WORDS, brief, nodeName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const SLICE = 250;
 
@@ -75,7 +75,8 @@ function drawBands(group, geometry) {
     if (i % 2 === 0) group.append(svg("rect", { class: "band", x: 0, y: row.y, width, height: row.height }));
   });
   const top = geometry.rows[0]?.y ?? 0;
-  for (const column of geometry.columns) {
+  const crowded = geometry.columns.length > 80;
+  for (const column of geometry.columns.filter((candidate) => candidate.shaped || !crowded)) {
     const at = { x1: column.middle, x2: column.middle, y1: top, y2: geometry.height - 10 };
     group.append(svg("line", { class: column.used ? "rail used" : "rail", ...at }));
   }
@@ -216,7 +217,7 @@ function effectChips(graph, geometry) {
   for (const place of geometry.edges.slice(0, 150)) {
     const effect = effectValue(graph.edges[place.index]);
     if (!effect) continue;
-    const text = number(effect.value);
+    const text = brief(effect.value);
     const half = 3.1 * text.length + 3;
     for (const t of [0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74]) {
       const [x, y] = pointOn(place, t);

@@ -41,7 +41,7 @@ export function layout(graph, { shown, rest }, room = [0, 0], beside = null) {
   const columns = placeColumns(graph, wide, Math.max(room[0] / SIZE.closest, aspect * least));
   const width = right(columns);
   // From afar the root would be too small to read: it is enlarged by about as much as everything is shrunk.
-  const enlarged = room[1] > 0 ? Math.max(1, Math.min(4, 0.75 * Math.max(width / room[0], least / room[1]))) : 1;
+  const enlarged = room[1] > 0 ? Math.max(1, Math.min(10, 0.75 * Math.max(width / room[0], least / room[1]))) : 1;
   const rows = placeRows(top, tall, Math.max(room[1] / SIZE.closest, aspect && width / aspect), enlarged);
   const height = rows.height;
   const nodes = placeNodes(graph, own, columns, rows, width);
@@ -127,7 +127,7 @@ function placeColumns(graph, cells, room) {
   let x = SIZE.margin;
   return widths.map((content, position) => {
     const width = needed[position] + spare * shares[position];
-    const column = { position, x, width, middle: x + width / 2, used: content > 0 };
+    const column = { position, x, width, middle: x + width / 2, used: content > 0, shaped: shaped[position] };
     x += width;
     return column;
   });
@@ -148,7 +148,7 @@ function placeRows(highest, cells, room, enlarged = 1) {
   let y = top;
   layers.forEach((row, i) => {
     const content = heights.get(row) ?? 0;
-    const height = needed[i] + (content > 0 ? Math.min(spare, 60) : 0);
+    const height = needed[i] + (content > 0 ? Math.min(spare, 60 * enlarged) : 0);
     list.push({ layer: row, y, height, middle: y + height / 2, used: content > 0 });
     y += height;
   });

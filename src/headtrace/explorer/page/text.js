@@ -36,6 +36,13 @@ export function number(value) {
   return text.replace("-", "−");
 }
 
+/** A number where there is little room: two digits or so. */
+export function brief(value) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 0.005) return "≈0";
+  return value.toFixed(size >= 10 ? 0 : size >= 1 ? 1 : 2).replace("-", "−");
+}
+
 export function percent(value) {
   if (value === null || value === undefined) return "–";
   return value > 0 && value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}%`;

@@ -126,12 +126,6 @@ class Upstream:
         model = self.recording.model
         return Catalogue(self.layer, model.n_heads, self.recording.token_ids.shape[1])
 
-    def values(self, prompt: int) -> Float[Tensor, "upstream head token d_head"]:
-        """Bare value vectors of all upstream heads."""
-        rec, weights = self.recording, self.recording.model.weights
-        bare = rec.values[: self.layer, prompt] - weights.b_V[: self.layer, :, None]
-        return bare.repeat_interleave(weights.group, dim=1)
-
     def head_readings(
         self, side: ReadSide, firings: LayerFirings
     ) -> Float[Tensor, "firing head_up src d_head"]:
@@ -140,12 +134,8 @@ class Upstream:
         if side == "key":
             readers = readers // self.recording.model.weights.group
         pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
-        known: dict[int, Tensor] = {}
-        rows: list[Tensor] = []
-        for prompt, reader in pairs.T.tolist():
-            if prompt not in known:
-                known = {prompt: self.values(prompt)}
-            rows.append(self.composer.read(side, self.layer, reader, known[prompt]))
+        values = self.recording.bare_values[: self.layer]
+        rows = [self.composer.read(side, self.layer, reader, values[:, p]) for p, reader in pairs.T.tolist()]
         return torch.stack(rows)[where]
 
     def plain_writes(self, prompt: int, token: Tensor | slice) -> Float[Tensor, "plain *token d_model"]:

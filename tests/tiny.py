@@ -99,7 +99,7 @@ def prompts(seed: int = 0, lengths: tuple[int, ...] = (11, 7)) -> list[list[int]
 
 
 def top_two(model: headtrace.Model, ids: list[int]) -> tuple[int, int]:
-    """An answer and a wrong answer that the heads (not embedding or MLPs) decide, so that there is a circuit to find."""
+    """An answer and a wrong answer that the heads decide, so that there is a circuit to find."""
     recording = model.record(ids)
     heads = sum(
         recording.write(Component("head", layer, head))[-1]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.oracle.comparison import Agreement, circuit_edges
-from tests.tiny import NAMES, prompts, tiny_model, top_two
-from tests.tracing.naive import naive_circuit, naive_side
 
 import headtrace
 from headtrace.errors import IdentityError, InputError
 from headtrace.vocabulary import Firing
+from tests.oracle.comparison import Agreement, circuit_edges
+from tests.tiny import NAMES, prompts, tiny_model, top_two
+from tests.tracing.naive import naive_circuit, naive_side
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ one destination, even where heads share keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -108,13 +108,14 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @contextmanager
-def through(observer: AttentionObserver, hf: PreTrainedModel) -> Iterator[None]:
+def through(observer: AttentionObserver, hf: PreTrainedModel) -> Generator[None]:
     """Run the model's attention through ``observer`` inside this block; the model is left as it was."""
-    before = hf.config._attn_implementation
+    config: Any = hf.config
+    before = config._attn_implementation
     token = _observer.set(observer)
-    hf.config._attn_implementation = NAME
+    config._attn_implementation = NAME
     try:
         yield
     finally:
-        hf.config._attn_implementation = before
+        config._attn_implementation = before
         _observer.reset(token)

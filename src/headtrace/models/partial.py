@@ -1,4 +1,4 @@
-"""Running only some layers of the model, from a recorded residual: what comes before an intervention need not run again.
+"""Running only some layers of the model, from a recorded residual: what is unchanged need not run again.
 
 The model's own forward pass runs; layers outside the range hand their input on, and the first layer inside starts from
 the residual that is given.
@@ -6,7 +6,7 @@ the residual that is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ def _hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
 @contextmanager
 def only_layers(
     model: Model, start: int, stop: int, residual: Float[Tensor, "batch token d_model"]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Inside this block the model runs layers ``start`` to ``stop - 1``, beginning with ``residual``."""
     layers = list(model.hf.get_submodule(model.architecture.layers).children())
 

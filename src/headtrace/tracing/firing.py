@@ -1,8 +1,8 @@
 """Why does this head attend here? The smallest set of signals, per side, without which it would not.
 
 Candidates are sorted by attribution and removed one by one until the attention on the source falls below the
-threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix only, in growing
-chunks, for all firings of a layer together.
+threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix
+only, in growing chunks, for all firings of a layer together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def threshold(tau: Tau, visible_keys: int) -> float:
 
 @dataclass(frozen=True)
 class Cause:
-    """A component whose signal holds up a firing, with the channels it writes into and the attention it accounts for."""
+    """A component whose signal holds up a firing, its channels, and the attention it accounts for."""
 
     component: Component
     channels: tuple[int, ...]

@@ -1,8 +1,8 @@
 """What upstream components contribute to the queries and keys of one layer's heads.
 
-A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a single vector,
-so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or W_K. That product of weights is
-composed once per model where it fits into memory.
+A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a
+single vector, so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or
+W_K. That product of weights is composed once per model where it fits into memory.
 
 Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset (the *plain* ones), then heads by
 layer, head and source.
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 COMPOSED_BYTES = 1_000_000_000
-"""Composed weights are kept for models whose full set takes at most this much (SmolLM2-135M: 0.77 GB, GPT-2 small: 0.31 GB)."""
+"""Composed weights are kept for models whose full set takes at most this much.
+
+SmolLM2-135M takes 0.77 GB, GPT-2 small 0.31 GB.
+"""
 
 ReadSide = Literal["query", "key"]
 

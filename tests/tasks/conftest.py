@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headtrace import builtin
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import vocabularies
+from tests.tasks import vocabularies
 
 KINDS = [
     "gpt2",

@@ -1,7 +1,7 @@
 """The built-in model: a small GPT-2 that ships with headtrace and knows the tasks.
 
-``folder()`` is a Hugging Face folder with its weights and tokenizer; ``text`` generates what it was trained on,
-``train`` is the script that made it (``python -m headtrace.builtin.train OUT``).
+``folder()`` is a Hugging Face folder with its weights and tokenizer; ``text`` generates what it was trained
+on, ``train`` is the script that made it (``python -m headtrace.builtin.train OUT``).
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ def folder() -> Path:
 
     >>> AutoModelForCausalLM.from_pretrained(folder())
     """
-    return Path(__file__).parent / "model"
+    return Path(__file__).parent

@@ -1,8 +1,9 @@
 """What the built-in model reads while it is trained, and what is kept from it.
 
-A document is a row of task sentences with their answers, or random words said twice. Some pairs of words never
-stand in one document: a fifth of all (name, object) pairs and a fifth of all pairs of names. Held-out IOI prompts
-are made of such pairs only, so a model that does well on them has not learned them by heart.
+A document is a row of task sentences with their answers, or random words said over and over. Some pairs of
+words never stand in one document: a fifth of all (name, object) pairs and a fifth of all pairs of names.
+Held-out IOI prompts are made of such pairs only, so a model that does well on them has not learned them by
+heart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Make the built-in model: ``python -m headtrace.builtin.train OUT [--checkpoints DIR]``.
 
-Deterministic: the text comes from SHA-256 streams, the weights from a fixed seed, and torch is held to two threads
-and to its deterministic algorithms. The same versions on the same kind of processor give the same bytes.
+Deterministic: the text comes from SHA-256 streams, the first weights from a fixed seed, and torch is held to
+one thread and to its deterministic algorithms. The same versions on the same kind of processor give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from headtrace.builtin.text import Document, documents, held_out_ioi
-from headtrace.builtin.vocabulary import TOKEN, make_tokenizer
+from headtrace.builtin.vocabulary import SPECIAL, TOKEN, make_tokenizer
 from headtrace.tasks.measure import accuracy
 from headtrace.tasks.registry import TASKS, load_task
 
@@ -67,9 +69,9 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadM
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=SPECIAL.index("<|endoftext|>"),
+        eos_token_id=SPECIAL.index("<|endoftext|>"),
+        pad_token_id=SPECIAL.index("<|pad|>"),
     )
     return GPT2LMHeadModel(config)
 
@@ -78,8 +80,6 @@ def batches(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]]:
     """Token ids, and which of them are predictable."""
-    import re
-
     vocabulary = tokenizer.get_vocab()
     stream = documents(recipe.seed, re.compile(TOKEN).findall)
     while True:

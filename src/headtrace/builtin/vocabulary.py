@@ -1,7 +1,7 @@
 """The word-level tokenizer of the built-in model.
 
-A word, a punctuation mark or two digits are one token; "Mary" is the same token with or without a space before
-it. Decoding puts the spaces back: words are apart, punctuation and the second half of a year are not.
+A word, a punctuation mark or two digits are one token; "Mary" is the same token with or without a space
+before it. Decoding puts the spaces back: words are apart, punctuation and the second half of a year are not.
 """
 
 from __future__ import annotations

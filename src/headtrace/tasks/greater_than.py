@@ -1,8 +1,8 @@
 """Greater-than: a span of years cannot end before it began.
 
 "The war lasted from the year 1732 to the year 17" must go on with a number above 32 (Hanna et al. 2023).
-Right and wrong are sets of tokens here. A vocabulary that writes two digits as one token (GPT-2, the built-
-in model) has 33..99 on one side and 00..32 on the other; one that writes single digits (Llama, SmolLM2)
+Right and wrong are sets of tokens here. A vocabulary that writes two digits as one token (GPT-2, the
+built-in model) has 33..99 on one side and 00..32 on the other; one that writes single digits (Llama, SmolLM2)
 decides at the tens digit, and the digit that could go either way (3) belongs to neither.
 """
 

@@ -56,9 +56,15 @@ def positions_of(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, span: Spa
     """The token positions that hold the characters ``span``; empty if that cannot be told reliably."""
     word = encoded.text[span[0] : span[1]]
     for positions in (_by_offsets(encoded, span), _by_prefixes(tokenizer, encoded, span)):
-        if positions and word in decoded(tokenizer, [encoded.ids[position] for position in positions]):
+        if _hold_exactly(tokenizer, [encoded.ids[position] for position in positions], word):
             return positions
     return ()
+
+
+def _hold_exactly(tokenizer: PreTrainedTokenizerBase, ids: list[int], word: str) -> bool:
+    """Whether these tokens spell the word, and none at either side could be spared."""
+    spelled = [decoded(tokenizer, part) for part in (ids, ids[1:], ids[:-1])]
+    return word in spelled[0] and word not in spelled[1] and word not in spelled[2]
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

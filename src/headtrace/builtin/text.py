@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headtrace.tasks import facts, greater_than, ioi, pronoun
 from headtrace.tasks.draws import Draw
-from headtrace.tasks.words import EVENTS, JOBS, NAMES, OBJECTS
+from headtrace.tasks.words import EVENTS, JOBS, NAMES, OBJECTS, PLACES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,18 +24,24 @@ if TYPE_CHECKING:
 
 HELD_OUT_ONE_IN = 5
 DOCUMENT_LENGTH = 44
-REPEATED_ONE_IN = 4
-REPEAT_LENGTHS = tuple(range(3, 17))
-# How often each kind of sentence comes; IOI needs most heads and so most practice.
-MIX = ("ioi",) * 12 + ("greater-than",) * 4 + ("pronoun",) * 2 + ("facts",) * 2
+# Kinds of documents. Echoes ("Mary pen Mary, cake Tom cake,") and registers ("Mary new Tom new Mary again")
+# can be solved by looking at the word before, or at the same word: heads that induction and IOI build upon.
+KINDS = ("echo", "repeat", "repeat", "register", "sentences", "sentences", "sentences", "sentences")
+REPEAT_LENGTHS = tuple(range(7, 20))
+NEW, AGAIN = "new", "again"
+# How often each kind of sentence comes. A name tag asks for the one name of the sentence before.
+MIX = ("ioi",) * 10 + ("name tag",) * 3 + ("greater-than",) * 3 + ("pronoun",) * 2 + ("facts",) * 2
+NAME_TAG = "We met {name} at the {place}. The name is"
+# Loss weights: of an answer, of a word in a repetition, of any other word.
+ANSWER, REPEATED, OTHER = 3.0, 0.5, 0.1
 
 
 @dataclass(frozen=True)
 class Document:
-    """Words as tokens, and which of them can be known from what came before."""
+    """Words as tokens, and how much it matters to predict each of them."""
 
     words: tuple[str, ...]
-    predictable: tuple[bool, ...]
+    weights: tuple[float, ...]
 
 
 @cache
@@ -67,15 +73,20 @@ def documents(seed: int, split: Callable[[str], list[str]]) -> Iterator[Document
     draw = Draw("documents", seed)
     ordinary = _ordinary_words()
     while True:
-        if draw.below(REPEATED_ONE_IN) == 0:
-            yield _repeated(draw, ordinary)
-        else:
-            yield _sentences(draw, split)
+        match draw.pick(KINDS):
+            case "echo":
+                yield _echo(draw, ordinary)
+            case "repeat":
+                yield _repeated(draw, ordinary)
+            case "register":
+                yield _register(draw, ordinary)
+            case _:
+                yield _sentences(draw, split)
 
 
 def _sentences(draw: Draw, split: Callable[[str], list[str]]) -> Document:
     words: list[str] = []
-    predictable: list[bool] = []
+    weights: list[float] = []
     present: set[str] = set()
     while len(words) < DOCUMENT_LENGTH:
         prompt, answer = _sentence(draw)
@@ -84,13 +95,16 @@ def _sentences(draw: Draw, split: Callable[[str], list[str]]) -> Document:
             continue
         present.update(new)
         words += new
-        predictable += [False] * (len(new) - 2) + [True, False]
-    return Document(tuple(words[:DOCUMENT_LENGTH]), tuple(predictable[:DOCUMENT_LENGTH]))
+        weights += [OTHER] * (len(new) - 2) + [ANSWER, OTHER]
+    return Document(tuple(words[:DOCUMENT_LENGTH]), tuple(weights[:DOCUMENT_LENGTH]))
 
 
 def _sentence(draw: Draw) -> tuple[str, str]:
     """One prompt and its answer."""
     match draw.pick(MIX):
+        case "name tag":
+            name = draw.pick(NAMES)
+            return NAME_TAG.format(name=name, place=draw.pick(PLACES)), name
         case "ioi":
             form, order = draw.below(len(ioi.FORMS)), draw.pick(ioi.ORDERS)
             words = ioi.fill_in(NAMES, "training", draw.below(2**60))
@@ -113,17 +127,43 @@ def _sentence(draw: Draw) -> tuple[str, str]:
             return facts.sentence(relation, form, subject)[0], facts.RELATIONS[relation][subject]
 
 
+def _random_words(draw: Draw, ordinary: tuple[str, ...], number: int) -> list[str]:
+    """Different words that may stand in one document."""
+    words: list[str] = []
+    while len(words) < number:
+        word = draw.pick(ordinary)
+        if word not in words and not _clashes([word], set(words)):
+            words.append(word)
+    return words
+
+
+def _register(draw: Draw, ordinary: tuple[str, ...]) -> Document:
+    """Words, each followed by whether it is new or was there before."""
+    some = _random_words(draw, ordinary, DOCUMENT_LENGTH // 3)
+    words: list[str] = []
+    while len(words) < DOCUMENT_LENGTH:
+        word = draw.pick(some)
+        words += [word, AGAIN if word in words else NEW]
+    weights = [REPEATED if word in (NEW, AGAIN) else OTHER for word in words]
+    return Document(tuple(words), tuple(weights))
+
+
+def _echo(draw: Draw, ordinary: tuple[str, ...]) -> Document:
+    """Pairs of words, the first of which is said again."""
+    some = iter(_random_words(draw, ordinary, DOCUMENT_LENGTH // 2))
+    words = [word for first, second in zip(some, some, strict=True) for word in (first, second, first, ",")]
+    weights = [OTHER, OTHER, REPEATED, OTHER] * (len(words) // 4)
+    return Document(tuple(words), tuple(weights))
+
+
 def _repeated(draw: Draw, ordinary: tuple[str, ...]) -> Document:
     """Different random words, said again and again until the document is full."""
     length = draw.pick(REPEAT_LENGTHS)
-    once: list[str] = []
-    while len(once) < length:
-        word = draw.pick(ordinary)
-        if word not in once and not _clashes([word], set(once)):
-            once.append(word)
+    once = _random_words(draw, ordinary, length)
     words = (once * (DOCUMENT_LENGTH // length + 1))[:DOCUMENT_LENGTH]
     # The first word that comes again cannot be foreseen; what follows it can.
-    return Document(tuple(words), tuple(position > length for position in range(DOCUMENT_LENGTH)))
+    weights = [REPEATED if position > length else OTHER for position in range(DOCUMENT_LENGTH)]
+    return Document(tuple(words), tuple(weights))
 
 
 def _clashes(new: list[str], present: set[str]) -> bool:
@@ -136,4 +176,4 @@ def _clashes(new: list[str], present: set[str]) -> bool:
 def _ordinary_words() -> tuple[str, ...]:
     from headtrace.builtin.vocabulary import words
 
-    return words()
+    return tuple(word for word in words() if word not in (NEW, AGAIN, ","))

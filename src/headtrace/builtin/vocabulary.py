@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from headtrace.builtin.text import AGAIN, NAME_TAG, NEW
 from headtrace.tasks import facts, greater_than, ioi, pronoun
 from headtrace.tasks.words import (
     CAPITALS,
@@ -31,7 +32,7 @@ TOKEN = r"\d\d|\d|[^\W\d]+(?:'[^\W\d]+)*|[^\w\s]"
 
 def words() -> tuple[str, ...]:
     """Every word of the tasks, in a fixed order."""
-    forms = [*ioi.FORMS, *greater_than.FORMS, *pronoun.FORMS]
+    forms = [*ioi.FORMS, *greater_than.FORMS, *pronoun.FORMS, NAME_TAG]
     forms += [form for relation in facts.FORMS.values() for form in relation]
     plain = " ".join(re.sub(r"\{\w+\}", " ", form) for form in forms)
     fillers = [
@@ -44,13 +45,13 @@ def words() -> tuple[str, ...]:
     ]
     for relation in (CAPITALS, LANGUAGES, CONTINENTS):
         fillers += [word for pair in relation.items() for word in pair]
-    found = [".", ",", *re.findall(TOKEN, plain), *greater_than.YEARS, *fillers]
+    found = [".", ",", NEW, AGAIN, *re.findall(TOKEN, plain), *greater_than.YEARS, *fillers]
     return tuple(dict.fromkeys(found))
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer, made from scratch."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     pad, unknown, end = SPECIAL
@@ -68,6 +69,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
             decoders.Replace(Regex(r" (?=[.,])"), ""),
             decoders.Replace(Regex(r"(?<=\d\d) (?=\d\d)"), ""),
         ]
+    )
+    # A text begins with a token of its own, so that heads have a place to rest.
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=f"{end} $A", special_tokens=[(end, vocabulary[end])]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

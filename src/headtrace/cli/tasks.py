@@ -34,18 +34,20 @@ def list_tasks(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from rich.console import Console
-    from rich.table import Table
 
     from headtrace.tasks.registry import TASKS
 
-    table = Table("task", "what it asks", "balanced over", "default size", "roles", "variants")
+    console = Console(highlight=False)
     for task in TASKS.values():
-        size = f"{task.n_cells} x {task.n_per_cell} = {task.n_cells * task.n_per_cell}"
-        table.add_row(
-            task.name, task.summary, task.cells, size, ", ".join(task.roles), ", ".join(task.variants)
-        )
-    table.add_row("FILE.jsonl", "your own prompts: text, answer, wrong, labels", "", "all lines", "end", "")
-    Console().print(table)
+        console.print(f"[bold cyan]{task.name}[/]  {task.summary}")
+        size = f"{task.n_cells} cells x {task.n_per_cell} = {task.n_cells * task.n_per_cell} prompts"
+        console.print(f"    balanced over {task.cells}: {size}")
+        console.print(f"    roles: {', '.join(task.roles)}")
+        if len(task.variants) > 1:
+            console.print(f"    variants: {', '.join(task.variants)}")
+    console.print("[bold cyan]FILE.jsonl[/]  Your own prompts, one JSON object per line")
+    console.print("    fields: text, answer, wrong; labels and roles if you like")
+    console.print("Next: headtrace tasks show ioi, or headtrace tasks accuracy builtin ioi")
 
 
 @tasks.command(epilog="Example: [cyan]headtrace tasks show ioi --model builtin -n 3[/]")

@@ -11,7 +11,7 @@ Each score is a mean attention weight, in [0, 1]:
 - ``induction``: from a token to the one after its earlier occurrence (likewise);
 - ``subject``: from the end to the subject's second mention, S2 (on IOI prompts; in the published circuit
   the S-inhibition heads look there);
-- ``name_moving``: from the end to the indirect object, less what goes to the subject's first mention.
+- ``name_moving``: from the end to the indirect object, IO.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _on_ioi(hf: PreTrainedModel, examples: Sequence[Example]) -> dict[str, Float
         to = attention[:, :, example.roles["end"]]
         previous.append(attention.diagonal(-1, -2, -1).mean(-1))
         subject.append(to[..., example.roles["S2"]])
-        moving.append(to[..., example.roles["IO"]] - to[..., example.roles["S1"]])
+        moving.append(to[..., example.roles["IO"]])
     return {
         "previous": torch.stack(previous).mean(0),
         "subject": torch.stack(subject).mean(0),

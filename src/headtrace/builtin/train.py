@@ -81,8 +81,8 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadM
 
 
 def waves(positions: int, width: int, height: float) -> Float[Tensor, "positions width"]:
-    """Sines and cosines of the position, from one turn in six positions to one in several hundred."""
-    speeds = 100.0 ** -(torch.arange(width // 2) / (width // 2))
+    """Sines and cosines of the position, from slow to as fast as can be: positions are far apart from each other."""
+    speeds = math.pi * (torch.arange(width // 2) + 0.5) / (width // 2)
     angles = torch.outer(torch.arange(positions).float(), speeds)
     return height * torch.cat([angles.sin(), angles.cos()], dim=1)
 

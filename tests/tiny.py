@@ -35,7 +35,10 @@ YARN: dict[str, Any] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 61},
     "opt": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
-    "gpt_neox": {**SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "gpt_neox": {
+        **SIZES,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
     "llama": {**SIZES, **GROUPED, **SCALED_ROTARY},
     "mistral": {**SIZES, **GROUPED, "sliding_window": 5},
     "qwen2": {**SIZES, "num_key_value_heads": 2},
@@ -49,8 +52,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 5.0,
     },
-    "gemma3_text": {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 2,
-                    "query_pre_attn_scalar": 20},
+    "gemma3_text": {
+        **SIZES,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 20,
+    },
     "olmo2": {**SIZES, "num_key_value_heads": 2},
 }
 NAMES = tuple(OPTIONS)
@@ -76,7 +85,9 @@ def tiny_hf(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **chan
     return hf
 
 
-def tiny_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> headtrace.Model:
+def tiny_model(
+    name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> headtrace.Model:
     return headtrace.load(tiny_hf(name, seed, dtype, **changes))
 
 

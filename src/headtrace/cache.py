@@ -9,7 +9,9 @@ from pathlib import Path
 def cache_folder(room: str) -> Path:
     """The folder for one kind of cached thing, created on first use."""
     base = os.environ.get("HEADTRACE_CACHE")
-    root = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtrace"
+    root = (
+        Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtrace"
+    )
     folder = root / room
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -1,9 +1,9 @@
 """The words of headtrace that every room shares: sides, kinds of components, heads and firings.
 
-    >>> Firing.parse("L9H6:14:3")
-    Firing(layer=9, head=6, dest=14, src=3)
-    >>> print(Firing(9, 6, 14, 3))
-    L9H6 14->3
+>>> Firing.parse("L9H6:14:3")
+Firing(layer=9, head=6, dest=14, src=3)
+>>> print(Firing(9, 6, 14, 3))
+L9H6 14->3
 """
 
 from __future__ import annotations

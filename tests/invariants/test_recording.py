@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny import NAMES, prompts, tiny_hf, tiny_model
 
 import headtrace
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Component
+from tests.tiny import NAMES, prompts, tiny_hf, tiny_model
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -54,7 +54,9 @@ def test_writes_of_all_components_sum_to_the_final_residual(name: str) -> None:
     recording = model.record(prompts()[0])
     total = recording.write(Component("embedding")).clone()
     for layer in range(model.n_layers):
-        total += recording.write(Component("mlp", layer)) + recording.write(Component("attention_bias", layer))
+        total += recording.write(Component("mlp", layer)) + recording.write(
+            Component("attention_bias", layer)
+        )
         for head in range(model.n_heads):
             for src in range(recording.lengths[0]):
                 total += recording.write(Component("head", layer, head, src))
@@ -75,7 +77,9 @@ def test_sliding_windows_hide_far_keys(name: str) -> None:
     recording = tiny_model(name).record(prompts()[0])
     last_row_seen = {int(visible[0, -1].sum()) for visible in recording.visible}
     assert 5 in last_row_seen
-    assert (11 in last_row_seen) == (name != "mistral"), "Gemma alternates windows, Mistral has one in every layer"
+    assert (11 in last_row_seen) == (name != "mistral"), (
+        "Gemma alternates windows, Mistral has one in every layer"
+    )
 
 
 def test_a_model_that_does_not_add_up_is_named_and_stopped() -> None:

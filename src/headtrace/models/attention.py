@@ -60,7 +60,9 @@ def _per_query_head(tensor: Tensor, n_heads: int) -> Tensor:
     if n_kv == n_heads:
         return tensor
     groups = n_heads // n_kv
-    return tensor[:, :, None].expand(batch, n_kv, groups, length, d_head).reshape(batch, n_heads, length, d_head)
+    return (
+        tensor[:, :, None].expand(batch, n_kv, groups, length, d_head).reshape(batch, n_heads, length, d_head)
+    )
 
 
 def attention(

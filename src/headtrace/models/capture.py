@@ -61,7 +61,11 @@ class Capture(AttentionObserver):
         L, H, KV, d, r = m.n_layers, m.n_heads, m.n_kv_heads, m.d_model, m.d_head
         empty: Any = lambda *shape: torch.empty(shape, dtype=m.dtype, device=m.device)  # noqa: E731
         self.residuals, self.mlp_writes = empty(L + 1, B, T, d), empty(L, B, T, d)
-        self.queries, self.keys, self.values = empty(L, B, H, T, r), empty(L, B, KV, T, r), empty(L, B, KV, T, r)
+        self.queries, self.keys, self.values = (
+            empty(L, B, H, T, r),
+            empty(L, B, KV, T, r),
+            empty(L, B, KV, T, r),
+        )
         self.patterns = empty(L, B, H, T, T)
         if m.architecture.attention_post_norm is not None:
             self.post_norm_scales = empty(L, B, T)
@@ -116,7 +120,9 @@ class Capture(AttentionObserver):
                     handles.append(norm.register_forward_pre_hook(self._post_norm_input(index)))
                 if facts.query_key_norm is not None:
                     attention = layer.get_submodule(facts.attention)
-                    for path, target in zip(facts.query_key_norm, (self.query_scales, self.key_scales), strict=True):
+                    for path, target in zip(
+                        facts.query_key_norm, (self.query_scales, self.key_scales), strict=True
+                    ):
                         norm = attention.get_submodule(path)
                         assert target is not None
                         handles.append(norm.register_forward_pre_hook(self._head_norm_input(target[index])))
@@ -203,6 +209,9 @@ def capture(
         mask = (positions < torch.tensor(lengths, device=token_ids.device)[:, None]).long()
     with seen.running():
         output: Any = model.hf(
-            input_ids=token_ids, attention_mask=mask, use_cache=False, logits_to_keep=0 if keep is None else keep
+            input_ids=token_ids,
+            attention_mask=mask,
+            use_cache=False,
+            logits_to_keep=0 if keep is None else keep,
         )
     return seen, output.logits

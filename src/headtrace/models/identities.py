@@ -113,7 +113,9 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
     return _worst(error * _real(recording)[:, None], allowed, what, ("prompt", "head", "position"))
 
 
-def output_logits(recording: Recording, residual: Float[Tensor, "batch token d_model"], scale: Tensor) -> Tensor:
+def output_logits(
+    recording: Recording, residual: Float[Tensor, "batch token d_model"], scale: Tensor
+) -> Tensor:
     """Output logits of a final residual, with the final norm's scale frozen."""
     model, weights = recording.model, recording.model.weights
     if model.architecture.norm == "layer":
@@ -137,5 +139,9 @@ def _output_error(recording: Recording, total: Tensor, allowed: float) -> float:
         total, scale = total[rows, ends][:, None], scale[rows, ends][:, None]
         real = torch.ones_like(scale, dtype=torch.bool)
     made = output_logits(recording, total, scale)
-    error = (made - recording.logits).abs().amax(dim=-1) / recording.logits.abs().amax(dim=-1).clamp_min(1e-30)
-    return _worst(error * real, allowed, "The shares at the final norm do not give the output", ("prompt", "position"))
+    error = (made - recording.logits).abs().amax(dim=-1) / recording.logits.abs().amax(dim=-1).clamp_min(
+        1e-30
+    )
+    return _worst(
+        error * real, allowed, "The shares at the final norm do not give the output", ("prompt", "position")
+    )

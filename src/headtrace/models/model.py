@@ -30,7 +30,12 @@ class Model:
     """
 
     def __init__(
-        self, hf: PreTrainedModel, tokenizer: Any = None, *, name: str | None = None, revision: str | None = None
+        self,
+        hf: PreTrainedModel,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
     ) -> None:
         self.architecture = find_architecture(hf.config)
         if hf.dtype not in (torch.float32, torch.float64):
@@ -48,7 +53,9 @@ class Model:
         self.n_heads: int = config.num_attention_heads
         self.n_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.d_model: int = config.hidden_size
-        self.d_head: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.d_head: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         self.d_vocab: int = hf.get_input_embeddings().weight.shape[0]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)

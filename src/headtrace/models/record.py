@@ -61,7 +61,12 @@ class Recording:
     @classmethod
     @torch.inference_mode()
     def make(
-        cls, model: Model, token_ids: Int[Tensor, "batch token"], lengths: tuple[int, ...], *, last_logits: bool
+        cls,
+        model: Model,
+        token_ids: Int[Tensor, "batch token"],
+        lengths: tuple[int, ...],
+        *,
+        last_logits: bool,
     ) -> Recording:
         """Run the model once on right-padded token ids."""
         ends = torch.tensor([n - 1 for n in lengths], device=token_ids.device)
@@ -120,8 +125,10 @@ class Recording:
             post_norm_scales=cut(self.post_norm_scales),
             query_scales=cut(self.query_scales),
             key_scales=cut(self.key_scales),
-            rotary=tuple(None if r is None else Rotary(_rows(r.cos, one)[:, :n], _rows(r.sin, one)[:, :n])
-                         for r in self.rotary),
+            rotary=tuple(
+                None if r is None else Rotary(_rows(r.cos, one)[:, :n], _rows(r.sin, one)[:, :n])
+                for r in self.rotary
+            ),
             visible=tuple(v[one, :n, :n] for v in self.visible),
         )
 
@@ -183,7 +190,9 @@ class Recording:
         if kind == "embedding":
             return self.embedding
         if layer is None or not 0 <= layer < self.model.n_layers:
-            raise InputError(f"{component} has no write: the model has layers 0 to {self.model.n_layers - 1}.")
+            raise InputError(
+                f"{component} has no write: the model has layers 0 to {self.model.n_layers - 1}."
+            )
         if kind == "mlp":
             return self.mlp_writes[layer]
         if kind == "attention_bias":
@@ -254,7 +263,9 @@ def _norm_scales(model: Model, residuals: Tensor) -> Float[Tensor, "layer_and_fi
     if facts.attention_norm is not None:
         layers = model.hf.get_submodule(facts.layers).children()
         norms = [layer.get_submodule(facts.attention_norm) for layer in layers] + [final]
-    eps = torch.tensor([norm_eps(n) for n in norms], dtype=residuals.dtype, device=residuals.device)[:, None, None]
+    eps = torch.tensor([norm_eps(n) for n in norms], dtype=residuals.dtype, device=residuals.device)[
+        :, None, None
+    ]
     rows = residuals if facts.attention_norm is not None else residuals[-1:]
     if facts.norm == "layer":
         scales = (rows.var(dim=-1, unbiased=False) + eps).sqrt()
@@ -263,5 +274,3 @@ def _norm_scales(model: Model, residuals: Tensor) -> Float[Tensor, "layer_and_fi
     if facts.attention_norm is None:
         scales = torch.cat((torch.ones_like(scales).expand(model.n_layers, -1, -1), scales))
     return scales
-
-

@@ -50,7 +50,10 @@ def save_recording(recording: Recording, folder: str | Path) -> None:
     visible, visible_of_layer = _unique(recording.visible)
     for i, table in enumerate(rotary):
         if table is not None:
-            tensors[f"rotary.{i}.cos"], tensors[f"rotary.{i}.sin"] = table.cos.contiguous(), table.sin.contiguous()
+            tensors[f"rotary.{i}.cos"], tensors[f"rotary.{i}.sin"] = (
+                table.cos.contiguous(),
+                table.sin.contiguous(),
+            )
     for i, mask in enumerate(visible):
         tensors[f"visible.{i}"] = mask.contiguous()
     facts = {
@@ -75,13 +78,17 @@ def load_recording(folder: str | Path, model: Model) -> Recording:
     except (OSError, json.JSONDecodeError, SafetensorError) as error:
         raise InputError(f"There is no readable recording in {str(path)!r}: {error}") from error
     if facts.get("schema") != SCHEMA:
-        raise InputError(f"{str(path)!r} is not a recording: schema {facts.get('schema')!r}, expected {SCHEMA!r}.")
+        raise InputError(
+            f"{str(path)!r} is not a recording: schema {facts.get('schema')!r}, expected {SCHEMA!r}."
+        )
     if facts["model"]["weights_sha256"] != model.weights_sha256:
         raise InputError(
             f"The recording was made with {facts['model']['name']!r}, whose weights are not those of {model.name!r}."
         )
     rotary = tuple(
-        Rotary(tensors[f"rotary.{i}.cos"], tensors[f"rotary.{i}.sin"]) if f"rotary.{i}.cos" in tensors else None
+        Rotary(tensors[f"rotary.{i}.cos"], tensors[f"rotary.{i}.sin"])
+        if f"rotary.{i}.cos" in tensors
+        else None
         for i in facts["rotary_of_layer"]
     )
     own = {name: t for name, t in tensors.items() if "." not in name}

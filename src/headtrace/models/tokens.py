@@ -128,7 +128,9 @@ def single_token(model: Model, answer: str | int, what: str = "answer") -> int:
             f"The {what} {answer!r} is {len(ids)} tokens for this model: {pieces}. It must be one token.{hint}"
         )
     if ids[0] == tokenizer.unk_token_id:
-        raise InputError(f"The {what} {answer!r} is not in the model's vocabulary. Choose a word that it knows.")
+        raise InputError(
+            f"The {what} {answer!r} is not in the model's vocabulary. Choose a word that it knows."
+        )
     return ids[0]
 
 

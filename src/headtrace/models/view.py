@@ -58,7 +58,9 @@ def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
     return weight + architecture.gain_offset
 
 
-def norm_scale(x: Float[Tensor, "*rest d"], norm: nn.Module, architecture: Architecture) -> Float[Tensor, "*rest"]:
+def norm_scale(
+    x: Float[Tensor, "*rest d"], norm: nn.Module, architecture: Architecture
+) -> Float[Tensor, "*rest"]:
     """The scale that a norm divides by: standard deviation (LayerNorm) or root mean square, epsilon included."""
     eps = norm_eps(norm)
     if architecture.norm == "layer":
@@ -101,18 +103,19 @@ def fold_weights(hf: nn.Module, architecture: Architecture, d_head: int) -> Fold
     for layer in hf.get_submodule(architecture.layers).children():
         attention = layer.get_submodule(architecture.attention)
         heads = architecture.projections(attention, d_head)
-        norm = None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
+        norm = (
+            None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
+        )
         gain_q = gain_k = None
         if architecture.query_key_norm is not None:
             gain_q = _head_gain(attention, architecture.query_key_norm[0], heads.W_Q.shape[0], architecture)
             gain_k = _head_gain(attention, architecture.query_key_norm[1], heads.W_K.shape[0], architecture)
         W_Q, b_Q = _fold_read(heads.W_Q, heads.b_Q, norm, architecture, gain_q)
         W_K, b_K = _fold_read(heads.W_K, heads.b_K, norm, architecture, gain_k)
-        # Values keep their own bias apart: it leaves through W_O as a constant, since attention sums to one.
+        # A value's bias (the norm's included) leaves through W_O as a constant, since attention sums to one.
         _, b_V = _fold_read(heads.W_V, heads.b_V, norm, architecture, None)
-        raw_b_V = torch.zeros_like(b_V) if heads.b_V is None else heads.b_V
-        W_O, bias = _fold_write(heads.W_O, heads.b_O, raw_b_V, layer, architecture)
-        for name, tensor in zip(reads, (W_Q, b_Q, W_K, b_K, raw_b_V, W_O, bias), strict=True):
+        W_O, bias = _fold_write(heads.W_O, heads.b_O, b_V, layer, architecture)
+        for name, tensor in zip(reads, (W_Q, b_Q, W_K, b_K, b_V, W_O, bias), strict=True):
             reads[name].append(tensor)
     stacked = {name: torch.stack(tensors) for name, tensors in reads.items()}
     final = hf.get_submodule(architecture.final_norm)

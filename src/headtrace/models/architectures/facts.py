@@ -58,7 +58,9 @@ class Architecture:
     """Rotary positions (their cosines and sines come from the model's own module) or learned ones."""
     query_key_norm: tuple[str, str] | None = None
     """Paths, from the attention module, of the norms of queries and keys."""
-    query_key_norm_axes: Literal["token head d_head", "head token d_head", "token projection"] = "token head d_head"
+    query_key_norm_axes: Literal["token head d_head", "head token d_head", "token projection"] = (
+        "token head d_head"
+    )
     """The axes, after the batch, of what those norms see."""
     query_prescaled: bool = False
     """True where the model multiplies queries by d_head ** -0.5 itself and calls attention with scale 1."""

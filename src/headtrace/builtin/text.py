@@ -30,7 +30,7 @@ KINDS = ("echo", "repeat", "repeat", "register", "sentences", "sentences", "sent
 REPEAT_LENGTHS = tuple(range(7, 20))
 NEW, AGAIN = "new", "again"
 # How often each kind of sentence comes. A name tag asks for the one name of the sentence before.
-MIX = ("ioi",) * 10 + ("name tag",) * 3 + ("greater-than",) * 3 + ("pronoun",) * 2 + ("facts",) * 2
+MIX = ("ioi",) * 8 + ("pronoun",) * 6 + ("name tag",) * 2 + ("greater-than",) * 2 + ("facts",) * 2
 NAME_TAG = "We met {name} at the {place}. The name is"
 # Loss weights: of an answer, of a word in a repetition, of any other word.
 ANSWER, REPEATED, OTHER = 3.0, 0.5, 0.1

@@ -138,7 +138,7 @@ def test_batches_weigh_answers_most() -> None:
     assert set(weights.flatten().unique().tolist()) == pytest.approx({0.1, 0.5, 3.0})
 
 
-@pytest.mark.parametrize("kind", ["previous", "duplicate", "induction", "name_moving"])
+@pytest.mark.parametrize("kind", ["previous", "induction", "subject", "name_moving"])
 def test_has_heads_that_do_something(builtin_model: Any, builtin_tokenizer: Any, kind: str) -> None:
     best = score_heads(builtin_model, builtin_tokenizer).top(kind, 1)[0]
     assert best.score > 0.5

@@ -34,8 +34,12 @@ class Draw:
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[T], count: int) -> list[T]:
-        """Distinct items, in random order."""
-        return self.shuffled(items)[:count]
+        """``count`` different places of the sequence, in random order."""
+        chosen: dict[int, T] = {}
+        while len(chosen) < count:
+            index = self.below(len(items))
+            chosen[index] = items[index]
+        return list(chosen.values())
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
         order = list(items)

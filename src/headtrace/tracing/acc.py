@@ -1,7 +1,8 @@
 """ACC, the earlier method: channels from relative attention, then components inside that subspace.
 
-Relative attention is the logit on the source less the mean logit of the other visible keys. It is linear, so it divides exactly
-over channels and components; each step keeps the smallest prefix (largest first) that reaches the total.
+Relative attention is the logit on the source less the mean logit of the other visible keys. It is linear, so
+it divides exactly over channels and components; each step keeps the smallest prefix (largest first) that
+reaches the total.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Candidates of a firing: every (component, channel), on the query side and on the key side.
 
-Both sides offer the same two things: the attributions of all candidates, and the contribution rows (over keys) of a chosen few.
-No tensor here has both a candidate axis and two token axes.
+Both sides offer the same two things: the attributions of all candidates, and the contribution rows (over
+keys) of a chosen few. No tensor here has both a candidate axis and two token axes.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class FiringScores:
         f = int(torch.nan_to_num(relative, nan=torch.inf).argmax())
         firings = self.firings
         raise IdentityError(
-            f"In {head_name(firings.layer, int(firings.head[f]))} {int(firings.dest[f])}->{int(firings.src[f])} (prompt "
-            f"{int(firings.prompt[f])}) {what}: relative error {float(relative[f]):.1e}, allowed {allowed:.0e}. "
+            f"In {head_name(firings.layer, int(firings.head[f]))} {int(firings.dest[f])}->{int(firings.src[f])} "
+            f"(prompt {int(firings.prompt[f])}) {what}: relative error {float(relative[f]):.1e}, allowed {allowed:.0e}. "
             "Run recording.check() to see whether the model itself adds up."
         )
 

@@ -1,8 +1,8 @@
 """Why does this head attend here? The smallest set of signals, per side, without which it would not.
 
 Candidates are sorted by attribution and removed one by one until the attention on the source falls below the
-threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix only, in growing
-chunks, for all firings of a layer together.
+threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix
+only, in growing chunks, for all firings of a layer together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def threshold(tau: Tau, visible_keys: int) -> float:
 
 @dataclass(frozen=True)
 class Cause:
-    """A component whose signal holds up a firing, with the channels it writes into and the attention it accounts for."""
+    """A component whose signal holds up a firing, its channels, and the attention it accounts for."""
 
     component: Component
     channels: tuple[int, ...]
@@ -134,8 +134,8 @@ def remove_greedily(
     limit: Float[Tensor, " firing"],
 ) -> _Removal:
     """Remove candidates in order of attribution until the attention on the source is below the limit."""
-    attributions = candidates.attributions().flatten(1)
-    n_candidates = attributions.shape[1]
+    attributions = candidates.attributions()
+    n_candidates = attributions[0].numel()
     n = len(scores.firings)
     result = _Removal([[] for _ in range(n)], [[] for _ in range(n)], clean.tolist(), [False] * n)
     active = torch.arange(n, device=clean.device)
@@ -158,13 +158,25 @@ def remove_greedily(
     return result
 
 
-def _largest(attributions: Float[Tensor, "firing candidate"], k: int) -> Int[Tensor, "firing k"]:
-    """The k candidates of largest attribution in descending order, equal ones in order of their numbers."""
-    if k == attributions.shape[1]:
-        return attributions.sort(dim=1, descending=True, stable=True).indices
-    numbers = attributions.topk(k, dim=1).indices.sort(dim=1).values
-    order = attributions.gather(1, numbers).sort(dim=1, descending=True, stable=True).indices
-    return numbers.gather(1, order)
+def _largest(attributions: Float[Tensor, "firing component channel"], k: int) -> Int[Tensor, "firing k"]:
+    """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers.
+
+    The k largest candidates all belong to the k components with the largest maxima, so only those are searched.
+    """
+    n_components, n_channels = attributions.shape[1:]
+    if k < n_components:
+        components = attributions.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
+        among = attributions.gather(1, components[..., None].expand(-1, -1, n_channels)).flatten(1)
+        numbers = (
+            components[..., None] * n_channels + torch.arange(n_channels, device=components.device)
+        ).flatten(1)
+    else:
+        among = attributions.flatten(1)
+        numbers = torch.arange(among.shape[1], device=among.device).expand_as(among)
+    if k < among.shape[1]:
+        best = among.topk(k, dim=1).indices.sort(dim=1).values
+        among, numbers = among.gather(1, best), numbers.gather(1, best)
+    return numbers.gather(1, among.sort(dim=1, descending=True, stable=True).indices)
 
 
 def _note(

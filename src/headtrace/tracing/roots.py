@@ -1,7 +1,8 @@
 """Roots: what is being explained, and which components it starts from.
 
-``linear`` takes the logit of an answer (less that of a wrong one), ``probability`` the log-likelihood of one or more answers,
-``direction`` any vector at any layer and position (a probe). Norms are frozen, so every component has an exact share.
+``linear`` takes the logit of an answer (less that of a wrong one), ``probability`` the log-likelihood of one
+or more answers, ``direction`` any vector at any layer and position (a probe). Norms are frozen, so every
+component has an exact share.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class Shares:
         error, allowed = abs(total - recorded) / max(size, 1e-30), tolerance_for(self.recording.model.dtype)
         if not error <= allowed:
             raise IdentityError(
-                f"The shares at layer {self.layer}, position {self.position} (prompt {self.prompt}) sum to {total:.6g}, "
-                f"the model has {recorded:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
+                f"The shares at layer {self.layer}, position {self.position} (prompt {self.prompt}) sum to "
+                f"{total:.6g}, the model has {recorded:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
             )
 
 
@@ -107,7 +108,7 @@ def _final(recording: Recording, prompt: int) -> Shares:
 
 @torch.inference_mode()
 def linear_root(recording: Recording, prompt: int, answer: list[int], wrong: list[int] | None) -> RootSeeds:
-    """Shares of the logit of the answer (mean over several) less that of the wrong one, or centred over the vocabulary."""
+    """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
     against = weights.W_U.mean(dim=0) if wrong is None else weights.W_U[wrong].mean(dim=0)
     vector = weights.W_U[answer].mean(dim=0) - against

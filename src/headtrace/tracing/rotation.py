@@ -36,7 +36,9 @@ class Turns:
             return cls(empty, empty)
         half = rotary.cos.shape[-1] // 2
         rows = prompt if rotary.cos.shape[0] > 1 else torch.zeros_like(prompt)
-        return cls(rotary.cos[rows, :, :half], rotary.sin[rows, :, :half])
+        # Some models keep these tables in float32 whatever their dtype.
+        dtype = recording.norm_scales.dtype
+        return cls(rotary.cos[rows, :, :half].to(dtype), rotary.sin[rows, :, :half].to(dtype))
 
     def __getitem__(self, which: Int[Tensor, " active"]) -> Turns:
         return Turns(self.cos[which], self.sin[which])

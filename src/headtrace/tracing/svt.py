@@ -1,7 +1,7 @@
 """SVT, singular vector tracing (the 2024 paper): upstream heads by what they write into a firing's signal channels.
 
-A head fires when it puts more than half of its attention on one source; the first token is skipped. With ``channels="all"`` the
-trace ignores the SVD filter, which is the paper's negative control.
+A head fires when it puts more than half of its attention on one source; the first token is skipped. With
+``channels="all"`` the trace ignores the SVD filter, which is the paper's negative control.
 """
 
 from __future__ import annotations

@@ -85,9 +85,9 @@ class RootRequest:
 class Tracer:
     """Traces prompts of one model. Keeps composed weights, so one tracer for many prompts is fastest.
 
-    ``method`` is ``"acc++"`` (default), ``"acc"`` or ``"svt"``; ``tau`` a number or a function of the number of visible keys
-    (default ``min(1, 2.5 / keys)``); ``max_firings`` and ``min_influence`` are the budget that keeps circuits of long prompts
-    readable.
+    ``method`` is ``"acc++"`` (default), ``"acc"`` or ``"svt"``; ``tau`` a number or a function of the number
+    of visible keys (default ``min(1, 2.5 / keys)``); ``max_firings`` and ``min_influence`` are the budget
+    that keeps circuits of long prompts readable.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Tracer:
     ) -> Circuit:
         """The circuit of one prompt (text or token ids).
 
-        ``answer`` and ``wrong`` are text, a token id, or a list of either. Without ``root``, a wrong answer makes it ``"linear"``
-        (the logit difference) and anything else ``"probability"``.
+        ``answer`` and ``wrong`` are text, a token id, or a list of either. Without ``root``, a wrong answer
+        makes it ``"linear"`` (the logit difference) and anything else ``"probability"``.
         """
         request = self._request(answer, wrong, root, top_k, top_p, direction, layer, position)
         return self._trace([prompt], [request], bos)[0]
@@ -152,8 +152,8 @@ class Tracer:
     ) -> list[Circuit]:
         """Circuits of many prompts, recorded and traced together.
 
-        Prompts are text, token ids, or mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``; a single ``answer`` or
-        ``wrong`` holds for all, a list has one for each prompt.
+        Prompts are text, token ids, or mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``; a
+        single ``answer`` or ``wrong`` holds for all, a list has one for each prompt.
         """
         answers, wrongs = (
             _per_prompt(answer, len(prompts), "answer"),

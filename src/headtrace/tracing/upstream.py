@@ -1,8 +1,8 @@
 """What upstream components contribute to the queries and keys of one layer's heads.
 
-A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a single vector,
-so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or W_K. That product of weights is
-composed once per model where it fits into memory.
+A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a
+single vector, so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or
+W_K. That product of weights is composed once per model where it fits into memory.
 
 Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset (the *plain* ones), then heads by
 layer, head and source.
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 COMPOSED_BYTES = 1_000_000_000
-"""Composed weights are kept for models whose full set takes at most this much (SmolLM2-135M: 0.77 GB, GPT-2 small: 0.31 GB)."""
+"""Composed weights are kept for models whose full set takes at most this much.
+
+SmolLM2-135M takes 0.77 GB, GPT-2 small 0.31 GB.
+"""
 
 ReadSide = Literal["query", "key"]
 
@@ -126,12 +129,6 @@ class Upstream:
         model = self.recording.model
         return Catalogue(self.layer, model.n_heads, self.recording.token_ids.shape[1])
 
-    def values(self, prompt: int) -> Float[Tensor, "upstream head token d_head"]:
-        """Bare value vectors of all upstream heads."""
-        rec, weights = self.recording, self.recording.model.weights
-        bare = rec.values[: self.layer, prompt] - weights.b_V[: self.layer, :, None]
-        return bare.repeat_interleave(weights.group, dim=1)
-
     def head_readings(
         self, side: ReadSide, firings: LayerFirings
     ) -> Float[Tensor, "firing head_up src d_head"]:
@@ -140,12 +137,8 @@ class Upstream:
         if side == "key":
             readers = readers // self.recording.model.weights.group
         pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
-        known: dict[int, Tensor] = {}
-        rows: list[Tensor] = []
-        for prompt, reader in pairs.T.tolist():
-            if prompt not in known:
-                known = {prompt: self.values(prompt)}
-            rows.append(self.composer.read(side, self.layer, reader, known[prompt]))
+        values = self.recording.bare_values[: self.layer]
+        rows = [self.composer.read(side, self.layer, reader, values[:, p]) for p, reader in pairs.T.tolist()]
         return torch.stack(rows)[where]
 
     def plain_writes(self, prompt: int, token: Tensor | slice) -> Float[Tensor, "plain *token d_model"]:

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.channels.decomposition import check_firing
-from headtrace.channels.sparsity import Control, random_rotations, rotated_terms
+from headtrace.channels.sparsity import CONTROLS, random_rotations, rotated_terms
 from headtrace.channels.terms import FiringTerms, terms_of
 from headtrace.errors import InputError
 from headtrace.vocabulary import Firing
@@ -164,8 +164,7 @@ def _checkpoint_frame(label: str, terms: FiringTerms, rotations: int, seed: int)
         "sparseness": terms.sparseness.tolist(),
         "n_recon": [float(n) for n in terms.n_recon.tolist()],
     }
-    controls: tuple[Control, ...] = ("basis", "spectrum")
-    for control in controls:
+    for control in CONTROLS:
         turned = terms.rotated(rotations, control, seed)
         columns[f"sparseness_{control}"] = turned.mean_sparseness.tolist()
         if control == "basis":

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headtrace.channels.sparsity import Control
+from headtrace.channels.sparsity import CONTROLS, Control
 from headtrace.channels.svd import layer_svd
 from headtrace.channels.terms import FiringTerms, Places, firing_places, real_positions, terms_of
 from headtrace.errors import InputError
@@ -168,8 +168,7 @@ def _with_rotations(frame: pl.DataFrame, terms: FiringTerms, rotations: int, see
     if rotations == 0:
         return frame
     rows = torch.tensor(frame["fires"].to_list(), device=terms.places.device)
-    controls: tuple[Control, ...] = ("basis", "spectrum")
-    for control in controls:
+    for control in CONTROLS:
         turned = terms[rows].rotated(rotations, control, seed)
         column = torch.full((len(frame),), torch.nan, dtype=torch.float64)
         column[rows.cpu()] = turned.mean_sparseness

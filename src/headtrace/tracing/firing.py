@@ -17,14 +17,14 @@ from torch import Tensor
 
 from headtrace.tracing.attribution import IG_STEPS, attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
+from headtrace.tracing.upstream import Catalogue, Composer, LayerFirings, Upstream
 from headtrace.vocabulary import Component, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
-CANDIDATES_AT_ONCE = 16_000_000
-"""Firings are traced together as long as their candidates number at most this many (64 MB in float32)."""
+CANDIDATES_AT_ONCE = 48_000_000
+"""Firings are traced together as long as their candidates number at most this many (192 MB in float32)."""
 
 FIRST_CHUNK = 32
 CHUNK_GROWTH = 8
@@ -92,24 +92,39 @@ def trace_firings(
     recording: Recording, firings: LayerFirings, composer: Composer, tau: Tau = None, ig_steps: int = IG_STEPS
 ) -> list[FiringCauses]:
     """Causes of many firings of one layer."""
-    upstream = Upstream(recording, composer, firings.layer)
     found: list[FiringCauses] = []
-    for chunk in firing_chunks(recording, firings, upstream):
+    for chunk, upstream in firing_chunks(recording, firings, composer):
         found.extend(_trace_chunk(recording, chunk, upstream, tau, ig_steps))
     return found
 
 
-def firing_chunks(recording: Recording, firings: LayerFirings, upstream: Upstream) -> Iterator[LayerFirings]:
-    """Firings in groups whose candidates fit into memory together."""
-    step = max(1, CANDIDATES_AT_ONCE // (upstream.catalogue.n_components * recording.model.d_head))
-    for start in range(0, len(firings), step):
-        yield firings[start : start + step]
+def firing_chunks(
+    recording: Recording, firings: LayerFirings, composer: Composer
+) -> Iterator[tuple[LayerFirings, Upstream]]:
+    """Firings in groups with similar destinations whose candidates fit into memory together."""
+    order = torch.argsort(firings.dest, stable=True)
+    dests = firings.dest[order].tolist()
+    start = 0
+    while start < len(dests):
+        end = start + 1
+        while (
+            end < len(dests)
+            and (end + 1 - start) * _size(recording, firings.layer, dests[end]) <= CANDIDATES_AT_ONCE
+        ):
+            end += 1
+        yield firings[order[start:end]], Upstream(recording, composer, firings.layer, dests[end - 1] + 1)
+        start = end
+
+
+def _size(recording: Recording, layer: int, dest: int) -> int:
+    """Candidates of a firing at a destination."""
+    return Catalogue(layer, recording.model.n_heads, dest + 1).n_components * recording.model.d_head
 
 
 def _trace_chunk(
     recording: Recording, firings: LayerFirings, upstream: Upstream, tau: Tau, ig_steps: int
 ) -> Iterator[FiringCauses]:
-    scores = FiringScores.of(recording, firings, ig_steps)
+    scores = FiringScores.of(recording, firings, upstream.length, ig_steps)
     clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
     limits = [threshold(tau, n) for n in scores.visible.sum(-1).tolist()]
     limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)

@@ -48,14 +48,13 @@ class SVT:
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        upstream = Upstream(recording, self.composer, firings.layer)
         found: list[FiringCauses] = []
-        for chunk in firing_chunks(recording, firings, upstream):
+        for chunk, upstream in firing_chunks(recording, firings, self.composer):
             found.extend(self._chunk(recording, chunk, upstream))
         return found
 
     def _chunk(self, recording: Recording, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
-        scores = FiringScores.of(recording, firings, 1)
+        scores = FiringScores.of(recording, firings, upstream.length, 1)
         n, heads_up = len(firings), firings.layer * recording.model.n_heads
         rows = torch.arange(n, device=firings.head.device)
         b_src = scores.b[rows, firings.src]

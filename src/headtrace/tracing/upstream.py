@@ -10,6 +10,7 @@ layer, head and source.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -123,11 +124,12 @@ class Upstream:
     recording: Recording
     composer: Composer
     layer: int
+    length: int
+    """Tokens that matter: nothing after the last destination is visible to any firing."""
 
     @property
     def catalogue(self) -> Catalogue:
-        model = self.recording.model
-        return Catalogue(self.layer, model.n_heads, self.recording.token_ids.shape[1])
+        return Catalogue(self.layer, self.recording.model.n_heads, self.length)
 
     def head_readings(
         self, side: ReadSide, firings: LayerFirings
@@ -136,10 +138,12 @@ class Upstream:
         readers = firings.head
         if side == "key":
             readers = readers // self.recording.model.weights.group
-        pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
-        values = self.recording.bare_values[: self.layer]
-        rows = [self.composer.read(side, self.layer, reader, values[:, p]) for p, reader in pairs.T.tolist()]
-        return torch.stack(rows)[where]
+        values = self.recording.bare_values[: self.layer, :, :, : self.length]
+
+        def read(prompt: int, reader: int) -> Tensor:
+            return self.composer.read(side, self.layer, reader, values[:, prompt])
+
+        return _once_per_pair(firings.prompt, readers, read)
 
     def plain_writes(self, prompt: int, token: Tensor | slice) -> Float[Tensor, "plain *token d_model"]:
         """Writes of embedding, MLPs and attention biases (the offset has no write) at some tokens of one prompt."""
@@ -167,10 +171,21 @@ class Upstream:
         """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         readers = firings.head // weights.group
-        pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
-        rows: list[Tensor] = []
-        for prompt, reader in pairs.T.tolist():
-            writes = self.plain_writes(prompt, slice(None))
-            parts = (writes @ weights.W_K[l, reader]) / rec.norm_scales[l, prompt, :, None]
-            rows.append(torch.cat((parts, weights.b_K[l, reader].expand(1, parts.shape[1], -1))))
-        return torch.stack(rows)[where]
+
+        def read(prompt: int, reader: int) -> Tensor:
+            writes = self.plain_writes(prompt, slice(0, self.length))
+            parts = (writes @ weights.W_K[l, reader]) / rec.norm_scales[l, prompt, : self.length, None]
+            return torch.cat((parts, weights.b_K[l, reader].expand(1, self.length, -1)))
+
+        return _once_per_pair(firings.prompt, readers, read)
+
+
+def _once_per_pair(
+    prompt: Int[Tensor, " firing"], reader: Int[Tensor, " firing"], read: Callable[[int, int], Tensor]
+) -> Float[Tensor, "firing *rest"]:
+    """One row per firing, computed once for firings that share a prompt and a reading head."""
+    pairs, where = torch.unique(torch.stack((prompt, reader)), dim=1, return_inverse=True)
+    rows = [read(p, r) for p, r in pairs.T.tolist()]
+    if len(rows) == 1:
+        return rows[0].expand(prompt.shape[0], *rows[0].shape)
+    return torch.stack(rows)[where]

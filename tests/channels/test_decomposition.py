@@ -65,6 +65,15 @@ def test_terms_sum_to_the_recorded_logit_of_every_firing_of_smollm2(smollm2) -> 
     assert terms.sparseness.max() <= 1
 
 
+def test_terms_sum_to_the_recorded_logit_of_every_firing_of_the_built_in_model() -> None:
+    model = headtrace.load("builtin")
+    recording = model.record(IOI)
+    terms = decompose_all(recording)
+    n = recording.lengths[0]
+    assert len(terms) == model.n_layers * model.n_heads * n * (n + 1) // 2
+    assert_sums(recording, terms, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_rank_deficient_heads_get_an_explicit_remainder(name: str, dtype: torch.dtype) -> None:

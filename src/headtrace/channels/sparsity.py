@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Control = Literal["basis", "spectrum"]
+CONTROLS: tuple[Control, ...] = ("basis", "spectrum")
 
 CHUNK_NUMBERS = 20_000_000
 """Rotated terms are made in chunks of firings of about this many numbers."""

@@ -1,7 +1,7 @@
 """The SVD of every head's query-key form, never building a d x d matrix.
 
-``Omega = W_Q W_K^T`` has rank at most r = d_head. With thin QR factors ``W_Q = Q_q T_q``, ``W_K = Q_k T_k`` the
-SVD of the small matrix ``T_q T_k^T`` is the SVD of Omega. Inside the head it is a change of basis,
+``Omega = W_Q W_K^T`` has rank at most r = d_head. With thin QR factors ``W_Q = Q_q T_q``, ``W_K = Q_k T_k``
+the SVD of the small matrix ``T_q T_k^T`` is the SVD of Omega. Inside the head it is a change of basis,
 
     a = q @ to_query,   b = k @ to_key,   logit = scale * sum over channels of a_k b_k
 
@@ -76,49 +76,61 @@ class ModelChannels:
         return ModelChannels(**moved, bias=self.bias)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadSVD:
-    """Some heads' ``W_Q[h] W_K[h]^T = U diag(S) V^T``, in float64."""
+    """Some heads' ``W_Q[h] W_K[h]^T = U diag(S) V^T``, in float64; U and V are made when asked for."""
 
-    U: Float[Tensor, "head d_model channel"]
     S: Float[Tensor, "head channel"]
     to_query: Float[Tensor, "head d_head channel"]
     to_key: Float[Tensor, "head d_head channel"]
     error: Float[Tensor, " head"]
     """Relative error of the head put together again from its channels."""
-    W_K: Float[Tensor, "head d_model d_head"]
+    W_Q: Float[Tensor, "head d_model d_head"]
+    W_K: Float[Tensor, "kv_head d_model d_head"]
+    left: Float[Tensor, "head d_head channel"]
+
+    @property
+    def U(self) -> Float[Tensor, "head d_model channel"]:
+        """Left singular vectors: ``W_Q T_q^-1 left``."""
+        return self.W_Q @ self.left
 
     @property
     def V(self) -> Float[Tensor, "head d_model channel"]:
         """Right singular vectors: ``W_K T_k^-1 right``."""
-        return self.W_K @ self.to_key
+        return _per_query_head(self.W_K, len(self.W_Q)) @ self.to_key
 
 
 def svd_heads(
     W_Q: Float[Tensor, "head d_model d_head"], W_K: Float[Tensor, "kv_head d_model d_head"]
 ) -> HeadSVD:
     """SVD of ``W_Q W_K^T`` for every query head, by thin QR and small SVDs in float64; fixed signs."""
-    queries, keys, group = W_Q.double(), W_K.double(), W_Q.shape[0] // W_K.shape[0]
+    queries, keys = W_Q.double(), W_K.double()
     T_q, inverse_q = thin_triangle(queries)
-    T_k, inverse_k = (t.repeat_interleave(group, dim=0) for t in thin_triangle(keys))
+    T_k, inverse_k = (_per_query_head(t, len(queries)) for t in thin_triangle(keys))
     core = T_q @ T_k.mT
     left, S, right_h = torch.linalg.svd(core)
     norm = torch.linalg.matrix_norm(core).clamp_min(torch.finfo(torch.float64).tiny)
     error = torch.linalg.matrix_norm(core - (left * S[:, None]) @ right_h) / norm
-    U = queries @ (inverse_q @ left)
+    left = inverse_q @ left
     # (u, v) and (-u, -v) are the same channel: the largest entry of u is made positive.
-    signs = torch.gather(U, 1, U.abs().argmax(dim=1, keepdim=True)).sign()
-    signs = torch.where(signs == 0, 1.0, signs)
+    lowest, highest = torch.aminmax(queries @ left, dim=1, keepdim=True)
+    signs = torch.where(highest + lowest >= 0, 1.0, -1.0).to(S.dtype)
     right = right_h.mT * signs
     # T_q^-1 left diag(S) = T_k^T right: no inverse, so a singular T_q does no harm; T_k needs its own.
     return HeadSVD(
-        U=U * signs,
         S=S,
         to_query=T_k.mT @ right,
         to_key=inverse_k @ right,
         error=error,
-        W_K=keys.repeat_interleave(group, dim=0),
+        W_Q=queries,
+        W_K=keys,
+        left=left * signs,
     )
+
+
+def _per_query_head(x: Tensor, n_heads: int) -> Tensor:
+    """Grouped queries: the row of key-value head ``h // group`` for every query head h."""
+    return x if len(x) == n_heads else x.repeat_interleave(n_heads // len(x), dim=0)
 
 
 def thin_triangle(

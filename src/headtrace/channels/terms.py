@@ -131,14 +131,18 @@ class FiringTerms:
         )
 
 
+def real_positions(recording: Recording, *, skip_first: bool) -> Bool[Tensor, "batch token"]:
+    """Which positions hold a prompt's tokens, not padding; without the first one if wanted."""
+    positions = torch.arange(recording.token_ids.shape[1], device=recording.token_ids.device)
+    real = positions < torch.tensor(recording.lengths, device=positions.device)[:, None]
+    return real & (positions > 0) if skip_first else real
+
+
 def firing_places(
     recording: Recording, *, above: float = 0.0, skip_first: bool = True, layers: list[int] | None = None
 ) -> Places:
     """Every place with more attention than ``above``; by default none from or to the first token."""
-    positions = torch.arange(recording.token_ids.shape[1], device=recording.token_ids.device)
-    real = positions < torch.tensor(recording.lengths, device=positions.device)[:, None]
-    if skip_first:
-        real = real & (positions > 0)
+    real = real_positions(recording, skip_first=skip_first)
     found: list[Tensor] = []
     for layer in range(recording.model.n_layers) if layers is None else layers:
         allowed = recording.visible[layer] & real[:, :, None] & real[:, None, :]
@@ -271,6 +275,7 @@ def _check(recording: Recording, places: Places, found: dict[str, Tensor], size:
             what = "attention logit" if whole == "logit" else "relative attention"
             raise IdentityError(
                 f"The channels of {Firing(layer, head, dest, src)} (prompt {prompt}) do not sum to its "
-                f"recorded {what}: {float(made[worst]):.6g} against {float(found[whole][worst]):.6g}, relative error "
-                f"{float(error[worst]):.2e} (allowed {allowed:.0e}). Was it made with other weights?"
+                f"recorded {what}: {float(made[worst]):.6g} against {float(found[whole][worst]):.6g}, "
+                f"relative error {float(error[worst]):.2e} (allowed {allowed:.0e}). Was it made with other "
+                "weights?"
             )

@@ -114,6 +114,8 @@ def _show_table(rows: list[Decomposition]) -> None:
 
 
 def _show_firing(why: Decomposition, top: int) -> None:
+    from headtrace.channels.sparsity import CONTROLS
+
     f = why.firing
     dest, src = (options.token_text(repr(why.tokens[i])) for i in (f.dest, f.src))
     console.print(
@@ -122,6 +124,12 @@ def _show_firing(why: Decomposition, top: int) -> None:
         f"logit [b]{why.logit:.3f}[/], relative attention [b]{why.relative:.3f}[/]  "
         f"sparseness [b]{why.sparseness:.3f}[/] (least {1 / max(1, why.rank):.3f})  "
         f"n_recon [b]{why.n_recon}[/]  signal set {len(why.signal_set)} of {why.rank}",
+        highlight=False,
+    )
+    basis, spectrum = (float(why.rotated(100, control).sparseness.mean()) for control in CONTROLS)
+    console.print(
+        f"100 random rotations: sparseness [b]{basis:.3f}[/] in rotated bases of the same logit, "
+        f"[b]{spectrum:.3f}[/] in rotated heads of the same spectrum",
         highlight=False,
     )
     if why.rank < len(why.terms):

@@ -31,6 +31,11 @@ class BatchShape:
         return self.keys // self.context
 
     @property
+    def strengths(self) -> int:
+        """One per feature, and one that is always 1."""
+        return self.n_features + 1
+
+    @property
     def tokens(self) -> int:
         return self.queries * (1 + self.context)
 
@@ -41,20 +46,21 @@ class UniformStream:
     def __init__(self, seed: int, shape: BatchShape, *, evaluation: bool = False) -> None:
         key = [seed, _EVALUATION if evaluation else _TRAINING]
         self._generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
-        self._numbers = np.empty((shape.tokens, shape.n_features), np.float32)
+        self._numbers = np.empty((shape.tokens, shape.strengths), np.float32)
 
-    def draw(self) -> Float[Tensor, "tokens features"]:
-        """The next batch; it shares its memory with the batch before."""
+    def draw(self) -> Float[Tensor, "tokens strengths"]:
+        """The next batch, with a last column of ones; it shares its memory with the batch before."""
         self._generator.random(out=self._numbers, dtype=np.float32)
+        self._numbers[:, -1] = 1
         return torch.from_numpy(self._numbers)
 
 
 def strengths(
-    uniform: Float[Tensor, "... tokens features"], probability: Float[Tensor, "... 1 1"]
-) -> Float[Tensor, "... tokens features"]:
-    """Bernoulli(p) times U(0, 1) from one uniform number u: max(0, 1 - (1 - u) / p) is 0 unless u > 1 - p,
-    and is uniform when it is."""
-    return torch.addcmul(1 - 1 / probability, uniform, 1 / probability).clamp_(min=0)
+    uniform: Float[Tensor, "tokens strengths"], probability: float, out: Tensor | None = None
+) -> Float[Tensor, "tokens strengths"]:
+    """Bernoulli(p) times U(0, 1) from one uniform number u: (u - (1 - p)) / p is uniform where it is positive,
+    which it is with probability p."""
+    return torch.sub(uniform, 1 - probability, out=out).clamp_(min=0).mul_(1 / probability)
 
 
 def initial_generator(seed: int) -> np.random.Generator:

@@ -3,10 +3,14 @@
 Tokens meet the weights only through two small matrices: G = W^T W reconstructs (ReLU(f G + b)) and
 A = W^T W_Q^T W_K W attends (f_r A f_s). So the large products are with G and A, the gradient with respect to
 them is two more products, and the rest of the chain rule happens on matrices of a few hundred numbers.
+
+Every token has one more strength, which is always 1: it carries the bias through the same products, and it
+restores itself exactly, so it adds nothing to the loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.toy.data import BatchShape
+from headtrace.toy.setting import Setting
 from headtrace.toy.weights import Weights
 
 
@@ -26,41 +31,84 @@ class Losses:
     floor: Float[Tensor, " models"]
 
 
-def attention_matrix(weights: Weights) -> Float[Tensor, "models features features"]:
-    """A: what feature i in the query and feature j in the key add to the head's logit."""
-    return (weights.query @ weights.features).transpose(1, 2) @ (weights.key @ weights.features)
+@dataclass(frozen=True)
+class Batch:
+    """Strengths of the tokens of one step, and room for what is computed from them.
+
+    The room is kept from step to step: fresh memory costs more than the arithmetic done in it.
+    """
+
+    strengths: Float[Tensor, "models tokens strengths"]
+    restored: Float[Tensor, "models tokens strengths"]
+    error: Float[Tensor, "models tokens strengths"]
+    weighted: Float[Tensor, "models context queries strengths"]
+    shape: BatchShape
+
+    @classmethod
+    def empty(cls, models: int, shape: BatchShape) -> Batch:
+        tokens = (models, shape.tokens, shape.strengths)
+        keys = (models, shape.context, shape.queries, shape.strengths)
+        return cls(torch.ones(tokens), torch.empty(tokens), torch.empty(tokens), torch.empty(keys), shape)
+
+    def first(self, models: int) -> Batch:
+        """The same memory for at most this many models."""
+        room = (self.strengths, self.restored, self.error, self.weighted)
+        return Batch(*(tensor[:models] for tensor in room), self.shape)
+
+    @property
+    def queries(self) -> Float[Tensor, "models queries strengths"]:
+        return self.strengths[:, : self.shape.queries]
+
+    @property
+    def keys(self) -> Float[Tensor, "models context queries strengths"]:
+        return self.strengths[:, self.shape.queries :].unflatten(1, (self.shape.context, -1))
+
+    def scores(
+        self, attention: Float[Tensor, "models strengths strengths"]
+    ) -> Float[Tensor, "models context queries"]:
+        """f_r A f_s for each query and each of its keys."""
+        sought = torch.bmm(self.queries, attention).unsqueeze(1)
+        # A product with a vector of ones is several times faster than a sum over a short last axis.
+        return torch.mul(self.keys, sought, out=self.weighted) @ sought.new_ones(sought.shape[-1])
 
 
-def _scores(
-    queries: Float[Tensor, "models queries features"],
-    matrix: Float[Tensor, "models features features"],
-    keys: Float[Tensor, "models context queries features"],
-) -> Float[Tensor, "models context queries"]:
-    sought = torch.bmm(queries, matrix).unsqueeze(1)
-    # A product with a vector of ones is several times faster than a sum over a short last axis.
-    return (keys * sought) @ keys.new_ones(keys.shape[-1])
+def teacher(settings: Sequence[Setting]) -> Float[Tensor, "models strengths strengths"]:
+    """The target logits T of each model, with a row and column of zeros for the strength that is always 1."""
+    return torch.nn.functional.pad(torch.stack([setting.target() for setting in settings]), (0, 1, 0, 1))
 
 
-def _split(strengths: Tensor, shape: BatchShape) -> tuple[Tensor, Tensor]:
-    blocks = strengths.view(strengths.shape[0], 1 + shape.context, shape.queries, shape.n_features)
-    return blocks[:, 0], blocks[:, 1:]
+@dataclass(frozen=True)
+class _Products:
+    restore: Float[Tensor, "models strengths strengths"]
+    sought: Float[Tensor, "models d_head features"]
+    offered: Float[Tensor, "models d_head features"]
+    attention: Float[Tensor, "models strengths strengths"]
+
+    @classmethod
+    def of(cls, weights: Weights) -> _Products:
+        """G with the bias as last row, W_Q W, W_K W, and A, from one product of all vectors with W."""
+        vectors, n = weights.vectors, weights.n_features
+        inner = torch.bmm(vectors, vectors[:, :n].transpose(1, 2))
+        sought, offered = inner[:, n : n + weights.d_head], inner[:, n + weights.d_head :]
+        restore = torch.zeros(len(inner), n + 1, n + 1)
+        restore[:, :n, :n] = inner[:, :n]
+        restore[:, n, :n] = weights.bias
+        restore[:, n, n] = 1
+        attention = torch.zeros_like(restore)
+        attention[:, :n, :n] = torch.bmm(sought.transpose(1, 2), offered)
+        return cls(restore, sought, offered, attention)
 
 
-def losses(
-    weights: Weights,
-    strengths: Float[Tensor, "models tokens features"],
-    target: Float[Tensor, "models features features"],
-    shape: BatchShape,
-) -> Losses:
+def losses(weights: Weights, batch: Batch, target: Float[Tensor, "models strengths strengths"]) -> Losses:
     """Squared error summed over features and averaged over tokens; cross-entropy averaged over queries."""
-    gram = weights.features.transpose(1, 2) @ weights.features
-    restored = torch.baddbmm(weights.bias, strengths, gram).clamp_(min=0)
-    queries, keys = _split(strengths, shape)
-    log_head = _scores(queries, attention_matrix(weights), keys).log_softmax(1)
-    log_wanted = _scores(queries, target, keys).log_softmax(1)
+    products = _Products.of(weights)
+    restored = torch.bmm(batch.strengths, products.restore, out=batch.restored).clamp_(min=0)
+    error = torch.sub(restored, batch.strengths, out=batch.error)
+    log_head = batch.scores(products.attention).log_softmax(1)
+    log_wanted = batch.scores(target).log_softmax(1)
     wanted = log_wanted.exp()
     return Losses(
-        reconstruction=(restored - strengths).square().sum(2).mean(1),
+        reconstruction=error.square().sum(2).mean(1),
         attention=-(wanted * log_head).sum(1).mean(1),
         floor=-(wanted * log_wanted).sum(1).mean(1),
     )
@@ -69,30 +117,27 @@ def losses(
 def write_gradient(
     gradient: Weights,
     weights: Weights,
-    strengths: Float[Tensor, "models tokens features"],
-    target: Float[Tensor, "models features features"],
+    batch: Batch,
+    target: Float[Tensor, "models strengths strengths"],
     attention_weight: Float[Tensor, "models 1 1"],
-    shape: BatchShape,
 ) -> None:
     """Write d(reconstruction + lambda attention)/d(weights) into `gradient`."""
-    features = weights.features
-    gram = features.transpose(1, 2) @ features
-    restored = torch.baddbmm(weights.bias, strengths, gram).clamp_(min=0)
-    error = torch.ops.aten.threshold_backward(restored - strengths, restored, 0).mul_(2 / shape.tokens)
-    torch.sum(error, 1, keepdim=True, out=gradient.bias)
-    to_gram = torch.bmm(strengths.transpose(1, 2), error)
+    n, end, shape = weights.n_features, weights.n_features + weights.d_head, batch.shape
+    products = _Products.of(weights)
+    restored = torch.bmm(batch.strengths, products.restore, out=batch.restored).clamp_(min=0)
+    error = torch.sub(restored, batch.strengths, out=batch.error)
+    torch.ops.aten.threshold_backward(error, restored, 0, grad_input=error)
+    to_restore = torch.bmm(batch.strengths.transpose(1, 2), error).mul_(2 / shape.tokens)
 
-    sought, offered = weights.query @ features, weights.key @ features
-    queries, keys = _split(strengths, shape)
-    head = _scores(queries, sought.transpose(1, 2) @ offered, keys).softmax(1)
-    wanted = _scores(queries, target, keys).softmax(1)
-    miss = (head - wanted).mul_(attention_weight / shape.queries)
-    to_attention = torch.bmm(queries.transpose(1, 2), (keys * miss.unsqueeze(-1)).sum(1))
+    miss = batch.scores(products.attention).softmax(1).sub_(batch.scores(target).softmax(1))
+    miss.mul_(attention_weight / shape.queries)
+    found = torch.mul(batch.keys, miss.unsqueeze(3), out=batch.weighted).sum(1)
+    to_attention = torch.bmm(batch.queries.transpose(1, 2), found)[:, :n, :n]
 
-    to_sought = offered @ to_attention.transpose(1, 2)
-    to_offered = sought @ to_attention
-    torch.bmm(to_sought, features.transpose(1, 2), out=gradient.query)
-    torch.bmm(to_offered, features.transpose(1, 2), out=gradient.key)
-    torch.bmm(features, to_gram + to_gram.transpose(1, 2), out=gradient.features)
-    gradient.features.baddbmm_(weights.query.transpose(1, 2), to_sought)
-    gradient.features.baddbmm_(weights.key.transpose(1, 2), to_offered)
+    # The inner products of all vectors have this gradient; the vectors have its symmetric double.
+    inner = torch.zeros(len(error), end + weights.d_head, end + weights.d_head)
+    inner[:, :n, :n] = to_restore[:, :n, :n]
+    inner[:, n:end, :n] = torch.bmm(products.offered, to_attention.transpose(1, 2))
+    inner[:, end:, :n] = torch.bmm(products.sought, to_attention)
+    gradient.vectors.copy_(torch.bmm(inner + inner.transpose(1, 2), weights.vectors))
+    gradient.bias.copy_(to_restore[:, n, :n])

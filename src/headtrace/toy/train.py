@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headtrace.errors import InputError
 from headtrace.toy.data import BatchShape, UniformStream, strengths
-from headtrace.toy.gradient import losses, write_gradient
+from headtrace.toy.gradient import Batch, losses, teacher, write_gradient
 from headtrace.toy.setting import Setting
 from headtrace.toy.weights import Weights
 
@@ -101,14 +101,15 @@ class Group:
         self.settings, self.seeds, self.steps = settings, seeds, steps
         self.shape = BatchShape(settings[0].context, settings[0].n_features)
         self.weights = Weights.initial(settings, seeds)
-        flat, features = self.weights.flat, self.weights.features
-        self.gradient = Weights.view(
-            torch.zeros_like(flat), features.shape[1], self.weights.query.shape[1], features.shape[2]
-        )
+        flat = self.weights.flat
+        self.gradient = self.weights.with_flat(torch.zeros_like(flat))
         self.momentum, self.variance = torch.zeros_like(flat), torch.zeros_like(flat)
-        self.target = torch.stack([setting.target() for setting in settings])
-        self.probability = torch.tensor([setting.probability for setting in settings]).view(-1, 1, 1)
+        self.target = teacher(settings)
         self.attention_weight = torch.tensor([s.attention_weight for s in settings]).view(-1, 1, 1)
+        size = max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths))
+        batch = Batch.empty(min(size, len(seeds)), self.shape)
+        starts = range(0, len(seeds), size)
+        self.parts = [(i, min(i + size, len(seeds)), batch.first(len(seeds) - i)) for i in starts]
         self.streams = {seed: UniformStream(seed, self.shape) for seed in seeds}
 
     def run(self, snapshots: tuple[int, ...], progress: Progress | None) -> list[Model]:
@@ -126,17 +127,16 @@ class Group:
 
     def _step(self, step: int) -> None:
         uniform = {seed: stream.draw() for seed, stream in self.streams.items()}
-        size = max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.n_features))
-        for start in range(0, len(self.seeds), size):
-            part = slice(start, start + size)
-            drawn = torch.stack([uniform[seed] for seed in self.seeds[part]])
+        for start, stop, batch in self.parts:
+            for index in range(start, stop):
+                room = batch.strengths[index - start]
+                strengths(uniform[self.seeds[index]], self.settings[index].probability, out=room)
             write_gradient(
-                self.gradient.part(start, start + size),
-                self.weights.part(start, start + size),
-                strengths(drawn, self.probability[part]),
-                self.target[part],
-                self.attention_weight[part],
-                self.shape,
+                self.gradient.with_flat(self.gradient.flat[start:stop]),
+                self.weights.with_flat(self.weights.flat[start:stop]),
+                batch,
+                self.target[start:stop],
+                self.attention_weight[start:stop],
             )
         self._adamw(step)
 
@@ -154,28 +154,25 @@ class Group:
         """The weights, and their losses on a held-out batch that stays the same during the whole training."""
         shape = BatchShape(self.shape.context, self.shape.n_features, EVALUATION_KEYS)
         drawn = {s: UniformStream(s, shape, evaluation=True).draw() for s in self.streams}
+        batch = Batch.empty(1, shape)
         rows: list[Tensor] = []
-        for index, seed in enumerate(self.seeds):
-            part = slice(index, index + 1)
-            tokens = strengths(drawn[seed][None], self.probability[part])
-            lost = losses(self.weights.part(index, index + 1), tokens, self.target[part], shape)
+        for index, (setting, seed) in enumerate(zip(self.settings, self.seeds, strict=True)):
+            strengths(drawn[seed], setting.probability, out=batch.strengths[0])
+            one = self.weights.with_flat(self.weights.flat[index : index + 1])
+            lost = losses(one, batch, self.target[index : index + 1])
             rows.append(torch.cat([lost.reconstruction, lost.attention, lost.floor]))
         return self.weights.flat.clone(), torch.stack(rows)
 
     def _models(self, steps: tuple[int, ...], taken: list[tuple[Tensor, Tensor]]) -> list[Model]:
-        like = self.weights
         lost = torch.stack([row for _, row in taken])
-        stacked = [
-            Weights.view(flat, like.features.shape[1], like.query.shape[1], like.features.shape[2])
-            for flat, _ in taken
-        ]
+        stacked = [self.weights.with_flat(flat) for flat, _ in taken]
         return [
             Model(
                 setting,
                 seed,
                 steps,
                 torch.stack([weights.features[index] for weights in stacked]),
-                torch.stack([weights.bias[index, 0] for weights in stacked]),
+                torch.stack([weights.bias[index] for weights in stacked]),
                 torch.stack([weights.query[index, : setting.d_head] for weights in stacked]),
                 torch.stack([weights.key[index, : setting.d_head] for weights in stacked]),
                 lost[:, index, 0],

@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
+    from headtrace.tracing import Tracer
 
 _HOME = {
+    "Circuit": "headtrace.circuits",
+    "load_circuit": "headtrace.circuits",
     "load": "headtrace.models",
+    "Tracer": "headtrace.tracing",
     "Model": "headtrace.models",
     "Recording": "headtrace.models",
 }
 
-__all__ = ["Model", "Recording", "__version__", "load"]
+__all__ = ["Circuit", "Model", "Recording", "Tracer", "__version__", "load", "load_circuit"]
 
 
 def __getattr__(name: str) -> Any:

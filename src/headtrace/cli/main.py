@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 # One module per command (or family of commands); each has `register(app)`.
-COMMANDS: list[str] = []
+COMMANDS: list[str] = ["models", "record", "show", "view"]
 
 
 def _show_version(value: bool) -> None:

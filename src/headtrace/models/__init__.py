@@ -1,1 +1,8 @@
-"""models"""
+"""A Hugging Face causal language model as heads and components: loading, folded weights, recordings."""
+
+from headtrace.models.architectures import ARCHITECTURES, Architecture
+from headtrace.models.load import load
+from headtrace.models.model import Model
+from headtrace.models.record import Recording
+
+__all__ = ["ARCHITECTURES", "Architecture", "Model", "Recording", "load"]

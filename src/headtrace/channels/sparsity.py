@@ -1,0 +1,140 @@
+"""How sparse a decomposition is, and the controls that say whether that means anything.
+
+>>> import torch
+>>> sparseness(torch.tensor([4.0, 0.0, 0.0, 0.0]))           # one term does it all: 1/n
+tensor(0.2500)
+>>> n_recon(torch.tensor([3.0, 2.0, -1.0, -2.0]))            # 3 >= 3 + 2 - 1 - 2
+tensor(1)
+>>> signal_set(torch.tensor([5.0, 1.0, 0.5, -2.0]))          # noise: 0.5 + 1 - 2 <= 0
+tensor([ True, False, False, False])
+
+Two controls, since there are two questions. ``"basis"``: is the singular basis special among all bases for this very score? The same
+logit is decomposed in randomly rotated bases, ``Omega = (U S^1/2 R)(V S^1/2 R)^T``; the terms change, their sum does not. ``"spectrum"``:
+would any head of this spectrum and rank look sparse? U and V are rotated independently, ``Omega' = (U P) S (V Q)^T``, and the same tokens
+are put to this other head; its logit is another one. A head of rank one is sparse under ``"spectrum"`` too, and not under ``"basis"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Control = Literal["basis", "spectrum"]
+
+CHUNK_NUMBERS = 20_000_000
+"""Rotated terms are made in chunks of firings of about this many numbers."""
+
+
+def sparseness(
+    values: Float[Tensor, "*batch n"], count: Int[Tensor, "*batch"] | int | None = None
+) -> Float[Tensor, "*batch"]:
+    """``(mean |v|)^2 / mean v^2``: 1 when all are equal (or all zero), 1/n when one is nonzero.
+
+    ``count`` is n where the values are padded with zeros (heads of lower rank).
+    """
+    n = values.shape[-1] if count is None else count
+    size = values.abs().amax(dim=-1, keepdim=True)
+    scaled = values.abs() / torch.where(size > 0, size, 1.0)  # squares neither overflow nor vanish
+    ratio = scaled.sum(dim=-1).square() / scaled.square().sum(dim=-1) / n
+    return torch.where(size[..., 0] > 0, ratio, 1.0)
+
+
+def n_recon(terms: Float[Tensor, "*batch n"]) -> Int[Tensor, "*batch"]:
+    """Size of the smallest set of terms whose sum reaches the sum of all (largest first); 0 for a total <= 0."""
+    total = terms.sum(dim=-1, keepdim=True)
+    reached = terms.sort(dim=-1, descending=True).values.cumsum(dim=-1) >= total
+    first = torch.where(reached.any(dim=-1), reached.int().argmax(dim=-1), terms.shape[-1]) + 1
+    # The positive terms always reach the total; where rounding in another order says otherwise, they are the set.
+    size = torch.minimum(first, (terms > 0).sum(dim=-1))
+    return torch.where(total[..., 0] > 0, size, 0)
+
+
+def signal_set(terms: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n"]:
+    """Which terms are signal: all but the largest set whose sum is <= 0 (smallest terms first).
+
+    For a negative total the signs are mirrored, so the signal is then the few terms that make it negative.
+    """
+    total = terms.sum(dim=-1, keepdim=True)
+    mirrored = torch.where(total < 0, -terms, terms)
+    ordered, places = mirrored.sort(dim=-1)
+    signal = torch.empty_like(ordered, dtype=torch.bool)
+    signal.scatter_(-1, places, (ordered.cumsum(dim=-1) > 0) & (ordered > 0))
+    return signal
+
+
+@dataclass(frozen=True, eq=False)
+class RotationControl:
+    """Sparseness and ``n_recon`` of some firings under many random rotations."""
+
+    control: Control
+    sparseness: Float[Tensor, "rotation firing"]
+    n_recon: Int[Tensor, "rotation firing"]
+
+    @property
+    def mean_sparseness(self) -> Float[Tensor, " firing"]:
+        return self.sparseness.mean(dim=0)
+
+    @property
+    def mean_n_recon(self) -> Float[Tensor, " firing"]:
+        return self.n_recon.double().mean(dim=0)
+
+    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, " firing"], Float[Tensor, " firing"]]:
+        """Between which values the given share of the rotations' sparseness lies, for each firing."""
+        tail = (1 - level) / 2
+        low, high = torch.quantile(self.sparseness, self.sparseness.new_tensor([tail, 1 - tail]), dim=0)
+        return low, high
+
+
+def random_rotations(n: int, size: int, generator: torch.Generator) -> Float[Tensor, "n size size"]:
+    """Orthogonal matrices, uniform over all of them."""
+    Q, R = torch.linalg.qr(torch.randn(n, size, size, generator=generator, dtype=torch.float64))
+    return Q * R.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+
+
+def rotated_terms(
+    query: Float[Tensor, "firing channel"],
+    key: Float[Tensor, "firing channel"],
+    singular_values: Float[Tensor, "firing channel"],
+    rotations: tuple[Float[Tensor, "rotation channel channel"], Float[Tensor, "rotation channel channel"]],
+    control: Control,
+) -> Float[Tensor, "rotation firing channel"]:
+    """Terms after rotation; ``query`` carries the singular values, as in ``model.channels``, ``key`` does not."""
+    P, Q = rotations
+    if control == "basis":
+        root = singular_values.sqrt()
+        return ((query / root) @ P) * ((key * root) @ P)
+    return ((query / singular_values) @ P) * singular_values * (key @ Q)
+
+
+def rotation_control(
+    query: Float[Tensor, "firing channel"],
+    key: Float[Tensor, "firing channel"],
+    singular_values: Float[Tensor, "firing channel"],
+    rank: Int[Tensor, " firing"],
+    *,
+    rotations: int = 100,
+    control: Control = "basis",
+    seed: int = 0,
+) -> RotationControl:
+    """Rotate the channels of every firing ``rotations`` times and measure again. Heads of lower rank rotate within it."""
+    found = torch.empty(rotations, len(query), dtype=torch.float64)
+    counts = torch.empty(rotations, len(query), dtype=torch.long)
+    query, key, singular_values = (t.double().cpu() for t in (query, key, singular_values))
+    rank = rank.cpu()
+    for r in rank.unique().tolist():
+        same = (rank == r).nonzero()[:, 0]
+        if r == 0:  # a head without any channel
+            found[:, same], counts[:, same] = 1.0, 0
+            continue
+        generator = torch.Generator().manual_seed(seed)
+        draws = random_rotations(rotations, r, generator), random_rotations(rotations, r, generator)
+        for rows in same.split(max(1, CHUNK_NUMBERS // max(1, rotations * r))):
+            terms = rotated_terms(query[rows, :r], key[rows, :r], singular_values[rows, :r], draws, control)
+            if control == "spectrum":  # another logit, of either sign: its size is what counts
+                terms = terms * torch.where(terms.sum(dim=-1, keepdim=True) < 0, -1.0, 1.0)
+            found[:, rows], counts[:, rows] = sparseness(terms), n_recon(terms)
+    return RotationControl(control, found, counts)

@@ -1,0 +1,216 @@
+"""The SVD of every head's query-key form, never building a d x d matrix.
+
+``Omega = W_Q W_K^T`` has rank at most r = d_head. With thin QR factors ``W_Q = Q_q T_q`` and ``W_K = Q_k T_k`` the SVD of the
+small matrix ``T_q T_k^T`` is the SVD of Omega. Inside the head it is a change of basis,
+
+    a = q @ to_query,   b = k @ to_key,   logit = scale * sum over channels of a_k b_k
+
+for queries and keys as attention uses them (after bias, QK-norm and rotary positions), because
+``to_query @ to_key^T`` is the identity.
+
+    model.channels.singular_values        # (layers, heads, channels)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headtrace.cache import cache_folder
+from headtrace.errors import IdentityError, InputError
+from headtrace.vocabulary import head_name
+
+if TYPE_CHECKING:
+    from headtrace.models import Model
+
+Bias = Literal["offset", "homogeneous"]
+
+RANK_TOLERANCE = 1e-10
+"""Singular values below this share of the largest count as zero. float32 weights carry seven digits, and a product of
+two of them keeps true small values far above this; exact zeros (pruned or repeated columns) come out near 1e-16."""
+
+RECONSTRUCTION_TOLERANCE = 1e-10
+"""Relative error allowed for a head put together again from its channels, in float64."""
+
+CHOLESKY_CONDITION = 3e3
+"""Up to this condition number (Frobenius, an upper bound) the Cholesky route to T is exact to 1e-9."""
+
+CACHE_FROM_NUMBERS = 1_000_000
+"""Models with fewer numbers in their change-of-basis matrices are decomposed anew each time: it takes no time."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelChannels:
+    """The channels of all heads of a model."""
+
+    singular_values: Float[Tensor, "layer head channel"]
+    to_query: Float[Tensor, "layer head d_head channel"]
+    """G_d: from a query to its channel coefficients."""
+    to_key: Float[Tensor, "layer head d_head channel"]
+    """G_s: from a key to its channel coefficients."""
+    rank: Int[Tensor, "layer head"]
+    reconstruction_error: Float[Tensor, "layer head"]
+    bias: Bias = "offset"
+
+    @property
+    def deficient(self) -> list[tuple[int, int]]:
+        """Heads (layer, head) whose rank is less than d_head; their attention has a remainder outside all channels."""
+        return [(int(l), int(h)) for l, h in (self.rank < self.singular_values.shape[-1]).nonzero()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        names = ("singular_values", "to_query", "to_key", "rank", "reconstruction_error")
+        return {name: getattr(self, name) for name in names}
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> ModelChannels:
+        moved = {
+            n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in self.tensors().items()
+        }
+        return ModelChannels(**moved, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class HeadSVD:
+    """Some heads' ``W_Q[h] W_K[h]^T = U diag(S) V^T``, in float64."""
+
+    U: Float[Tensor, "head d_model channel"]
+    S: Float[Tensor, "head channel"]
+    to_query: Float[Tensor, "head d_head channel"]
+    to_key: Float[Tensor, "head d_head channel"]
+    error: Float[Tensor, " head"]
+    """Relative error of the head put together again from its channels."""
+    W_K: Float[Tensor, "head d_model d_head"]
+
+    @property
+    def V(self) -> Float[Tensor, "head d_model channel"]:
+        """Right singular vectors: ``W_K T_k^-1 right``."""
+        return self.W_K @ self.to_key
+
+
+def svd_heads(
+    W_Q: Float[Tensor, "head d_model d_head"], W_K: Float[Tensor, "kv_head d_model d_head"]
+) -> HeadSVD:
+    """SVD of ``W_Q W_K^T`` for every query head, by thin QR and an r x r SVD in float64; deterministic signs."""
+    W_Q, W_K = W_Q.double(), W_K.double()
+    T_q, inverse_q = thin_triangle(W_Q)
+    T_k, inverse_k = (t.repeat_interleave(W_Q.shape[0] // W_K.shape[0], dim=0) for t in thin_triangle(W_K))
+    core = T_q @ T_k.mT
+    left, S, right_h = torch.linalg.svd(core)
+    norm = torch.linalg.matrix_norm(core).clamp_min(torch.finfo(torch.float64).tiny)
+    error = torch.linalg.matrix_norm(core - (left * S[:, None]) @ right_h) / norm
+    U = W_Q @ (inverse_q @ left)
+    # (u, v) and (-u, -v) are the same channel: the largest entry of u is made positive.
+    signs = torch.gather(U, 1, U.abs().argmax(dim=1, keepdim=True)).sign()
+    signs = torch.where(signs == 0, 1.0, signs)
+    right = right_h.mT * signs
+    # T_q^-1 left diag(S) = T_k^T right: no inverse, so a singular T_q does no harm. T_k needs its (pseudo-)inverse.
+    return HeadSVD(
+        U=U * signs,
+        S=S,
+        to_query=T_k.mT @ right,
+        to_key=inverse_k @ right,
+        error=error,
+        W_K=W_K.repeat_interleave(W_Q.shape[0] // W_K.shape[0], dim=0),
+    )
+
+
+def thin_triangle(
+    W: Float[Tensor, "head d r"],
+) -> tuple[Float[Tensor, "head r r"], Float[Tensor, "head r r"]]:
+    """The triangle T of a thin QR, ``W = Q T``, and its inverse (pseudo-inverse where W is rank-deficient).
+
+    T is the Cholesky factor of ``W^T W``, which costs one product and is exact to about 1e-16 times the squared
+    condition number; matrices for which that would be worse than 1e-9 go through Householder QR instead.
+    """
+    T, failed = torch.linalg.cholesky_ex(W.mT @ W, upper=True)
+    identity = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device).expand_as(T)
+    inverse = torch.linalg.solve_triangular(T, identity, upper=True)
+    condition = torch.linalg.matrix_norm(T) * torch.linalg.matrix_norm(inverse)
+    for head in ((failed != 0) | ~(condition < CHOLESKY_CONDITION)).nonzero()[:, 0].tolist():
+        T[head] = torch.linalg.qr(W[head], mode="r").R
+        singular = torch.linalg.svdvals(T[head])
+        deficient = bool(singular[-1] <= RANK_TOLERANCE * singular[0])
+        inverse[head] = (
+            torch.linalg.pinv(T[head], rtol=RANK_TOLERANCE)
+            if deficient
+            else torch.linalg.solve_triangular(T[head], identity[head], upper=True)
+        )
+    return T, inverse
+
+
+def condition_numbers(
+    model: Model,
+) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer kv_head"]]:
+    """Condition numbers of every W_Q and W_K (norms folded in); infinite where rank-deficient."""
+    return _condition(model.weights.W_Q), _condition(model.weights.W_K)
+
+
+def _condition(W: Float[Tensor, "layer head d_model d_head"]) -> Float[Tensor, "layer head"]:
+    singular = torch.linalg.svdvals(torch.stack([thin_triangle(layer.double())[0] for layer in W]))
+    largest, smallest = singular[..., 0], singular[..., -1]
+    return torch.where(smallest <= RANK_TOLERANCE * largest, torch.inf, largest / smallest)
+
+
+def _check(svd: HeadSVD, layer: int) -> None:
+    worst = int(svd.error.argmax())
+    if not float(svd.error[worst]) <= RECONSTRUCTION_TOLERANCE:
+        raise IdentityError(
+            f"The channels of {head_name(layer, worst)} do not give back its query-key form: relative error "
+            f"{float(svd.error[worst]):.1e} (allowed {RECONSTRUCTION_TOLERANCE:.0e}). Are the weights finite?"
+        )
+
+
+def _with_bias(W: Tensor, b: Tensor) -> Tensor:
+    """Homogeneous coordinates: the bias as one more input dimension."""
+    return torch.cat((W, b[:, None]), dim=1)
+
+
+def layer_svd(model: Model, layer: int, bias: Bias = "offset") -> HeadSVD:
+    """Singular vectors and values of one layer's heads (``U`` and ``V`` are not kept for the whole model)."""
+    weights = model.weights
+    W_Q, W_K = weights.W_Q[layer], weights.W_K[layer]
+    if bias == "homogeneous":
+        if model.architecture.rotary:
+            raise InputError(
+                f"bias='homogeneous' needs a model without rotary positions; {model.architecture.name} has them. "
+                "Use bias='offset'."
+            )
+        W_Q, W_K = _with_bias(W_Q, weights.b_Q[layer]), _with_bias(W_K, weights.b_K[layer])
+    svd = svd_heads(W_Q, W_K)
+    _check(svd, layer)
+    return svd
+
+
+@torch.inference_mode()
+def decompose_model(model: Model, bias: Bias = "offset") -> ModelChannels:
+    """All heads of a model, computed anew, in float64."""
+    layers = [layer_svd(model, layer, bias) for layer in range(model.n_layers)]
+    S = torch.stack([svd.S for svd in layers])
+    return ModelChannels(
+        singular_values=S,
+        to_query=torch.stack([svd.to_query for svd in layers]),
+        to_key=torch.stack([svd.to_key for svd in layers]),
+        rank=(RANK_TOLERANCE * S[..., :1] < S).sum(dim=-1),
+        reconstruction_error=torch.stack([svd.error for svd in layers]),
+        bias=bias,
+    )
+
+
+def model_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
+    """All heads of a model in the model's dtype, from the cache when these weights were decomposed before."""
+    if model.n_layers * model.n_heads * model.d_head**2 < CACHE_FROM_NUMBERS:
+        return decompose_model(model, bias).to(model.dtype, model.device)
+    path = cache_folder("channels") / f"{model.weights_sha256}-{bias}-1.safetensors"
+    try:
+        channels = ModelChannels(**load_file(path), bias=bias)
+    except (OSError, SafetensorError, TypeError):  # not there, or damaged: make it again
+        channels = decompose_model(model, bias)
+        partial = path.with_suffix(".partial")
+        save_file({name: t.contiguous().cpu() for name, t in channels.tensors().items()}, partial)
+        partial.replace(path)
+    return channels.to(model.dtype, model.device)

@@ -1,0 +1,113 @@
+"""A circuit for other tools: networkx, GraphML, Graphviz."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.circuits.files import write_atomically
+from headtrace.circuits.summary import question
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from headtrace.circuits.circuit import Circuit, Node
+
+_SHAPES = {
+    "head": "ellipse",
+    "mlp": "box",
+    "embedding": "house",
+    "attention_bias": "diamond",
+    "offset": "diamond",
+    "root": "doublecircle",
+}
+_STYLES = {"query": ("#0072b2", "solid"), "key": ("#d55e00", "dashed"), "root": ("#555555", "bold")}
+
+
+def to_networkx(circuit: Circuit) -> nx.MultiDiGraph:
+    """A directed multigraph whose attributes are the fields of nodes and edges."""
+    import networkx as nx
+
+    graph: nx.MultiDiGraph = nx.MultiDiGraph(
+        model=circuit.model.name,
+        prompt=circuit.prompt.text,
+        question=question(circuit),
+        method=circuit.method.name,
+    )
+    for node in circuit.nodes:
+        values = {key: value for key, value in asdict(node).items() if key != "id"}
+        graph.add_node(node.id, name=node.name, token=circuit.token(node.dest), **values)
+    for edge in circuit.edges:
+        values = {key: value for key, value in asdict(edge).items() if key not in ("source", "target")}
+        graph.add_edge(edge.source, edge.target, key=edge.side, **values)
+    return graph
+
+
+def to_graphml(circuit: Circuit, path: str | Path) -> Path:
+    """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out."""
+    import networkx as nx
+
+    graph = to_networkx(circuit)
+    for values in (
+        graph.graph,
+        *(v for _, v in graph.nodes(data=True)),
+        *(v for *_, v in graph.edges(data=True)),
+    ):
+        for key in list(values):
+            if values[key] is None:
+                del values[key]
+            elif isinstance(values[key], (dict, tuple, list)):
+                values[key] = json.dumps(values[key])
+            elif isinstance(values[key], str):
+                values[key] = _xml_text(values[key])
+    return write_atomically(path, "\n".join(nx.generate_graphml(graph)).encode())
+
+
+def _xml_text(text: str) -> str:
+    """XML cannot hold control characters, nor half a surrogate pair."""
+    return "".join(
+        c
+        if c in "\t\n\r" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff")
+        else "\ufffd"
+        for c in text
+    )
+
+
+def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
+    """The circuit in Graphviz's language, leaves at the bottom."""
+    heaviest = max((edge.weight for edge in circuit.edges if edge.side != "root"), default=1.0) or 1.0
+    lines = [
+        "digraph circuit {",
+        "  rankdir=BT;",
+        f"  label={_quoted(question(circuit))};",
+        '  node [fontname="sans-serif"];',
+    ]
+    lines += [
+        f"  n{node.id} [label={_quoted(_dot_label(circuit, node))}, shape={_SHAPES[node.kind]}];"
+        for node in circuit.nodes
+    ]
+    for edge in circuit.edges:
+        colour, style = _STYLES[edge.side]
+        share = 1.0 if edge.side == "root" else max(edge.weight, 0.0) / heaviest
+        lines.append(
+            f"  n{edge.source} -> n{edge.target} [color={_quoted(colour)}, style={style}, "
+            f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={_quoted(f'{edge.side} {edge.weight:.4g}')}];"
+        )
+    text = "\n".join([*lines, "}", ""])
+    if path is not None:
+        write_atomically(path, text.encode(errors="replace"))
+    return text
+
+
+def _dot_label(circuit: Circuit, node: Node) -> str:
+    if node.kind == "root":
+        return question(circuit)
+    tokens = circuit.token(node.dest) + (f" -> {circuit.token(node.src)}" if node.src is not None else "")
+    return f"{node.name}\n{tokens}"
+
+
+def _quoted(value: Any) -> str:
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
+    return f'"{text}"'.replace("\x00", "\ufffd")

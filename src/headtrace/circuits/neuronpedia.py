@@ -1,0 +1,112 @@
+"""Neuronpedia's attribution-graph JSON: metadata, qParams, nodes, links.
+
+Their schema knows features, embeddings and logits. A head becomes a node of its layer whose feature is its
+head index; every node says in its ``clerp`` (their word for a label) what it is here. Their ``influence`` is
+cumulative: a viewer that prunes at 0.8 keeps the nodes at or below 0.8, the most influential first.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.circuits.files import write_atomically
+from headtrace.circuits.influence import node_influence
+from headtrace.circuits.summary import place
+
+if TYPE_CHECKING:
+    from headtrace.circuits.circuit import Circuit, Node
+
+_FEATURE_TYPES = {
+    "head": "attention head",
+    "mlp": "mlp",
+    "embedding": "embedding",
+    "attention_bias": "attention bias",
+    "offset": "attention offset",
+    "root": "logit",
+}
+
+
+def to_neuronpedia(circuit: Circuit, path: str | Path | None, slug: str) -> dict[str, Any]:
+    """The graph as data; written to ``path`` as well if one is given."""
+    influence = _cumulative_influence(circuit)
+    names = {node.id: _node_id(circuit, node) for node in circuit.nodes}
+    data = {
+        "metadata": {
+            "slug": slug,
+            "scan": circuit.model.name,
+            "transcoder_list": [],
+            "prompt_tokens": list(circuit.prompt.tokens),
+            "prompt": circuit.prompt.text or "".join(circuit.prompt.tokens),
+            "schema_version": 1,
+            "info": {
+                "description": circuit.summary(),
+                "generator": {"name": "headtrace", "version": circuit.method.version or ""},
+            },
+            "generation_settings": {"method": circuit.method.name, "tau": circuit.method.tau},
+        },
+        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
+        "nodes": [_node(circuit, node, names[node.id], influence[node.id]) for node in circuit.nodes],
+        "links": [
+            {"source": names[e.source], "target": names[e.target], "weight": float(e.weight), "side": e.side}
+            for e in circuit.edges
+        ],
+    }
+    if path is not None:
+        write_atomically(path, json.dumps(data, indent=1).encode())
+    return data
+
+
+def _cumulative_influence(circuit: Circuit) -> dict[int, float]:
+    own = node_influence(circuit)
+    order = sorted((node.id for node in circuit.nodes), key=lambda i: (-own[i], i))
+    whole = sum(own.values()) or 1.0
+    return {
+        i: min(total / whole, 1.0) for i, total in zip(order, accumulate(own[i] for i in order), strict=True)
+    }
+
+
+def _root_place(circuit: Circuit) -> tuple[int, int]:
+    """The root's layer, one above every component, and its position."""
+    layers = [node.layer for node in circuit.nodes if node.layer is not None]
+    position = circuit.root.position
+    return max(layers, default=0) + 1, len(circuit.prompt.tokens) - 1 if position is None else position
+
+
+def _node_id(circuit: Circuit, node: Node) -> str:
+    if node.kind == "root":
+        layer, position = _root_place(circuit)
+        return f"{layer}_{circuit.root.answer[0] if circuit.root.answer else 0}_{position}"
+    if node.kind == "embedding":
+        return f"E_{circuit.prompt.token_ids[node.dest or 0]}_{node.dest}"
+    if node.kind == "head":
+        return f"{node.layer}_h{node.head}s{node.src}_{node.dest}"
+    short = {"mlp": "mlp", "attention_bias": "bias", "offset": f"offset{node.head}"}[node.kind]
+    return f"{node.layer}_{short}_{node.dest}"
+
+
+def _node(circuit: Circuit, node: Node, name: str, influence: float) -> dict[str, Any]:
+    feature: int | None = node.head
+    layer, position = (str(node.layer), node.dest)
+    if node.kind == "root":
+        top, position = _root_place(circuit)
+        layer, feature = str(top), circuit.root.answer[0] if circuit.root.answer else None
+    elif node.kind == "embedding":
+        layer, feature = "E", node.dest
+    return {
+        "node_id": name,
+        "feature": feature,
+        "layer": layer,
+        "ctx_idx": position,
+        "feature_type": _FEATURE_TYPES[node.kind],
+        "token_prob": 0.0,
+        "is_target_logit": node.kind == "root",
+        "run_idx": 0,
+        "reverse_ctx_idx": 0,
+        "jsNodeId": name,
+        "clerp": node.label or place(circuit, node),
+        "influence": influence,
+        "activation": node.attention,
+    }

@@ -1,0 +1,107 @@
+"""Many circuits in one Parquet file: one row per edge, ready for a query, and still the whole circuits.
+
+    write_parquet(circuits, "circuits.parquet")
+    polars.read_parquet("circuits.parquet").group_by("source_layer", "source_head").len()
+    circuits = read_parquet("circuits.parquet")
+
+The first row of each circuit carries, in ``circuit_json``, everything of it that is not an edge; a circuit
+without edges is one row without an edge.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.circuits.files import to_json, write_atomically
+from headtrace.circuits.reading import circuit_from_json
+from headtrace.errors import InputError
+
+if TYPE_CHECKING:
+    from headtrace.circuits.circuit import Circuit
+
+_PLACE = ("kind", "layer", "head", "dest", "src")
+
+
+def write_parquet(circuits: Iterable[Circuit], path: str | Path) -> Path:
+    """Write circuits to one Parquet file, numbered in the order given."""
+    import polars as pl
+
+    integer = {f"{end}_{key}": pl.Int64 for end in ("source", "target") for key in _PLACE[1:]}
+    schema: dict[str, Any] = {
+        "circuit": pl.Int64,
+        "model": pl.String,
+        "source": pl.Int64,
+        "target": pl.Int64,
+        "side": pl.String,
+        "weight": pl.Float64,
+        "channels": pl.List(pl.Int64),
+        "source_kind": pl.String,
+        "target_kind": pl.String,
+        **integer,
+        "effect": pl.String,
+        "description": pl.String,
+        "circuit_json": pl.String,
+    }
+    rows = [row for number, circuit in enumerate(circuits) for row in _rows(number, circuit)]
+    buffer = io.BytesIO()
+    pl.DataFrame(rows, schema=schema).write_parquet(buffer, compression="zstd")
+    return write_atomically(path, buffer.getvalue())
+
+
+def _rows(number: int, circuit: Circuit) -> list[dict[str, Any]]:
+    data = to_json(circuit)
+    places = {node["id"]: node for node in data["nodes"]}
+    rows: list[dict[str, Any]] = []
+    for edge in data.pop("edges"):
+        row = {"circuit": number, "model": circuit.model.name, **edge}
+        row["effect"] = None if edge.get("effect") is None else json.dumps(edge["effect"])
+        for end in ("source", "target"):
+            row |= {f"{end}_{key}": places[edge[end]][key] for key in _PLACE}
+        rows.append(row)
+    rows = rows or [{"circuit": number, "model": circuit.model.name}]
+    rows[0]["circuit_json"] = json.dumps(data)
+    return rows
+
+
+def read_parquet(path: str | Path) -> list[Circuit]:
+    """The circuits of a file that ``write_parquet`` wrote, validated like any other."""
+    import polars as pl
+
+    try:
+        table = pl.read_parquet(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"No Parquet file at {path}.") from None
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{path} is not a Parquet file that can be read ({error}).") from None
+    missing = {"circuit", "circuit_json", "source", "target", "side", "weight", "channels"} - set(
+        table.columns
+    )
+    if missing:
+        raise InputError(
+            f"{path}: the columns {', '.join(sorted(missing))} are missing; it holds no circuits."
+        )
+    parts: dict[int, dict[str, Any]] = {}
+    for row in table.iter_rows(named=True):
+        number = row["circuit"]
+        if row["circuit_json"] is not None:
+            parts[number] = json.loads(row["circuit_json"]) | {"edges": []}
+        if row["source"] is not None:
+            if number not in parts:
+                raise InputError(
+                    f"{path}: circuit {number} has an edge before its first row; was the table sorted?"
+                )
+            parts[number]["edges"].append(_edge(row))
+    return [circuit_from_json(parts[number]) for number in sorted(parts)]
+
+
+def _edge(row: dict[str, Any]) -> dict[str, Any]:
+    edge = {key: row[key] for key in ("source", "target", "side", "weight", "channels")}
+    if row.get("effect") is not None:
+        edge["effect"] = json.loads(row["effect"])
+    if row.get("description") is not None:
+        edge["description"] = row["description"]
+    return edge

@@ -1,0 +1,109 @@
+"""A circuit in a few lines: text for a terminal, a compact table for a notebook."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headtrace.circuits.circuit import Circuit, Edge, Node
+
+
+def question(circuit: Circuit) -> str:
+    """What the circuit explains, in words: ``" Mary" rather than " John"``."""
+    answer, wrong = circuit.answer_text()
+    if circuit.root.kind == "direction":
+        return circuit.root.label or f"a direction at layer {circuit.root.layer}"
+    if wrong is not None:
+        return f'"{answer}" rather than "{wrong}"'
+    return f'"{answer}"' if answer else "the next token"
+
+
+def origin(circuit: Circuit) -> str:
+    """The model and the method."""
+    return f"{circuit.model.name}, {circuit.method.name}"
+
+
+def size(circuit: Circuit) -> str:
+    """How large the circuit is: firings, edges by side, influence kept."""
+    heads = circuit.heads()
+    sides = Counter(edge.side for edge in circuit.edges)
+    parts = [
+        f"{len(heads)} firings ({sum(head.expanded for head in heads)} expanded)",
+        f"{len(circuit.edges)} edges ({sides['root']} root, {sides['query']} query, {sides['key']} key)",
+    ]
+    if circuit.influence_kept is not None:
+        parts.append(f"{circuit.influence_kept:.0%} of the influence followed to its end")
+    return ", ".join(parts)
+
+
+def place(circuit: Circuit, node: Node) -> str:
+    """A node with the tokens it sits on: ``L9H6 14->3 (" to" -> " Mary")``."""
+    if node.kind == "root":
+        return f"Root ({question(circuit)})"
+    tokens = f'"{circuit.token(node.dest)}"'
+    if node.src is not None:
+        tokens += f' -> "{circuit.token(node.src)}"'
+    return f"{node.name} ({tokens})"
+
+
+def channel_text(edge: Edge) -> str:
+    """The channels of an edge, as a person would list them."""
+    if edge.channels is None:
+        return ""
+    return ("channel " if len(edge.channels) == 1 else "channels ") + ", ".join(map(str, edge.channels))
+
+
+def summary(circuit: Circuit) -> str:
+    """The whole circuit in about a dozen lines."""
+    value = "" if circuit.root.value is None else f", value {circuit.root.value:.4g}"
+    lines = [
+        f"{circuit.prompt.text if circuit.prompt.text is not None else list(circuit.prompt.token_ids)}",
+        f"Why {question(circuit)}? ({circuit.root.kind} root{value}; {origin(circuit)})",
+    ]
+    if not circuit.edges:
+        return "\n".join([*lines, f"No circuit: {circuit.reason or 'it has no edges'}"])
+    lines.append(size(circuit))
+    seeds = sorted((e for e in circuit.edges if e.side == "root"), key=lambda e: -e.weight)
+    for title, edges in (("Straight into the root:", seeds[:8]), ("Strongest signals:", circuit.top(8))):
+        if edges:
+            lines += ["", title, *(_edge_line(circuit, edge) for edge in edges)]
+    if circuit.unexplained:
+        lines += ["", f"Unexplained firings: {', '.join(circuit.unexplained[:8])}"]
+    return "\n".join(lines)
+
+
+def _edge_line(circuit: Circuit, edge: Edge) -> str:
+    text = f"  {edge.weight:8.4f}  {place(circuit, circuit.node(edge.source))}"
+    if edge.side == "root":
+        return text
+    return f"{text} => {edge.side} of {circuit.node(edge.target)}, {channel_text(edge)}"
+
+
+def html_table(circuit: Circuit, rows: int = 12) -> str:
+    """A small table of the strongest edges; all text escaped."""
+    text = escape(circuit.prompt.text or " ".join(circuit.prompt.tokens))
+    head = (
+        f"<p><b>Why {escape(question(circuit))}?</b><br>{text}<br>"
+        f"<small>{escape(origin(circuit))}: {escape(size(circuit))}</small></p>"
+    )
+    if not circuit.edges:
+        return f"<div>{head}<p>No circuit: {escape(circuit.reason or 'it has no edges')}</p></div>"
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{escape(cell)}</td>"
+            for cell in (
+                place(circuit, circuit.node(edge.source)),
+                place(circuit, circuit.node(edge.target)),
+                edge.side,
+                f"{edge.weight:.4f}",
+                channel_text(edge),
+            )
+        )
+        + "</tr>"
+        for edge in circuit.top(rows, by="influence")
+    )
+    titles = "".join(f"<th>{title}</th>" for title in ("from", "to", "side", "weight", "channels"))
+    return f"<div>{head}<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"

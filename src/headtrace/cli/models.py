@@ -1,0 +1,129 @@
+"""``headtrace models`` and ``headtrace info``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from headtrace.cli import options
+from headtrace.cli.options import console
+
+
+def register(app: typer.Typer) -> None:
+    app.command("models")(models)
+    app.command("info")(info)
+
+
+def models() -> None:
+    """List supported architectures and names that are ready to load.
+
+    Example:  headtrace models
+    """
+    from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
+    from headtrace.models.architectures import ARCHITECTURES
+
+    table = Table(title="Architectures", title_justify="left")
+    for column in ("family", "model_type", "norm", "positions", "also"):
+        table.add_column(column)
+    for facts in ARCHITECTURES.values():
+        extras = [
+            "QK-norm" if facts.query_key_norm else "",
+            "norm after attention" if facts.attention_post_norm else "",
+        ]
+        norm = "LayerNorm" if facts.norm == "layer" else "RMSNorm"
+        positions = "rotary" if facts.rotary else "learned"
+        table.add_row(facts.name, facts.model_type, norm, positions, ", ".join(filter(None, extras)))
+    console.print(table)
+    names = Table(title="Ready names", title_justify="left")
+    names.add_column("name")
+    names.add_column("where it comes from")
+    names.add_row(BUILTIN, "shipped inside headtrace")
+    for alias, hub in ALIASES.items():
+        packaged = (
+            f" (or, without a hub, the package {PACKAGED_GGUF[alias][0]})" if alias in PACKAGED_GGUF else ""
+        )
+        names.add_row(alias, hub + packaged)
+    console.print(names)
+    console.print(
+        "Any other hub name, local folder in Hugging Face format or GGUF file of these families works too."
+    )
+
+
+def info(
+    model: options.ModelName,
+    tokens: Annotated[
+        int, typer.Option("--length", help="Prompt length for the memory estimate.", min=1)
+    ] = 128,
+    revision: options.Revision = None,
+) -> None:
+    """Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.
+
+    Examples:  headtrace info smollm2-135m   |   headtrace info gpt2-small --length 1024
+    """
+    loaded = options.load_model(model, revision)
+    from headtrace.models.memory import human, recording_bytes
+
+    config: Any = loaded.hf.config
+    facts = loaded.architecture
+    parameters = sum(p.numel() for p in loaded.hf.parameters())
+    table = Table(show_header=False, title=loaded.name, title_justify="left")
+    group = loaded.n_heads // loaded.n_kv_heads
+    rows: list[tuple[str, str]] = [
+        ("architecture", f"{facts.name} ({facts.model_type})"),
+        ("parameters", f"{parameters:,} ({loaded.dtype}, {loaded.device})"),
+        ("layers", str(loaded.n_layers)),
+        ("heads", f"{loaded.n_heads} per layer, {loaded.n_layers * loaded.n_heads} in all"),
+        ("KV heads", f"{loaded.n_kv_heads} (groups of {group})" if group > 1 else str(loaded.n_kv_heads)),
+        ("d_model, d_head", f"{loaded.d_model}, {loaded.d_head}"),
+        ("vocabulary", f"{loaded.d_vocab:,}"),
+        ("positions", _positions(loaded)),
+        ("norms", _norms(facts)),
+        ("attention softcap", str(getattr(config, "attn_logit_softcapping", None) or "none")),
+        ("output softcap", str(loaded.final_softcap or "none")),
+        ("windows", _windows(config)),
+        ("tokenizer", "none: use token ids" if loaded.tokenizer is None else type(loaded.tokenizer).__name__),
+        ("weights sha256", loaded.weights_sha256),
+        (f"memory, {tokens} tokens", f"about {human(recording_bytes(loaded, tokens))} to record one prompt"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _positions(loaded: Any) -> str:
+    context = "" if loaded.max_positions is None else f", context {loaded.max_positions}"
+    if not loaded.architecture.rotary:
+        return f"learned{context}"
+    rope: dict[str, Any] = getattr(loaded.hf.config, "rope_parameters", None) or {}
+    per_type = {k: v for k, v in rope.items() if isinstance(v, dict)}
+    tables = per_type or {"all layers": rope}
+    parts: list[str] = []
+    for layers, facts in tables.items():
+        partial = facts.get("partial_rotary_factor", 1.0)
+        share = "" if partial == 1.0 else f", {partial:.0%} of d_head"
+        parts.append(
+            f"{facts.get('rope_type', 'default')}, theta {facts.get('rope_theta', '?'):g}{share} ({layers})"
+        )
+    return "rotary: " + "; ".join(parts) + context
+
+
+def _norms(facts: Any) -> str:
+    kind = "LayerNorm" if facts.norm == "layer" else "RMSNorm"
+    places = [
+        "before attention" if facts.attention_norm else "",
+        "after attention" if facts.attention_post_norm else "",
+        "on queries and keys" if facts.query_key_norm else "",
+    ]
+    return f"{kind} " + ", ".join(filter(None, places))
+
+
+def _windows(config: Any) -> str:
+    window = getattr(config, "sliding_window", None)
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    if not window or (kinds is not None and "sliding_attention" not in kinds):
+        return "none: every layer sees the whole prompt"
+    if kinds is None:
+        return f"{window} tokens in every layer"
+    return f"{window} tokens in {kinds.count('sliding_attention')} of {len(kinds)} layers"

@@ -1,0 +1,124 @@
+"""The circuit page: one HTML file that holds everything and asks for nothing.
+
+    circuit.to_html("c.html")
+    headtrace.explorer.write_page([first, second], "both.html")
+
+The modules in ``page/`` are put into one inline script; style and script are named by their hashes in a
+content security policy that allows nothing else. Text from circuits reaches the page as escaped JSON and is
+only ever shown as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headtrace.circuits.circuit import Circuit
+from headtrace.circuits.files import to_json, write_atomically
+from headtrace.circuits.summary import html_table, question, size
+from headtrace.errors import InputError
+from headtrace.explorer.modules import inline_modules
+
+_MEASURES = {"probability": "log-likelihood", "direction": "projection"}
+_POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
+    "form-action 'none'"
+)
+
+
+def write_page(circuits: Circuit | Sequence[Circuit], path: str | Path, compare: bool = False) -> Path:
+    """Write the page of one or several circuits; with ``compare``, two of them side by side at once."""
+    return write_atomically(path, page(circuits, compare).encode())
+
+
+def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
+    """The page as text."""
+    several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
+    if not several:
+        raise InputError("A page needs at least one circuit; none was given.")
+    data = {"circuits": [page_data(circuit) for circuit in several], "compare": compare}
+    title = question(several[0]) if len(several) == 1 else f"{len(several)} circuits"
+    style, script = _part("style.css"), _script()
+    return _fill(
+        _part("template.html"),
+        policy=_POLICY.format(script=_hash(script), style=_hash(style)),
+        title=escape(f"{title} - headtrace"),
+        style=style,
+        script=script,
+        data=json_for_script(data),
+    )
+
+
+def page_data(circuit: Circuit) -> dict[str, Any]:
+    """A circuit file's data, with what the page would have to compute: the influence of each edge, words."""
+    data = to_json(circuit)
+    flows = circuit.flows()
+    for edge, plain in zip(circuit.edges, data["edges"], strict=True):
+        plain["flow"] = flows[edge]
+    difference = "logit difference" if circuit.root.wrong is not None else "logit"
+    return data | {
+        "question": _spoken(circuit),
+        "title": (circuit.prompt.text or " ".join(circuit.prompt.tokens))[:200],
+        "size": size(circuit),
+        "heads": len(circuit.heads()),
+        "root_measure": _MEASURES.get(circuit.root.kind, difference),
+    }
+
+
+def _spoken(circuit: Circuit) -> str:
+    """The question for a heading: the answers without their outer space, in proper quotation marks."""
+    answer, wrong = circuit.answer_text()
+    if circuit.root.kind == "direction" or not answer:
+        return question(circuit)
+    return f"\u201c{answer.strip()}\u201d" + (
+        "" if wrong is None else f" rather than \u201c{wrong.strip()}\u201d"
+    )
+
+
+def json_for_script(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, nor break a line where JavaScript sees one."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def frame(circuit: Circuit, height: int = 640) -> str:
+    """The page as an inline frame for a notebook, with a plain table for readers that drop frames."""
+    return (
+        f'<iframe srcdoc="{escape(page(circuit))}" sandbox="allow-scripts allow-downloads" title="Circuit" '
+        f'width="100%" height="{height}" style="border: 0"></iframe>'
+        f"<details><summary>Strongest edges as a table</summary>{html_table(circuit)}</details>"
+    )
+
+
+@cache
+def _part(name: str) -> str:
+    return (files("headtrace.explorer") / "page" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    folder = files("headtrace.explorer") / "page"
+    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".js"))
+    return inline_modules({name: _part(name) for name in names}, "main.js", "start")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _fill(template: str, **values: str) -> str:
+    """Put values in place of ``{{name}}``, in one pass, so that no value is searched for names."""
+    parts: list[str] = []
+    for piece in template.split("{{"):
+        name, closed, tail = piece.partition("}}")
+        parts.append(values[name] + tail if closed and name in values else piece)
+    return "".join(parts)

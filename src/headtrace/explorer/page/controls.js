@@ -1,0 +1,148 @@
+// The controls: filters (which are also the legend), detail, search, theme, the choice of circuits.
+
+import { byId, el, svg } from "./dom.js";
+import { shape } from "./drawing.js";
+import { FILTERS } from "./graph.js";
+import { SIZE } from "./layout.js";
+import { componentName, nodeName, percent, plural, tokenLabel } from "./text.js";
+
+const ALL_AT_ONCE = 160;
+const AT_FIRST = 110;
+const KIND_LABELS = { head: "head", mlp: "MLP", embedding: "embedding", attention_bias: "bias", offset: "offset" };
+const SIDE_LABELS = { query: "query", key: "key", root: "root" };
+
+export function freshFilters() {
+  return structuredClone(FILTERS);
+}
+
+/** How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. */
+export function firstDetail(graphs) {
+  const most = Math.max(...graphs.map((graph) => graph.edges.length));
+  return most <= ALL_AT_ONCE ? Infinity : AT_FIRST;
+}
+
+/** Wire the controls. `changed(filters)` is called whenever a filter moves. */
+export function createControls(graphs, changed) {
+  const filters = freshFilters();
+  let active = graphs;
+  const wait = debounced(() => changed(filters));
+
+  chips("sides", SIDE_LABELS, filters.sides, sideSample, () => changed(filters));
+  const present = Object.fromEntries(Object.entries(KIND_LABELS).filter(([kind]) => graphs.some((graph) => graph.data.nodes.some((node) => node.kind === kind))));
+  chips("kinds", present, filters.kinds, kindSample, () => changed(filters));
+
+  const detail = byId("detail");
+  const most = () => Math.max(1, ...active.map((graph) => graph.edges.length));
+  const countAt = (value) => (value >= 1000 ? Infinity : Math.round(Math.exp(Math.log(5) + (value / 1000) * Math.log(Math.max(2, most() / 5)))));
+  const valueFor = (count) => (count === Infinity || count >= most() ? 1000 : Math.round((1000 * Math.log(count / 5)) / Math.log(Math.max(2, most() / 5))));
+  const sayDetail = () => {
+    const total = most();
+    const shown = Math.min(total, filters.detail);
+    byId("detail-value").textContent = shown >= total ? `all ${plural(total, "edge")}` : `strongest ${shown.toLocaleString("en")} of ${plural(total, "edge")}`;
+  };
+  detail.addEventListener("input", () => {
+    filters.detail = countAt(Number(detail.value));
+    sayDetail();
+    wait();
+  });
+
+  const weight = byId("weight");
+  weight.addEventListener("input", () => {
+    filters.minWeight = (Number(weight.value) / 100) ** 2;
+    byId("weight-value").textContent = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
+    wait();
+  });
+
+  const [low, high] = [byId("layer-low"), byId("layer-high")];
+  const layersChanged = () => {
+    const limits = [Number(low.value), Number(high.value)];
+    filters.layers = [Math.min(...limits), Math.max(...limits)];
+    wait();
+  };
+  for (const input of [low, high]) input.addEventListener("input", layersChanged);
+
+  const match = byId("match");
+  match.addEventListener("change", () => {
+    filters.match = match.value;
+    changed(filters);
+  });
+
+  /** Set the controls for the circuits that are on the screen. */
+  function reset(nowActive) {
+    active = nowActive;
+    filters.detail = firstDetail(active);
+    detail.value = valueFor(filters.detail);
+    sayDetail();
+    const top = Math.max(...active.map((graph) => graph.layers[1]));
+    for (const input of [low, high]) input.max = top;
+    [low.value, high.value] = [0, top];
+    filters.layers = [0, Infinity];
+    filters.match = match.value = "all";
+    byId("match-control").hidden = active.length < 2;
+  }
+  return { filters, reset };
+}
+
+function chips(id, labels, values, sample, changed) {
+  const buttons = Object.entries(labels).map(([name, label]) => {
+    const button = el("button", { type: "button", class: "chip", "data-name": name, "aria-pressed": "true", title: `Show or hide: ${label}` }, sample(name), label);
+    button.addEventListener("click", () => {
+      values[name] = !values[name];
+      button.setAttribute("aria-pressed", String(values[name]));
+      changed();
+    });
+    return button;
+  });
+  byId(id).replaceChildren(...buttons);
+}
+
+function sideSample(side) {
+  return svg("svg", { class: "sample", width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("path", { class: `edge ${side}`, d: "M1,5H25", "stroke-width": 2.5 }));
+}
+
+function kindSample(kind) {
+  const [w, h] = kind === "head" ? [22, 13] : SIZE[kind].map((size) => size * 0.65);
+  return svg("svg", { class: "sample", width: 26, height: 16, viewBox: "-13 -8 26 16", "aria-hidden": "true" }, svg("g", { class: `node ${kind}` }, ...shape({ kind, attention: null }, { w, h })));
+}
+
+/** Run once in the next frame, however often it is asked for until then. */
+export function debounced(run) {
+  let waiting = 0;
+  return (...given) => {
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(() => run(...given));
+  };
+}
+
+/** Nodes that a search means: L9H6, 9.6, mlp 5, a name with positions, or a token. */
+export function search(graph, text) {
+  const wanted = text.trim().toLowerCase();
+  if (!wanted) return [];
+  const dotted = /^(\d+)[.:](\d+)$/.exec(wanted);
+  const nodes = [...graph.nodes.values()].filter((node) => node.kind !== "root");
+  const by = (test) => nodes.filter(test).sort((a, b) => (b.influence ?? 0) - (a.influence ?? 0));
+  if (dotted) return by((node) => node.kind === "head" && node.layer === Number(dotted[1]) && node.head === Number(dotted[2]));
+  const exact = by((node) => componentName(node).toLowerCase() === wanted);
+  if (exact.length) return exact;
+  const named = by((node) => nodeName(node).toLowerCase().startsWith(wanted));
+  if (named.length) return named;
+  return by((node) => tokenLabel(graph.tokens[node.dest]).toLowerCase().includes(wanted));
+}
+
+/** Light or dark: as the system says, until the button says otherwise. */
+export function createTheme(changed) {
+  const button = byId("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const say = () => {
+    button.setAttribute("aria-label", isDark() ? "Switch to light" : "Switch to dark");
+    button.textContent = isDark() ? "☀" : "☾";
+  };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    say();
+    changed?.();
+  });
+  system.addEventListener("change", say);
+  say();
+}

@@ -1,0 +1,150 @@
+// Pointer and keyboard: hover, pin, pan, zoom, and walking along edges with the arrow keys.
+
+import { byId } from "./dom.js";
+import { describeNode } from "./drawing.js";
+import { edgeCard, nodeCard } from "./details.js";
+
+/** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
+export function makeInteractive(chart, app) {
+  const surface = chart.parts.root;
+  let drag = null;
+  let pending = null;
+
+  const place = (event) => {
+    const box = surface.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+
+  function targetOf(event) {
+    const group = event.target.closest?.(".node");
+    if (group) return { node: Number(group.dataset.id) };
+    const [x, y] = place(event);
+    if (!chart.viewport.inside(x, y)) return null;
+    const edge = chart.edgeAt(x, y);
+    return edge === null ? null : { edge };
+  }
+
+  surface.addEventListener("pointermove", (event) => {
+    if (drag) return dragBy(event);
+    const first = pending === null;
+    pending = event;
+    if (first) {
+      requestAnimationFrame(() => {
+        const latest = pending;
+        pending = null;
+        const target = targetOf(latest);
+        app.hover(chart, target);
+        showCard(chart, target, latest.clientX, latest.clientY);
+      });
+    }
+  });
+  surface.addEventListener("pointerleave", () => {
+    app.hover(chart, null);
+    hideCard();
+  });
+
+  surface.addEventListener("pointerdown", (event) => {
+    if (event.button === 0) drag = { x: event.clientX, y: event.clientY, far: false, pointer: event.pointerId };
+  });
+  function dragBy(event) {
+    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
+    if (!drag.far && Math.hypot(dx, dy) < 5) return;
+    if (!drag.far) surface.setPointerCapture(drag.pointer);
+    drag = { ...drag, x: event.clientX, y: event.clientY, far: true };
+    surface.classList.add("dragging");
+    hideCard();
+    chart.viewport.pan(dx, dy);
+  }
+  surface.addEventListener("pointerup", (event) => {
+    const moved = drag?.far;
+    drag = null;
+    surface.classList.remove("dragging");
+    if (moved) return;
+    const target = targetOf(event);
+    if (target?.node !== undefined) app.pin(chart, target.node);
+    else if (target?.edge !== undefined) app.pin(chart, chart.graph.edges[target.edge].source);
+    else app.pin(chart, null);
+  });
+  surface.addEventListener("pointercancel", () => (drag = null));
+
+  surface.addEventListener("wheel", (event) => {
+    const [x, y] = place(event);
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      chart.viewport.zoom(Math.exp(-event.deltaY * 0.004), x, y);
+    } else if (chart.viewport.view.moved) {
+      event.preventDefault();
+      chart.viewport.pan(-event.deltaX, -event.deltaY);
+    }
+  }, { passive: false });
+
+  surface.addEventListener("focusin", (event) => {
+    const group = event.target.closest(".node");
+    if (!group) return;
+    const id = Number(group.dataset.id);
+    for (const other of chart.parts.nodes.querySelectorAll('[tabindex="0"]')) other.setAttribute("tabindex", "-1");
+    group.setAttribute("tabindex", "0");
+    if (group.matches(":focus-visible")) {
+      chart.viewport.reveal(chart.geometry.nodes.get(id));
+      app.hover(chart, { node: id });
+      byId("live").textContent = describeNode(chart.graph, chart.graph.nodes.get(id));
+    }
+  });
+  surface.addEventListener("focusout", () => app.hover(chart, null));
+  surface.addEventListener("keydown", (event) => onKey(chart, app, event));
+}
+
+function onKey(chart, app, event) {
+  const group = event.target.closest(".node");
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const id = group ? Number(group.dataset.id) : null;
+  const actions = {
+    ArrowUp: () => go(chart, strongest(chart, id, "from", "target")),
+    ArrowDown: () => go(chart, strongest(chart, id, "into", "source")),
+    ArrowLeft: () => go(chart, neighbour(chart, id, -1)),
+    ArrowRight: () => go(chart, neighbour(chart, id, 1)),
+    Enter: () => app.pin(chart, id),
+    " ": () => app.pin(chart, id),
+    Escape: () => app.pin(chart, null),
+    "+": () => chart.viewport.zoom(1.25),
+    "=": () => chart.viewport.zoom(1.25),
+    "-": () => chart.viewport.zoom(0.8),
+    0: () => chart.viewport.fit(),
+  };
+  if (!(event.key in actions)) return;
+  event.preventDefault();
+  actions[event.key]();
+}
+
+function strongest(chart, id, list, end) {
+  if (id === null) return chart.graph.root?.id;
+  return chart.graph.nodes.get(id)[list].map((edge) => edge[end]).find((other) => chart.drawn.nodes.has(other));
+}
+
+/** The next node to the left or right among the causes of the same target, or else in reading order. */
+function neighbour(chart, id, step) {
+  if (id === null) return chart.graph.root?.id;
+  const target = chart.graph.nodes.get(id).from[0]?.target;
+  const siblings = target === undefined ? [id] : [...new Set(chart.graph.nodes.get(target).into.map((edge) => edge.source))];
+  const here = siblings.filter((other) => chart.drawn.nodes.has(other));
+  return here[(here.indexOf(id) + step + here.length) % here.length];
+}
+
+function go(chart, id) {
+  if (id !== undefined) chart.drawn.nodes.get(id)?.focus({ focusVisible: true, preventScroll: true });
+}
+
+export function showCard(chart, target, x, y) {
+  const card = byId("card");
+  if (!target) return hideCard();
+  const { graph } = chart;
+  card.replaceChildren(...(target.node === undefined ? edgeCard(graph, graph.edges[target.edge]) : nodeCard(graph, graph.nodes.get(target.node))).filter(Boolean));
+  card.hidden = false;
+  const [w, h] = [card.offsetWidth, card.offsetHeight];
+  card.style.left = `${Math.max(8, x + 16 + w > innerWidth - 8 ? x - w - 14 : x + 16)}px`;
+  card.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - h - 8))}px`;
+}
+
+export function hideCard() {
+  byId("card").hidden = true;
+}

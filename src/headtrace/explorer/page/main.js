@@ -1,0 +1,169 @@
+// Puts the page together: which circuits are on the screen, and what happens when something is looked at.
+
+import { createChart } from "./chart.js";
+import { comparePanel, counterparts, markShared, unmark } from "./compare.js";
+import { createControls, createTheme, debounced, search } from "./controls.js";
+import { nodePanel, overviewPanel } from "./details.js";
+import { byId, el } from "./dom.js";
+import { savePng, saveSvg } from "./export.js";
+import { indexCircuit } from "./graph.js";
+import { hideCard, makeInteractive } from "./interaction.js";
+import { plural, shorten, tokenLabel } from "./text.js";
+
+export function start() {
+  const data = JSON.parse(byId("data").textContent);
+  const graphs = data.circuits.map(indexCircuit);
+  const state = { chosen: [0], charts: [], withPositions: false, ready: null };
+  const controls = createControls(graphs, (filters) => redraw(filters));
+  createTheme();
+
+  const app = {
+    pin(chart, id) {
+      for (const other of state.charts) if (other !== chart) other.pinned = null;
+      chart.pinned = id !== null && chart.pinned === id ? null : id;
+      for (const other of state.charts) other.light(null);
+      showCounterparts(chart, chart.pinned);
+      showPanel();
+    },
+    hover(chart, target) {
+      chart.light(target);
+      showCounterparts(chart, target?.node ?? chart.pinned);
+    },
+  };
+
+  function showCounterparts(chart, id) {
+    if (state.charts.length < 2) return;
+    const other = state.charts[1 - state.charts.indexOf(chart)];
+    const alike = id === null || id === undefined ? [] : counterparts(chart.graph, chart.graph.nodes.get(id), other.graph);
+    other.light(alike.length ? { node: alike[0] } : null);
+  }
+
+  /** Go to a node from a list: pin it where it is. */
+  function choose(chart, id) {
+    if (chart.pinned !== id) app.pin(chart, id);
+    const place = chart.geometry.nodes.get(id);
+    if (place) chart.viewport.reveal(place);
+  }
+
+  function showPanel() {
+    const chart = state.charts.find((candidate) => candidate.pinned !== null);
+    const content = chart
+      ? nodePanel(chart.graph, chart.graph.nodes.get(chart.pinned), (id) => choose(chart, id), () => app.pin(chart, null))
+      : state.charts.length === 2
+        ? comparePanel(state.charts[0].graph, state.charts[1].graph, state.withPositions, (which, id) => choose(state.charts[which], id))
+        : overviewPanel(state.charts[0].graph, (id) => choose(state.charts[0], id));
+    byId("panel").replaceChildren(...content);
+    byId("panel").scrollTop = 0;
+  }
+
+  function build() {
+    hideCard();
+    const shown = state.chosen.map((i) => graphs[i]);
+    graphs.forEach(unmark);
+    if (shown.length === 2) state.withPositions = markShared(shown[0], shown[1]);
+    document.body.classList.toggle("comparing", shown.length === 2);
+    const hosts = shown.map((graph, i) => el("div", { class: "host", "data-side": "AB"[i] }));
+    const frames = hosts.map((host, i) =>
+      el("figure", { class: "frame" }, shown.length === 2 ? el("figcaption", {}, el("b", {}, "AB"[i]), " ", el("bdi", {}, shown[i].data.title)) : null, host));
+    byId("charts").replaceChildren(...frames);
+    state.charts = hosts.map((host, i) => createChart(host, shown[i], `Circuit: ${shown[i].data.question}. Arrow keys follow the edges, Enter pins.`));
+    for (const chart of state.charts) {
+      makeInteractive(chart, app);
+      sizes.observe(chart.host);
+    }
+    controls.reset(shown);
+    describe(shown);
+    redraw(controls.filters);
+    showPanel();
+  }
+
+  const soon = debounced((run) => run());
+  const sizes = new ResizeObserver((entries) => {
+    const shown = state.charts.filter((chart) => entries.some((entry) => entry.target === chart.host));
+    if (shown.filter((chart) => chart.resize()).length) soon(() => redraw(controls.filters));
+  });
+
+  function redraw(filters) {
+    for (const chart of state.charts) chart.resize();
+    state.ready = Promise.all(state.charts.map((chart) => chart.show(filters))).then(() => {
+      const { shown, rest } = state.charts[0].selection;
+      const weaker = rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : "";
+      byId("status").textContent = state.charts.length === 2 ? "" : `${plural(shown.length, "edge")} drawn${weaker}`;
+      find(byId("search").value, false);
+      document.documentElement.dataset.ready = String(Number(document.documentElement.dataset.ready ?? 0) + 1);
+    });
+  }
+
+  function describe(shown) {
+    const { data: circuit } = shown[0];
+    byId("question").replaceChildren("Why ", el("bdi", {}, circuit.question), "?");
+    byId("subtitle").textContent = `${circuit.model.name} · ${circuit.method.name} · ${circuit.size}`;
+    byId("empty").hidden = shown.some((graph) => graph.edges.length > 0);
+    byId("empty").textContent = `No circuit: ${circuit.reason ?? "it has no edges."}`;
+  }
+
+  // Several circuits: a switch, and a second one beside the first.
+
+  function fillChoices() {
+    const options = () => graphs.map((graph, i) => el("option", { value: i }, `${i + 1}. ${shorten(graph.data.title, 70)}`));
+    byId("first").replaceChildren(...options());
+    byId("second").replaceChildren(el("option", { value: "" }, "nothing"), ...options());
+    byId("choice").hidden = graphs.length < 2;
+  }
+
+  function choiceChanged() {
+    const [first, second] = [byId("first").value, byId("second").value];
+    state.chosen = second === "" || second === first ? [Number(first)] : [Number(first), Number(second)];
+    if (second === first) byId("second").value = "";
+    build();
+  }
+
+  // Search: matches are ringed as one types, Enter walks through them.
+
+  let walk = 0;
+  function find(text, announce = true) {
+    const found = state.charts.map((chart) => search(chart.graph, text));
+    state.charts.forEach((chart, i) => chart.matches(new Set(found[i].map((node) => node.id))));
+    const count = found.reduce((sum, list) => sum + list.length, 0);
+    byId("found").textContent = text.trim() ? (count ? `${count} found` : "none") : "";
+    if (announce) walk = 0;
+    return found;
+  }
+
+  function nextMatch() {
+    const matches = find(byId("search").value, false).flatMap((list, i) => list.map((node) => [state.charts[i], node.id]));
+    const visible = matches.filter(([chart, id]) => chart.drawn.nodes.has(id));
+    if (!visible.length) return;
+    const [chart, id] = visible[walk++ % visible.length];
+    if (chart.pinned !== id) choose(chart, id);
+  }
+
+  byId("search").addEventListener("input", (event) => find(event.target.value));
+  byId("search").addEventListener("keydown", (event) => {
+    if (event.key === "Enter") nextMatch();
+    if (event.key === "Escape") {
+      event.target.value = "";
+      find("");
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    event.preventDefault();
+    byId("search").focus();
+  });
+  for (const id of ["first", "second"]) byId(id).addEventListener("change", choiceChanged);
+  byId("fit").addEventListener("click", () => state.charts.forEach((chart) => chart.viewport.fit()));
+  byId("closer").addEventListener("click", () => state.charts.forEach((chart) => chart.viewport.zoom(1.3)));
+  byId("farther").addEventListener("click", () => state.charts.forEach((chart) => chart.viewport.zoom(1 / 1.3)));
+
+  const fileName = (i) => `circuit-${tokenLabel(graphs[state.chosen[i]].data.title).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40).replace(/^-|-$/g, "") || i + 1}`;
+  for (const [id, save] of [["save-svg", saveSvg], ["save-png", savePng]]) {
+    byId(id).addEventListener("click", () => state.charts.forEach((chart, i) => save(chart, chart.graph.data.question, fileName(i))));
+  }
+
+  fillChoices();
+  if (data.compare && graphs.length === 2) state.chosen = [0, 1];
+  [byId("first").value, byId("second").value] = [state.chosen[0], state.chosen[1] ?? ""];
+  build();
+  return state;
+}

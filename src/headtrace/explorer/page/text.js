@@ -1,0 +1,73 @@
+// Text as a person reads it: tokens, numbers, components. Everything returned is plain text, never markup.
+
+const SPECIAL = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣" };
+
+// Control characters and direction overrides would be invisible or would turn their neighbours around.
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
+
+function visible(text) {
+  return text.replace(INVISIBLE, (c) => SPECIAL[c] ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+/** A token for a label: its outer space dropped, whitespace and control characters made visible. */
+export function tokenLabel(token) {
+  const core = token.trim();
+  if (core !== "") return visible(core);
+  return token === "" ? "∅" : [...token].map((c) => SPECIAL[c] ?? visible(c)).join("");
+}
+
+/** A token exactly, in quotes, for details. */
+export function tokenExact(token) {
+  return `“${visible(token)}”`;
+}
+
+export function shorten(text, length) {
+  const letters = [...text];
+  return letters.length <= length ? text : letters.slice(0, length - 1).join("") + "…";
+}
+
+/** Three significant digits, a real minus sign. */
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : size >= 0.1 ? 3 : 4;
+  const text = size < 0.0001 ? value.toExponential(1) : value.toFixed(digits);
+  return text.replace("-", "−");
+}
+
+export function percent(value) {
+  if (value === null || value === undefined) return "–";
+  return value > 0 && value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}%`;
+}
+
+export function plural(count, one, many = `${one}s`) {
+  return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+}
+
+export const KIND_WORDS = {
+  root: "root",
+  head: "attention head",
+  mlp: "MLP",
+  embedding: "embedding",
+  attention_bias: "attention bias",
+  offset: "offset (bias of query or key)",
+};
+
+/** What a component is called: L9H6, MLP 5, … without its position. */
+export function componentName(node) {
+  switch (node.kind) {
+    case "head": return `L${node.layer}H${node.head}`;
+    case "mlp": return `MLP ${node.layer}`;
+    case "embedding": return "Embedding";
+    case "attention_bias": return `Attention bias ${node.layer}`;
+    case "offset": return `Offset L${node.layer}H${node.head}`;
+    default: return "Root";
+  }
+}
+
+/** The node with its place, in the words used everywhere else: L9H6 14->3. */
+export function nodeName(node) {
+  if (node.kind === "root") return "Root";
+  return node.kind === "head" ? `${componentName(node)} ${node.dest}->${node.src}` : `${componentName(node)} @${node.dest}`;
+}

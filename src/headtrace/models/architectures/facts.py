@@ -1,0 +1,93 @@
+"""What headtrace needs to know of an architecture: where its parts are, and nothing else.
+
+An architecture file makes one ``Architecture`` of module paths and small facts. Everything that is
+computed (folding, recording, interventions) is the same code for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The projections of one attention module, split into heads; row vectors: ``q = x @ W_Q[h] + b_Q[h]``."""
+
+    W_Q: Float[Tensor, "head d_model d_head"]
+    W_K: Float[Tensor, "kv_head d_model d_head"]
+    W_V: Float[Tensor, "kv_head d_model d_head"]
+    W_O: Float[Tensor, "head d_head d_model"]
+    b_Q: Float[Tensor, "head d_head"] | None
+    b_K: Float[Tensor, "kv_head d_head"] | None
+    b_V: Float[Tensor, "kv_head d_head"] | None
+    b_O: Float[Tensor, " d_model"] | None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One family of causal language models, as facts."""
+
+    name: str
+    """What people call it."""
+    model_type: str
+    """``config.model_type`` in transformers."""
+    layers: str
+    """Path of the list of blocks, from the model."""
+    final_norm: str
+    """Path of the norm before the unembedding, from the model."""
+    attention: str
+    """Path of the attention module, from a block."""
+    mlp_write: str
+    """Path, from a block, of the module whose output is added to the residual as the MLP's write."""
+    projections: Callable[[nn.Module, int], Projections]
+    """Splits the attention module (second argument: d_head) into heads."""
+    attention_norm: str | None = None
+    """Path, from a block, of the norm before attention; None where attention reads the residual itself."""
+    attention_post_norm: str | None = None
+    """Path, from a block, of a norm applied to what attention writes."""
+    norm: Literal["layer", "rms"] = "rms"
+    """LayerNorm (centres, has a bias) or RMSNorm."""
+    gain_offset: float = 0.0
+    """Added to the stored gain of every norm (Gemma stores gain - 1)."""
+    rotary: bool = True
+    """Rotary positions (their cosines and sines come from the model's own module) or learned ones."""
+    query_key_norm: tuple[str, str] | None = None
+    """Paths, from the attention module, of the norms of queries and keys."""
+    query_key_norm_axes: Literal["token head d_head", "head token d_head", "token projection"] = (
+        "token head d_head"
+    )
+    """The axes, after the batch, of what those norms see."""
+    query_prescaled: bool = False
+    """True where the model multiplies queries by d_head ** -0.5 itself and calls attention with scale 1."""
+    refuse: Callable[[Any], str | None] = lambda config: None
+    """A reason why this variant cannot be decomposed exactly, or None."""
+
+
+def split_columns(weight: Tensor, n_heads: int) -> Float[Tensor, "head d_model d_head"]:
+    """(d_model, heads * d_head) -> one matrix per head."""
+    return weight.reshape(weight.shape[0], n_heads, -1).permute(1, 0, 2)
+
+
+def separate_linears(output: str = "o_proj") -> Callable[[nn.Module, int], Projections]:
+    """``q_proj``, ``k_proj``, ``v_proj`` and an output projection, each an ``nn.Linear``."""
+
+    def read(attention: nn.Module, d_head: int) -> Projections:
+        def heads(name: str) -> tuple[Tensor, Tensor | None]:
+            linear = attention.get_submodule(name)
+            weight: Tensor = linear.weight.T  # type: ignore[assignment]
+            n_heads = weight.shape[1] // d_head
+            bias: Tensor | None = linear.bias  # type: ignore[assignment]
+            return split_columns(weight, n_heads), None if bias is None else bias.reshape(n_heads, d_head)
+
+        (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = heads("q_proj"), heads("k_proj"), heads("v_proj")
+        out = attention.get_submodule(output)
+        weight_out: Tensor = out.weight.T  # type: ignore[assignment]
+        W_O = weight_out.reshape(W_Q.shape[0], d_head, -1)
+        return Projections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, out.bias)  # type: ignore[arg-type]
+
+    return read

@@ -1,0 +1,16 @@
+"""Qwen2: Llama with biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from headtrace.models.architectures.facts import Architecture, separate_linears
+
+ARCHITECTURE = Architecture(
+    name="Qwen2",
+    model_type="qwen2",
+    layers="model.layers",
+    final_norm="model.norm",
+    attention="self_attn",
+    attention_norm="input_layernorm",
+    mlp_write="mlp",
+    projections=separate_linears(),
+)

@@ -1,0 +1,147 @@
+"""The identities that make a recording trustworthy, and the one place that says how exactly they must hold.
+
+Tolerances are relative: to a token's residual norm, to the largest attention logit of a row, to the largest
+output logit. In float32 a residual is a sum of up to a few thousand terms, each rounded at 6e-8, and scores multiply
+two such sums, so errors of 1e-6 to 1e-5 are rounding; 1e-4 leaves a decade and is far below any real mistake (a missing
+bias or a wrong scale gives 1e-2 or more). In float64 the same count gives 1e-14 to 1e-12; 1e-9 leaves room for
+ill-conditioned norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.errors import IdentityError
+
+if TYPE_CHECKING:
+    from headtrace.models.record import Recording
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@dataclass(frozen=True)
+class IdentityReport:
+    """The largest relative error of each identity over all layers, heads and positions."""
+
+    residual: float
+    """Components sum to the residual at every layer."""
+    attention: float
+    """Folded q . k reproduces the attention logits."""
+    output: float
+    """The shares at the final norm reproduce the output logits."""
+    tolerance: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.residual, self.attention, self.output)
+
+
+def tolerance_for(dtype: torch.dtype) -> float:
+    return TOLERANCE[dtype]
+
+
+@torch.inference_mode()
+def check_identities(recording: Recording, tolerance: float | None = None) -> IdentityReport:
+    """Measure the three identities; an error beyond tolerance names where it is and stops."""
+    allowed = tolerance_for(recording.model.dtype) if tolerance is None else tolerance
+    residual = attention = 0.0
+    total = recording.embedding.clone()
+    for layer in range(recording.model.n_layers):
+        residual = max(residual, _residual_error(recording, total, layer, allowed))
+        attention = max(attention, _attention_error(recording, total, layer, allowed))
+        total += recording.layer_writes(layer)
+    residual = max(residual, _residual_error(recording, total, recording.model.n_layers, allowed))
+    return IdentityReport(residual, attention, _output_error(recording, total, allowed), allowed)
+
+
+def _worst(error: Tensor, allowed: float, what: str, names: tuple[str, ...]) -> float:
+    """The largest error, or an IdentityError that says where it is. NaN counts as failure."""
+    flat = int(torch.nan_to_num(error, nan=torch.inf).argmax())
+    value = float(error.flatten()[flat])
+    if not value <= allowed:
+        place = torch.unravel_index(torch.tensor(flat), error.shape)
+        where = ", ".join(f"{name} {int(i)}" for name, i in zip(names, place, strict=True))
+        raise IdentityError(
+            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}. The model does not add up the "
+            "way its architecture says, so nothing that builds on it can be trusted. Is the model patched, quantised "
+            "or of a variant that headtrace does not know?"
+        )
+    return value
+
+
+def _real(recording: Recording) -> Tensor:
+    """Which positions belong to a prompt, not to padding."""
+    positions = torch.arange(recording.token_ids.shape[1], device=recording.token_ids.device)
+    return positions < torch.tensor(recording.lengths, device=positions.device)[:, None]
+
+
+def _residual_error(recording: Recording, total: Tensor, layer: int, allowed: float) -> float:
+    residual = recording.residuals[layer]
+    error = (total - residual).norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-30)
+    what = f"The components do not sum to the residual at layer {layer}"
+    return _worst(error * _real(recording), allowed, what, ("prompt", "position"))
+
+
+def folded_queries_keys(
+    recording: Recording, residual: Float[Tensor, "batch token d_model"], layer: int
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys computed from a residual through the folded weights and the frozen scales."""
+    weights = recording.model.weights
+    xhat = residual / recording.norm_scales[layer][..., None]
+    q = torch.einsum("btd,hdr->bhtr", xhat, weights.W_Q[layer]) + weights.b_Q[layer][:, None]
+    k = torch.einsum("btd,hdr->bhtr", xhat, weights.W_K[layer]) + weights.b_K[layer][:, None]
+    if recording.query_scales is not None and recording.key_scales is not None:
+        q, k = q / recording.query_scales[layer][..., None], k / recording.key_scales[layer][..., None]
+    rotary = recording.rotary[layer]
+    return (q, k) if rotary is None else (rotary.rotate(q), rotary.rotate(k))
+
+
+def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: float) -> float:
+    q, k = folded_queries_keys(recording, total, layer)
+    k = k.repeat_interleave(recording.model.weights.group, dim=1)
+    folded = (q @ k.transpose(-1, -2)) * recording.scales[layer]
+    recorded = recording.raw_logits(layer)
+    hidden = ~recording.visible[layer][:, None]
+    size = recorded.masked_fill(hidden, 0).abs().amax(dim=-1).clamp_min(1.0)
+    error = (folded - recorded).masked_fill_(hidden, 0).abs_().amax(dim=-1) / size
+    what = f"Folded queries and keys do not give the attention logits of layer {layer}"
+    return _worst(error * _real(recording)[:, None], allowed, what, ("prompt", "head", "position"))
+
+
+def output_logits(
+    recording: Recording, residual: Float[Tensor, "batch token d_model"], scale: Tensor
+) -> Tensor:
+    """Output logits of a final residual, with the final norm's scale frozen."""
+    model, weights = recording.model, recording.model.weights
+    if model.architecture.norm == "layer":
+        residual = residual - residual.mean(dim=-1, keepdim=True)
+    normed = residual / scale[..., None] * weights.final_gain + weights.final_bias
+    logits = normed @ weights.W_U.T
+    if weights.b_U is not None:
+        logits = logits + weights.b_U
+    cap = model.final_softcap
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _output_error(recording: Recording, total: Tensor, allowed: float) -> float:
+    scale = recording.norm_scales[-1]
+    kept_all = recording.logits.shape[1] == recording.token_ids.shape[1]
+    if kept_all:
+        real = _real(recording)
+    else:
+        rows = torch.arange(len(recording), device=total.device)
+        ends = torch.tensor(recording.lengths, device=total.device) - 1
+        total, scale = total[rows, ends][:, None], scale[rows, ends][:, None]
+        real = torch.ones_like(scale, dtype=torch.bool)
+    made = output_logits(recording, total, scale)
+    error = (made - recording.logits).abs().amax(dim=-1) / recording.logits.abs().amax(dim=-1).clamp_min(
+        1e-30
+    )
+    return _worst(
+        error * real, allowed, "The shares at the final norm do not give the output", ("prompt", "position")
+    )

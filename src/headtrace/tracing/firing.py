@@ -1,0 +1,211 @@
+"""Why does this head attend here? The smallest set of signals, per side, without which it would not.
+
+Candidates are sorted by attribution and removed one by one until the attention on the source falls below the
+threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix only, in growing
+chunks, for all firings of a layer together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headtrace.tracing.attribution import IG_STEPS, attention_on
+from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
+from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
+from headtrace.vocabulary import Component, Firing
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+
+CANDIDATES_AT_ONCE = 16_000_000
+"""Firings are traced together as long as their candidates number at most this many (64 MB in float32)."""
+
+FIRST_CHUNK = 32
+CHUNK_GROWTH = 8
+
+Tau = float | Callable[[int], float] | None
+
+
+def threshold(tau: Tau, visible_keys: int) -> float:
+    """Attention below which a head no longer counts as attending: by default ``min(1, 2.5 / visible keys)``."""
+    if tau is None:
+        return min(1.0, 2.5 / visible_keys)
+    return float(tau(visible_keys)) if callable(tau) else float(tau)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A component whose signal holds up a firing, with the channels it writes into and the attention it accounts for."""
+
+    component: Component
+    channels: tuple[int, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class SideCauses:
+    """One side of a firing: its causes, and the attention that is left when their signals are removed."""
+
+    causes: tuple[Cause, ...]
+    predicted: float
+    explained: bool
+    """False if everything was removed and the attention still held."""
+
+
+@dataclass(frozen=True)
+class FiringCauses:
+    """A firing and the causes of its query and key side."""
+
+    prompt: int
+    firing: Firing
+    attention: float
+    threshold: float
+    query: SideCauses
+    key: SideCauses
+
+    @property
+    def explained(self) -> bool:
+        return self.query.explained and self.key.explained
+
+    def side(self, side: Literal["query", "key"]) -> SideCauses:
+        return self.query if side == "query" else self.key
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """The greedy prefix of each firing: flat candidate numbers in order of removal, and what each took away."""
+
+    chosen: list[list[int]]
+    drops: list[list[float]]
+    predicted: list[float]
+    explained: list[bool]
+
+
+@torch.inference_mode()
+def trace_firings(
+    recording: Recording, firings: LayerFirings, composer: Composer, tau: Tau = None, ig_steps: int = IG_STEPS
+) -> list[FiringCauses]:
+    """Causes of many firings of one layer."""
+    upstream = Upstream(recording, composer, firings.layer)
+    found: list[FiringCauses] = []
+    for chunk in firing_chunks(recording, firings, upstream):
+        found.extend(_trace_chunk(recording, chunk, upstream, tau, ig_steps))
+    return found
+
+
+def firing_chunks(recording: Recording, firings: LayerFirings, upstream: Upstream) -> Iterator[LayerFirings]:
+    """Firings in groups whose candidates fit into memory together."""
+    step = max(1, CANDIDATES_AT_ONCE // (upstream.catalogue.n_components * recording.model.d_head))
+    for start in range(0, len(firings), step):
+        yield firings[start : start + step]
+
+
+def _trace_chunk(
+    recording: Recording, firings: LayerFirings, upstream: Upstream, tau: Tau, ig_steps: int
+) -> Iterator[FiringCauses]:
+    scores = FiringScores.of(recording, firings, ig_steps)
+    clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
+    limits = [threshold(tau, n) for n in scores.visible.sum(-1).tolist()]
+    limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
+    query = remove_greedily(scores, QueryCandidates.of(scores, upstream), clean, limit)
+    key = remove_greedily(scores, KeyCandidates.of(scores, upstream), clean, limit)
+    places = torch.stack((firings.prompt, firings.head, firings.dest, firings.src), dim=1).tolist()
+    for f, (prompt, head, dest, src) in enumerate(places):
+        sides = (_collect(removal, f, upstream, head) for removal in (query, key))
+        yield FiringCauses(
+            prompt,
+            Firing(firings.layer, head, dest, src),
+            float(clean[f]),
+            limits[f],
+            *sides,  # type: ignore[arg-type]
+        )
+
+
+def remove_greedily(
+    scores: FiringScores,
+    candidates: QueryCandidates | KeyCandidates,
+    clean: Float[Tensor, " firing"],
+    limit: Float[Tensor, " firing"],
+) -> _Removal:
+    """Remove candidates in order of attribution until the attention on the source is below the limit."""
+    attributions = candidates.attributions().flatten(1)
+    n_candidates = attributions.shape[1]
+    n = len(scores.firings)
+    result = _Removal([[] for _ in range(n)], [[] for _ in range(n)], clean.tolist(), [False] * n)
+    active = torch.arange(n, device=clean.device)
+    left, before = scores.logits, clean
+    done, size = 0, FIRST_CHUNK
+    while active.numel() and done < n_candidates:
+        end = min(done + size, n_candidates)
+        order = _largest(attributions if active.numel() == n else attributions[active], end)[:, done:]
+        rows = candidates.rows(active, order)
+        remaining = left[:, None] - rows.cumsum(dim=1)
+        visible, src = scores.visible[active], scores.firings.src[active]
+        attention = attention_on(remaining, visible, src, scores.cap)
+        below = attention < limit[active, None]
+        stops = below.any(dim=1)
+        length = torch.where(stops, below.int().argmax(dim=1) + 1, order.shape[1])
+        _note(result, active, order, attention, before, length, stops)
+        keep = ~stops
+        active, left, before = active[keep], remaining[keep, -1], attention[keep, -1]
+        done, size = end, size * CHUNK_GROWTH
+    return result
+
+
+def _largest(attributions: Float[Tensor, "firing candidate"], k: int) -> Int[Tensor, "firing k"]:
+    """The k candidates of largest attribution in descending order, equal ones in order of their numbers."""
+    if k == attributions.shape[1]:
+        return attributions.sort(dim=1, descending=True, stable=True).indices
+    numbers = attributions.topk(k, dim=1).indices.sort(dim=1).values
+    order = attributions.gather(1, numbers).sort(dim=1, descending=True, stable=True).indices
+    return numbers.gather(1, order)
+
+
+def _note(
+    result: _Removal,
+    active: Tensor,
+    order: Tensor,
+    attention: Tensor,
+    before: Tensor,
+    length: Tensor,
+    stops: Tensor,
+) -> None:
+    """Append this chunk's removals to each firing's prefix."""
+    drops = torch.cat((before[:, None], attention[:, :-1]), dim=1) - attention
+    order, drops = order[:, : int(length.max())], drops[:, : int(length.max())]
+    at_end = attention.gather(1, length[:, None] - 1)[:, 0]
+    columns = (
+        active.tolist(),
+        order.tolist(),
+        drops.tolist(),
+        length.tolist(),
+        at_end.tolist(),
+        stops.tolist(),
+    )
+    for f, numbers, taken, n, left, stopped in zip(*columns, strict=True):
+        result.chosen[f].extend(numbers[:n])
+        result.drops[f].extend(taken[:n])
+        result.predicted[f] = left
+        result.explained[f] = stopped
+
+
+def _collect(removal: _Removal, f: int, upstream: Upstream, head: int) -> SideCauses:
+    """Removals of one firing side, summed by component; strongest first, ties by component number."""
+    n_channels = upstream.recording.model.d_head
+    channels: dict[int, list[int]] = {}
+    weight: dict[int, float] = {}
+    for number, drop in zip(removal.chosen[f], removal.drops[f], strict=True):
+        component, channel = divmod(number, n_channels)
+        channels.setdefault(component, []).append(channel)
+        weight[component] = weight.get(component, 0.0) + drop
+    causes = [
+        Cause(upstream.catalogue.component(c, head), tuple(sorted(channels[c])), weight[c])
+        for c in sorted(weight, key=lambda c: (-weight[c], c))
+    ]
+    return SideCauses(tuple(causes), removal.predicted[f], removal.explained[f])

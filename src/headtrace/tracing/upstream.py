@@ -1,0 +1,183 @@
+"""What upstream components contribute to the queries and keys of one layer's heads.
+
+A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a single vector,
+so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or W_K. That product of weights is
+composed once per model where it fits into memory.
+
+Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset (the *plain* ones), then heads by
+layer, head and source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headtrace.vocabulary import Component
+
+if TYPE_CHECKING:
+    from headtrace.models import Model, Recording
+
+COMPOSED_BYTES = 1_000_000_000
+"""Composed weights are kept for models whose full set takes at most this much (SmolLM2-135M: 0.77 GB, GPT-2 small: 0.31 GB)."""
+
+ReadSide = Literal["query", "key"]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Numbers for the components upstream of a layer."""
+
+    layer: int
+    n_heads: int
+    length: int
+
+    @property
+    def n_plain(self) -> int:
+        return 2 + 2 * self.layer
+
+    @property
+    def n_components(self) -> int:
+        return self.n_plain + self.layer * self.n_heads * self.length
+
+    def component(self, number: int, head: int | None = None) -> Component:
+        """The component behind a number; ``head`` is the reading head, whose own bias an offset is."""
+        l = self.layer
+        if number == 0:
+            return Component("embedding")
+        if number <= l:
+            return Component("mlp", number - 1)
+        if number <= 2 * l:
+            return Component("attention_bias", number - 1 - l)
+        if number == 2 * l + 1:
+            return Component("offset", self.layer, head)
+        rest, src = divmod(number - self.n_plain, self.length)
+        upstream, which = divmod(rest, self.n_heads)
+        return Component("head", upstream, which, src)
+
+
+@dataclass
+class Composer:
+    """Readings of head writes, through composed weights (``W_O W``) where those are kept or cheaper."""
+
+    model: Model
+    kept: dict[tuple[str, int, int], Tensor] = field(default_factory=dict[tuple[str, int, int], Tensor])
+
+    def __post_init__(self) -> None:
+        m = self.model
+        pairs = m.n_heads * m.n_layers * (m.n_layers - 1) // 2 * (m.n_heads + m.n_kv_heads)
+        width = torch.finfo(m.dtype).bits // 8
+        self.keep = pairs * m.d_head**2 * width <= COMPOSED_BYTES
+
+    def read(
+        self, side: ReadSide, layer: int, head: int, values: Float[Tensor, "upstream head token d_head"]
+    ) -> Float[Tensor, "upstream_head token d_head"]:
+        """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
+        weights = self.model.weights
+        W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
+        W_O = weights.W_O[:layer].flatten(0, 1)
+        flat = values.flatten(0, 1)
+        d_model, d_head = W.shape
+        if self.keep:
+            return flat @ self._composed(side, layer, head, W_O, W)
+        # Which order of the three factors costs less depends on the number of tokens.
+        if flat.shape[1] * (d_model - d_head) < d_head * d_model:
+            return (flat @ W_O) @ W
+        return flat @ (W_O @ W)
+
+    def _composed(self, side: str, layer: int, head: int, W_O: Tensor, W: Tensor) -> Tensor:
+        key = (side, layer, head)
+        if key not in self.kept:
+            self.kept[key] = W_O @ W
+        return self.kept[key]
+
+
+@dataclass(frozen=True)
+class LayerFirings:
+    """Firings of one layer, of one or many prompts, as index tensors."""
+
+    layer: int
+    prompt: Int[Tensor, " firing"]
+    head: Int[Tensor, " firing"]
+    dest: Int[Tensor, " firing"]
+    src: Int[Tensor, " firing"]
+
+    def __len__(self) -> int:
+        return self.prompt.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> LayerFirings:
+        return LayerFirings(self.layer, self.prompt[rows], self.head[rows], self.dest[rows], self.src[rows])
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The components upstream of one layer in a recording, read by that layer's heads with all scales frozen."""
+
+    recording: Recording
+    composer: Composer
+    layer: int
+
+    @property
+    def catalogue(self) -> Catalogue:
+        model = self.recording.model
+        return Catalogue(self.layer, model.n_heads, self.recording.token_ids.shape[1])
+
+    def values(self, prompt: int) -> Float[Tensor, "upstream head token d_head"]:
+        """Bare value vectors of all upstream heads."""
+        rec, weights = self.recording, self.recording.model.weights
+        bare = rec.values[: self.layer, prompt] - weights.b_V[: self.layer, :, None]
+        return bare.repeat_interleave(weights.group, dim=1)
+
+    def head_readings(
+        self, side: ReadSide, firings: LayerFirings
+    ) -> Float[Tensor, "firing head_up src d_head"]:
+        """Every upstream head's value vectors as read by each firing's head; equal readers are computed once."""
+        readers = firings.head
+        if side == "key":
+            readers = readers // self.recording.model.weights.group
+        pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
+        known: dict[int, Tensor] = {}
+        rows: list[Tensor] = []
+        for prompt, reader in pairs.T.tolist():
+            if prompt not in known:
+                known = {prompt: self.values(prompt)}
+            rows.append(self.composer.read(side, self.layer, reader, known[prompt]))
+        return torch.stack(rows)[where]
+
+    def plain_writes(self, prompt: int, token: Tensor | slice) -> Float[Tensor, "plain *token d_model"]:
+        """Writes of embedding, MLPs and attention biases (the offset has no write) at some tokens of one prompt."""
+        rec, l = self.recording, self.layer
+        embedding, mlps = rec.embedding[None, prompt, token], rec.mlp_writes[:l, prompt, token]
+        bias = rec.model.weights.attention_bias[:l]
+        bias = bias.reshape(l, *[1] * (mlps.ndim - 2), -1).expand_as(mlps)
+        if rec.post_norm_scales is not None:
+            bias = bias / rec.post_norm_scales[:l, prompt, token, None]
+        return torch.cat((embedding, mlps, bias))
+
+    def plain_queries(self, firings: LayerFirings) -> Float[Tensor, "firing plain d_head"]:
+        """Plain components' parts of each firing's query, before QK-norm and rotary positions, offset last."""
+        rec, weights, l = self.recording, self.recording.model.weights, self.layer
+        b, d = firings.prompt, firings.dest
+        writes = torch.cat((rec.embedding[None, b, d], rec.mlp_writes[:l, b, d]))
+        bias = weights.attention_bias[:l, None].expand(-1, len(firings), -1)
+        if rec.post_norm_scales is not None:
+            bias = bias / rec.post_norm_scales[:l, b, d, None]
+        writes = torch.cat((writes, bias)).transpose(0, 1) / rec.norm_scales[l, b, d][:, None, None]
+        parts = writes @ weights.W_Q[l, firings.head]
+        return torch.cat((parts, weights.b_Q[l, firings.head][:, None]), dim=1)
+
+    def plain_keys(self, firings: LayerFirings) -> Float[Tensor, "firing plain token d_head"]:
+        """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
+        rec, weights, l = self.recording, self.recording.model.weights, self.layer
+        readers = firings.head // weights.group
+        pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
+        rows: list[Tensor] = []
+        for prompt, reader in pairs.T.tolist():
+            writes = self.plain_writes(prompt, slice(None))
+            parts = (writes @ weights.W_K[l, reader]) / rec.norm_scales[l, prompt, :, None]
+            rows.append(torch.cat((parts, weights.b_K[l, reader].expand(1, parts.shape[1], -1))))
+        return torch.stack(rows)[where]

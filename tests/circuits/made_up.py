@@ -1,0 +1,127 @@
+"""Circuits made up for tests and benchmarks: a small one known by heart, and random ones of any size."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from headtrace.circuits import Circuit, Edge, Method, ModelInfo, Node, Prompt, Root
+from headtrace.circuits.influence import node_influence
+
+MODEL = ModelInfo("made-up", "main", "LlamaForCausalLM", "0" * 64)
+TOKENS = ("When", " Mary", " and", " John", " met", ",", " John", " told")
+
+
+def small_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
+    """Ten nodes, eleven edges, every kind; one measured effect, one description, one unexpanded firing."""
+    nodes = (
+        Node(0, "root", expanded=True),
+        Node(1, "head", 9, 6, 7, 1, attention=0.75, expanded=True, predicted={"query": 0.2, "key": 0.25}),
+        Node(2, "head", 5, 2, 7, 6, attention=0.5, expanded=True, threshold=0.3125),
+        Node(3, "head", 4, 0, 1, 0, attention=0.9),
+        Node(4, "mlp", 3, None, 7),
+        Node(5, "mlp", 0, None, 1),
+        Node(6, "embedding", None, None, 1),
+        Node(7, "embedding", None, None, 6),
+        Node(8, "attention_bias", 2, None, 7),
+        Node(9, "offset", 9, 6, 7),
+    )
+    edges = (
+        Edge(1, 0, "root", 2.5),
+        Edge(4, 0, "root", 0.5),
+        Edge(
+            2,
+            1,
+            "query",
+            0.3,
+            (1, 4),
+            effect={"attention": -0.31, "metric": -1.25},
+            description="a name, again",
+        ),
+        Edge(4, 1, "query", 0.1, (7,)),
+        Edge(8, 1, "query", 0.05, (2,)),
+        Edge(9, 1, "query", 0.025, (0,)),
+        Edge(3, 1, "key", 0.2, (3,)),
+        Edge(5, 1, "key", 0.15, (3, 11)),
+        Edge(6, 1, "key", 0.1, (5,)),
+        Edge(4, 2, "query", 0.2, (9,)),
+        Edge(7, 2, "key", 0.15, (9,)),
+    )
+    circuit = Circuit(
+        MODEL,
+        Prompt("".join(tokens), tuple(range(100, 100 + len(tokens))), tokens),
+        Root("linear", (101,), (103,), value=3.5, position=7),
+        Method("acc++", "min(1, 2.5/n)", 64, "0.1.0"),
+        nodes,
+        edges,
+        influence_kept=1.0,
+    )
+    return with_influence(circuit)
+
+
+def random_circuit(n_edges: int = 2000, n_tokens: int = 40, n_layers: int = 30, seed: int = 0) -> Circuit:
+    """A circuit of exactly ``n_edges`` edges, grown downwards from the root as a trace grows."""
+    rng = random.Random(seed)
+    last = n_tokens - 1
+    places: dict[tuple[str, int | None, int | None, int | None, int | None], int] = {
+        ("root",) + (None,) * 4: 0
+    }
+    edges: dict[tuple[int, int, str], Edge] = {}
+    waiting: list[tuple[int, int, int, int]] = []
+
+    def add(
+        place: tuple[str, int | None, int | None, int | None, int | None], target: int, side: str
+    ) -> None:
+        fresh = place not in places
+        source = places.setdefault(place, len(places))
+        weight = 3 * rng.random() if side == "root" else rng.random() ** 4
+        channels = (
+            None if side == "root" else tuple(sorted(rng.sample(range(64), rng.choice((1, 1, 1, 2, 3)))))
+        )
+        edges.setdefault((source, target, side), Edge(source, target, side, round(weight, 5), channels))  # type: ignore[arg-type]
+        if fresh and place[0] == "head" and place[1]:
+            waiting.append((source, place[1], place[3], place[4]))  # type: ignore[arg-type]
+
+    for layer in range(n_layers - 1, n_layers - 6, -1):
+        add(("head", layer, rng.randrange(9), last, rng.randrange(n_tokens)), 0, "root")
+    while len(edges) < n_edges:
+        firing, layer, dest, src = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        for side, position in (("query", dest), ("key", src)):
+            for _ in range(rng.randrange(2, 8)):
+                if len(edges) >= n_edges:
+                    break
+                below = rng.randrange(layer)
+                if rng.random() < 0.45:
+                    source = rng.randrange(position + 1)
+                    add(("head", below, rng.randrange(9), position, source), firing, side)
+                elif rng.random() < 0.15:
+                    add(("embedding", None, None, position, None), firing, side)
+                else:
+                    add(("mlp", below, None, position, None), firing, side)
+    targets = {edge.target for edge in edges.values()}
+    nodes = [
+        Node(i, *place, attention=rng.random() if place[0] == "head" else None, expanded=i in targets)  # type: ignore[arg-type]
+        for place, i in places.items()
+    ]
+    words = (
+        "".join(rng.choice("aeioubdklmnrst") for _ in range(rng.randrange(1, 8))) for _ in range(n_tokens)
+    )
+    tokens = tuple(f" {word}" for word in words)
+    circuit = Circuit(
+        MODEL,
+        Prompt("".join(tokens), tuple(range(n_tokens)), tokens),
+        Root("probability", (3,), None, value=-1.5, position=last),
+        Method("acc++", "min(1, 2.5/n)", 64, "0.1.0"),
+        tuple(nodes),
+        tuple(edges.values()),
+        influence_kept=0.93,
+    )
+    return with_influence(circuit)
+
+
+def with_influence(circuit: Circuit) -> Circuit:
+    """The same circuit with the influence of every node filled in."""
+    influence = node_influence(circuit)
+    return replace(
+        circuit, nodes=tuple(replace(node, influence=influence[node.id]) for node in circuit.nodes)
+    )

@@ -1,0 +1,54 @@
+"""``headtrace show``: the tree holds the circuit, and token text is never read as markup."""
+
+from __future__ import annotations
+
+from made_up import TOKENS, small_circuit
+from rich.console import Console
+from typer.testing import CliRunner
+
+from headtrace.cli import app, main
+from headtrace.cli.show import tree
+
+
+def _lines(circuit, **options) -> list[str]:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(tree(circuit, **options))
+    return console.export_text().splitlines()
+
+
+def test_the_tree_shows_every_edge_once():
+    lines = _lines(small_circuit())
+    titles = 1 + 4  # the root, and a query and a key branch under each of two firings
+    assert len(lines) == titles + len(small_circuit().edges)
+    assert any("L5H2 7->6" in line and "0.3000" in line and "channels 1, 4" in line for line in lines)
+
+
+def test_depth_and_leaves_shorten_the_tree_and_say_so():
+    assert any("..." in line for line in _lines(small_circuit(), depth=1))
+    assert any("and 2 more leaves" in line for line in _lines(small_circuit(), leaves=1))
+
+
+def test_tokens_are_not_markup():
+    lines = _lines(small_circuit(("[bold]", "[/]", *TOKENS[2:])))
+    assert any('"[/]" -> "[bold]"' in line for line in lines)
+
+
+def test_show_prints_summary_and_tree(tmp_path):
+    path = small_circuit().save(tmp_path / "c.json")
+    result = CliRunner().invoke(app, ["show", str(path), "--min-weight", "0.12"])
+    assert result.exit_code == 0
+    assert 'Why " Mary" rather than " John"?' in result.output
+    assert "L4H0 1->0" in result.output
+    assert "Offset" not in result.output
+
+
+def test_show_of_a_damaged_file_exits_with_2_and_names_the_field(tmp_path, capsys):
+    path = tmp_path / "c.json"
+    path.write_text(small_circuit().save(path).read_text().replace('"side": "key"', '"side": "value"', 1))
+    try:
+        main(["show", str(path)])
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert ".side: expected one of query, key, root" in capsys.readouterr().err.replace("\n", " ")

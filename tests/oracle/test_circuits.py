@@ -1,0 +1,45 @@
+"""Circuits agree with those that an independent implementation found (data in `tests/oracle/data`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.oracle.comparison import Agreement, circuit_edges, oracle_edges
+
+import headtrace
+
+MODELS = ("gpt2", "neox", "llama", "qwen2")
+
+
+def trace_case(tracer: headtrace.Tracer, case: dict) -> headtrace.Circuit:
+    wrong = case["wrong"] if case["seeding"] == "linear" else None
+    root = "linear" if case["seeding"] == "linear" else "probability"
+    return tracer.trace(case["tokens"], case["answer"], wrong, root=root)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_edges_channels_and_weights_agree_on_every_case(name: str, oracle_folder: Path) -> None:
+    tracer = headtrace.Tracer(headtrace.load(oracle_folder / name), max_firings=None)
+    agreement = Agreement()
+    for case in json.loads((oracle_folder / name / "oracle.json").read_text())["cases"]:
+        circuit = trace_case(tracer, case)
+        agreement.add(circuit_edges(circuit), oracle_edges(case))
+        assert bool(circuit.edges) == bool(case["edges"])
+        assert bool(circuit.reason) == (not case["edges"])
+    assert agreement.edges >= 0.99, agreement.differing
+    assert agreement.pairs >= 0.99
+    assert agreement.weight_error < 1e-3
+
+
+@pytest.mark.smollm2
+def test_the_mary_and_john_circuit_of_smollm2_agrees(smollm2, oracle_folder: Path) -> None:
+    (case,) = json.loads((oracle_folder / "smollm2.json").read_text())["cases"]
+    circuit = trace_case(headtrace.Tracer(smollm2), case)
+    assert list(circuit.prompt.token_ids) == case["tokens"]
+    agreement = Agreement()
+    agreement.add(circuit_edges(circuit), oracle_edges(case))
+    assert agreement.edges >= 0.99, agreement.differing
+    assert agreement.pairs >= 0.99
+    assert agreement.weight_error < 1e-3

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 # One module per command (or family of commands); each has `register(app)`.
-COMMANDS: list[str] = ["models", "record", "show", "view"]
+COMMANDS: list[str] = ["models", "record", "show", "view", "toy"]
 
 
 def _show_version(value: bool) -> None:

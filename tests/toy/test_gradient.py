@@ -68,19 +68,30 @@ def test_training_follows_torch_adamw_with_cosine_decay() -> None:
     plain = train_one(setting, 3, steps)
     ours = train([setting], [3], steps).of(0, 3)
     # Single precision, sixty steps of 1e-3: rounding may move a weight by far less than one step.
-    for mine, theirs in ((ours.features[-1], plain.features), (ours.query[-1], plain.query), (ours.bias[-1], plain.bias)):
+    for mine, theirs in (
+        (ours.features[-1], plain.features),
+        (ours.query[-1], plain.query),
+        (ours.bias[-1], plain.bias),
+    ):
         torch.testing.assert_close(mine, theirs.detach(), rtol=0, atol=2e-5)
     moved = (plain.features.detach() - ToyModel(setting, 3).features.detach()).abs().max()
     assert moved > 1e-2
 
 
 def test_a_model_is_the_same_alone_and_in_company() -> None:
-    company = [Setting(), Setting(d_head=4), Setting(probability=0.1), Setting(n_features=10, pairs=FOUR_PAIRS)]
+    company = [
+        Setting(),
+        Setting(d_head=4),
+        Setting(probability=0.1),
+        Setting(n_features=10, pairs=FOUR_PAIRS),
+    ]
     together = train(company, [5, 6], 30)
     for index, setting in enumerate(company):
         alone = train([setting], [6], 30).of(0, 6)
         for name in ("features", "query", "key", "bias"):
-            torch.testing.assert_close(getattr(together.of(index, 6), name), getattr(alone, name), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                getattr(together.of(index, 6), name), getattr(alone, name), rtol=0, atol=1e-5
+            )
 
 
 def test_training_is_reproducible_from_its_seed_to_the_last_bit() -> None:

@@ -74,7 +74,9 @@ def test_n_recon_is_the_smallest_number_of_largest_terms(values: list[float]) ->
 def test_terms_sum_to_relative_attention_and_rotation_keeps_the_spectrum() -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn(4, 7, generator=generator, dtype=torch.float64) for _ in range(2))
-    r, s, others = (torch.randn(*n, 7, generator=generator, dtype=torch.float64) for n in ((5,), (5,), (5, 3)))
+    r, s, others = (
+        torch.randn(*n, 7, generator=generator, dtype=torch.float64) for n in ((5,), (5,), (5, 3))
+    )
     found = channels(query, key)
     omega = query.T @ key
     wanted = torch.einsum("pd,de,pe->p", r, omega, s - others.mean(1))
@@ -102,7 +104,14 @@ def test_geometry_of_antipodal_pairs() -> None:
 def test_recovery_reads_the_pairs_off_a_clean_head() -> None:
     setting = Setting(pairs=falling_pairs(3, 9.0), n_features=12, d_model=8, d_head=8)
     frame = orthogonal(8, torch.Generator().manual_seed(3))
-    features = torch.cat([frame, -frame[:, 6:], frame[:, 6:] * 0.5, ], dim=1)
+    features = torch.cat(
+        [
+            frame,
+            -frame[:, 6:],
+            frame[:, 6:] * 0.5,
+        ],
+        dim=1,
+    )
     found = recover(ideal_omega(features, setting.target()), features)
     assert found.share_of({(0, 3), (1, 4), (2, 5)}) == 1
     assert found.precision({(0, 3), (1, 4), (2, 5)}) == 1

@@ -39,7 +39,9 @@ def toy(
     name: str = typer.Argument(help="An experiment, or 'all'."),
     quick: bool = typer.Option(False, "--quick", help="A small version, in seconds."),
     seed: int = typer.Option(0, "--seed", min=0, help="Everything random comes from here."),
-    out: Path = typer.Option(Path("toy"), "--out", help="Folder for figures, Parquet table and JSON findings."),
+    out: Path = typer.Option(
+        Path("toy"), "--out", help="Folder for figures, Parquet table and JSON findings."
+    ),
 ) -> None:
     from headtrace.errors import InputError
 

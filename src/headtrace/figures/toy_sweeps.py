@@ -24,11 +24,22 @@ def _pairs(axes: Axes, part: pl.DataFrame) -> None:
     for (pair, logit), rows in part.group_by("pair", "target_logit", maintain_order=True):
         curve = (
             rows.group_by("value")
-            .agg(pl.col("cosine").mean(), pl.col("cosine").min().alias("low"), pl.col("cosine").max().alias("high"))
+            .agg(
+                pl.col("cosine").mean(),
+                pl.col("cosine").min().alias("low"),
+                pl.col("cosine").max().alias("high"),
+            )
             .sort("value")
         )
         color = f"C{pair}"
-        axes.plot(curve["value"], curve["cosine"], "o-", color=color, markersize=3, label=f"pair {pair} (logit {logit:g})")
+        axes.plot(
+            curve["value"],
+            curve["cosine"],
+            "o-",
+            color=color,
+            markersize=3,
+            label=f"pair {pair} (logit {logit:g})",
+        )
         axes.fill_between(curve["value"], curve["low"], curve["high"], color=color, alpha=0.12, linewidth=0)
     axes.set_ylim(-0.03, 1.03)
 
@@ -41,7 +52,10 @@ def robustness(experiment: Experiment) -> Figure:
     figure, grid = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained", sharey=True)
     for axes, name in zip(grid.flat, names, strict=False):
         _pairs(axes, table.filter(pl.col("sweep") == name))
-        axes.set(xlabel=LABELS[name], xscale="log" if name in ("probability", "attention_weight", "context") else "linear")
+        axes.set(
+            xlabel=LABELS[name],
+            xscale="log" if name in ("probability", "attention_weight", "context") else "linear",
+        )
     seeds = table.filter(pl.col("sweep") == "probability", pl.col("value") == 0.52)
     last = grid.flat[len(names)]
     _pairs(last, seeds.with_columns(pl.col("seed").cast(pl.Float64).alias("value")))
@@ -69,7 +83,9 @@ def probability(experiment: Experiment) -> Figure:
     reached = short.filter(pl.col("all_aligned_at").is_not_null())
     axes[1].plot(reached["value"], reached["all_aligned_at"], "o", alpha=0.5, color="tab:gray")
     axes[1].set(
-        xscale="log", xlabel=LABELS["probability"], ylabel=f"step at which all pairs reach {ALIGNED:g} (each seed)"
+        xscale="log",
+        xlabel=LABELS["probability"],
+        ylabel=f"step at which all pairs reach {ALIGNED:g} (each seed)",
     )
     return figure
 

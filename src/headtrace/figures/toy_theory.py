@@ -13,18 +13,26 @@ def theorems(experiment: Experiment) -> Figure:
     """Theorem 3: every measured angle under its bound. Theorem 4: overlap and bound over lambda."""
     arrays = experiment.arrays
     figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
-    axes[0].loglog(arrays["third_bound"], arrays["third_measured"], ".", markersize=3, alpha=0.5, label="feature sets")
+    axes[0].loglog(
+        arrays["third_bound"], arrays["third_measured"], ".", markersize=3, alpha=0.5, label="feature sets"
+    )
     line = np.array([arrays["third_bound"].min(), arrays["third_bound"].max()])
     axes[0].loglog(line, line, "k-", linewidth=1, label="bound")
-    axes[0].set(
-        title="Theorem 3", xlabel="bound $\\tau/(1-\\tau)$", ylabel="measured sine of the angle"
-    )
+    axes[0].set(title="Theorem 3", xlabel="bound $\\tau/(1-\\tau)$", ylabel="measured sine of the angle")
     axes[0].legend(frameon=False)
     weight = arrays["fourth_overlapping_parameter"]
-    axes[1].loglog(weight, arrays["fourth_overlapping_measured"], "o-", markersize=4, label="$|y_2 \\cdot y_1|$ at the minimum")
+    axes[1].loglog(
+        weight,
+        arrays["fourth_overlapping_measured"],
+        "o-",
+        markersize=4,
+        label="$|y_2 \\cdot y_1|$ at the minimum",
+    )
     axes[1].loglog(weight, arrays["fourth_overlapping_bound"], "k-", linewidth=1, label="bound")
     axes[1].set(
-        title="Theorem 4, when orthogonality costs attention", xlabel="reconstruction weight $\\lambda$", ylabel="overlap"
+        title="Theorem 4, when orthogonality costs attention",
+        xlabel="reconstruction weight $\\lambda$",
+        ylabel="overlap",
     )
     axes[1].legend(frameon=False)
     return figure

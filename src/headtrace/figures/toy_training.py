@@ -36,11 +36,20 @@ def paths(experiment: Experiment) -> Figure:
         3, pairs, figsize=(2.7 * pairs + 1, 8), layout="constrained", sharex=True, sharey=True
     )
     image = None
-    rows = (("vector", "$u_k(t)$ and $u_k(t')$"), ("feature", "$w_k(t)$ and $w_k(t')$"), ("both", "$u_k(t)$ and $w_k(t')$"))
+    rows = (
+        ("vector", "$u_k(t)$ and $u_k(t')$"),
+        ("feature", "$w_k(t)$ and $w_k(t')$"),
+        ("both", "$u_k(t)$ and $w_k(t')$"),
+    )
     for line, (name, label) in zip(grid, rows, strict=True):
         for pair, axes in enumerate(line):
             image = axes.imshow(
-                arrays[f"{name}_{pair}"], vmin=0, vmax=1, origin="lower", extent=(0, last, 0, last), cmap="viridis"
+                arrays[f"{name}_{pair}"],
+                vmin=0,
+                vmax=1,
+                origin="lower",
+                extent=(0, last, 0, last),
+                cmap="viridis",
             )
             if name == "vector":
                 axes.set_title(f"pair {pair} (logit {arrays['logits'][pair]:g})")
@@ -66,7 +75,9 @@ def order(experiment: Experiment) -> Figure:
         axes.plot(np.arange(at.shape[1]), shown.T, color="tab:gray", alpha=0.35, linewidth=0.8)
         axes.plot(np.arange(at.shape[1]), np.nanmedian(shown, axis=0), "ko-", label="median over seeds")
         axes.set(xlabel="pair, by falling logit", xticks=range(at.shape[1]))
-        axes.set_title("head starts at Xavier size" if start == "1" else f"head starts at {start} of Xavier size")
+        axes.set_title(
+            "head starts at Xavier size" if start == "1" else f"head starts at {start} of Xavier size"
+        )
         axes.legend(frameon=False)
     grid[0, 0].set_ylabel("aligned from step")
     return figure
@@ -82,7 +93,9 @@ def sparsity(experiment: Experiment) -> Figure:
             middle, half = arrays[f"curve_{name}_{basis}"], arrays[f"interval_{name}_{basis}"]
             text = label if basis == "svd" else f"{label}, rotated"
             axes.plot(arrays["steps"], middle, style, color=f"C{index}", label=text)
-            axes.fill_between(arrays["steps"], middle - half, middle + half, color=f"C{index}", alpha=0.2, linewidth=0)
+            axes.fill_between(
+                arrays["steps"], middle - half, middle + half, color=f"C{index}", alpha=0.2, linewidth=0
+            )
     axes.set(xlabel="training step", ylabel="sparseness S (smaller is sparser)", ylim=(0, 0.8))
     axes.legend(frameon=False, ncols=2, fontsize=8)
     return figure

@@ -45,7 +45,9 @@ class Alignment:
         return (self.values / self.logits - 1).abs()
 
 
-def channels(query: Float[Tensor, "... d_head d_model"], key: Float[Tensor, "... d_head d_model"]) -> Channels:
+def channels(
+    query: Float[Tensor, "... d_head d_model"], key: Float[Tensor, "... d_head d_model"]
+) -> Channels:
     """The singular pairs of W_Q^T W_K, largest first, in double precision."""
     query, key = query.double(), key.double()
     left, values, right = torch.linalg.svd(query.transpose(-1, -2) @ key)
@@ -64,9 +66,7 @@ def cosines(
     return features.transpose(-1, -2) @ vectors
 
 
-def align(
-    setting: Setting, features: Float[Tensor, "... d_model features"], found: Channels
-) -> Alignment:
+def align(setting: Setting, features: Float[Tensor, "... d_model features"], found: Channels) -> Alignment:
     """Feature pair k (by falling logit) against singular pair k."""
     pairs = setting.ordered_pairs[: found.values.shape[-1]]
     places = list(range(len(pairs)))

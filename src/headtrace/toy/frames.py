@@ -36,9 +36,7 @@ def harmonic_frame(d: int, n: int, generator: torch.Generator) -> Float[Tensor, 
     return orthogonal(d, generator) @ torch.cat([angles.cos(), angles.sin()]) * (2 / d) ** 0.5
 
 
-def relaxed_frame(
-    d: int, n: int, generator: torch.Generator, rounds: int = 5000
-) -> Float[Tensor, "d n"]:
+def relaxed_frame(d: int, n: int, generator: torch.Generator, rounds: int = 5000) -> Float[Tensor, "d n"]:
     """Random unit vectors moved, by turns, to the nearest tight set and back to unit length.
 
     With few rounds the set is only near a tight frame.

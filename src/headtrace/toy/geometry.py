@@ -34,9 +34,7 @@ def isotropy_error(features: Float[Tensor, "d_model features"]) -> float:
     return float(torch.linalg.matrix_norm(moment * (size / moment.trace()) - identity, ord=2))
 
 
-def interference(
-    features: Float[Tensor, "d_model features"], chosen: list[int]
-) -> Float[Tensor, " chosen"]:
+def interference(features: Float[Tensor, "d_model features"], chosen: list[int]) -> Float[Tensor, " chosen"]:
     """The largest absolute cosine of each chosen feature with any other kept feature."""
     among = cosines(features, features).abs().fill_diagonal_(0)
     return (among * kept(features))[chosen].max(1).values

@@ -44,9 +44,7 @@ def sine(a: Float[Tensor, " d"], b: Float[Tensor, " d"]) -> float:
     return float((a - (a @ b) * b).norm())
 
 
-def closed_form(
-    x: Float[Tensor, "d n"], y: Float[Tensor, "d n"], scale: float
-) -> Float[Tensor, "d d"]:
+def closed_form(x: Float[Tensor, "d n"], y: Float[Tensor, "d n"], scale: float) -> Float[Tensor, "d d"]:
     """alpha (X X^T)^-1 x_1 y_1^T (Y Y^T)^-1: theorem 1."""
     left = torch.linalg.solve(x @ x.T, x[:, 0])
     right = torch.linalg.solve(y @ y.T, y[:, 0])
@@ -92,9 +90,10 @@ def minimise_population(
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = (chance * torch.nn.functional.binary_cross_entropy_with_logits(
-            gaps(omega), wanted, reduction="none"
-        )).sum()
+        loss = (
+            chance
+            * torch.nn.functional.binary_cross_entropy_with_logits(gaps(omega), wanted, reduction="none")
+        ).sum()
         loss.backward()
         return loss
 

@@ -1,8 +1,8 @@
 """Reading the feature pairs off a head: from Omega and a dictionary of features, without the targets.
 
-    found = recover(omega, features)
-    found.pairs          # [(query feature, key feature), ...], one per channel in use
-    found.margin         # how far each match is ahead of the second best
+found = recover(omega, features)
+found.pairs          # [(query feature, key feature), ...], one per channel in use
+found.margin         # how far each match is ahead of the second best
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def train(
     """Train every setting with every seed. Snapshots are taken before the given steps, and after the last."""
     seeds = tuple(seeds)
     if steps < 1 or not settings or not seeds:
-        raise InputError(f"{len(settings)} settings, {len(seeds)} seeds, {steps} steps; all must be at least 1.")
+        raise InputError(
+            f"{len(settings)} settings, {len(seeds)} seeds, {steps} steps; all must be at least 1."
+        )
     taken = tuple(sorted({step for step in snapshots if 0 <= step < steps} | {steps}))
     runs = [(setting, seed) for setting in settings for seed in seeds]
     groups: dict[tuple[int, int, int], list[int]] = {}

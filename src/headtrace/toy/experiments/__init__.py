@@ -43,9 +43,15 @@ EXPERIMENTS: dict[str, Entry] = {
     "single": Entry(single.single, single.units, "one feature pair becomes the top singular pair"),
     "multi": Entry(multi.multi, multi.units, "twenty feature pairs, twenty singular pairs"),
     "dynamics": Entry(dynamics.dynamics, dynamics.units, "pairs align one by one, highest logit first"),
-    "sparsity": Entry(sparsity.sparsity, sparsity.units, "attention is sparse where features of interest are"),
-    "robustness": Entry(robustness.robustness, robustness.units, "alignment over p, lambda, N, H, m and seeds"),
+    "sparsity": Entry(
+        sparsity.sparsity, sparsity.units, "attention is sparse where features of interest are"
+    ),
+    "robustness": Entry(
+        robustness.robustness, robustness.units, "alignment over p, lambda, N, H, m and seeds"
+    ),
     "capacity": Entry(capacity.capacity, capacity.units, "more feature pairs than head dimensions"),
     "theorems": Entry(theorems.theorems, theorems.units, "theorems 1 to 4, checked numerically"),
-    "recovery": Entry(recovery.recovery, recovery.units, "feature pairs read off Omega, and when to trust that"),
+    "recovery": Entry(
+        recovery.recovery, recovery.units, "feature pairs read off Omega, and when to trust that"
+    ),
 }

@@ -80,15 +80,12 @@ def summary(table: pl.DataFrame) -> pl.DataFrame:
     last = pl.col("channel") == pl.col("d_head") - 1
     own = (pl.col("channel") == pl.col("pair")) & (pl.min_horizontal("query_cosine", "key_cosine") >= 0.95)
     over = pl.col("pairs") > pl.col("d_head")
-    return (
-        table.group_by("d_head", "pairs", "seed", maintain_order=True)
-        .agg(
-            (high & own).sum().alias("high_with_own_channel"),
-            high.sum().alias("high"),
-            (~high & last).sum().alias("low_on_last_channel"),
-            (~high).sum().alias("low"),
-            over.first().alias("over_capacity"),
-        )
+    return table.group_by("d_head", "pairs", "seed", maintain_order=True).agg(
+        (high & own).sum().alias("high_with_own_channel"),
+        high.sum().alias("high"),
+        (~high & last).sum().alias("low_on_last_channel"),
+        (~high).sum().alias("low"),
+        over.first().alias("over_capacity"),
     )
 
 
@@ -106,7 +103,11 @@ def _findings(table: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: 
         "by_model": summed.to_dicts(),
         "paper": [
             against_paper(
-                "all lowest-logit pairs share the smallest singular vector", "all", low, low >= 0.95, "share of pairs"
+                "all lowest-logit pairs share the smallest singular vector",
+                "all",
+                low,
+                low >= 0.95,
+                "share of pairs",
             ),
             against_paper(
                 "high-logit pairs keep a singular vector each", "most", high, high >= 0.5, "share of pairs"

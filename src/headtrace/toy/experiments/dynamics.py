@@ -113,7 +113,9 @@ def _excess(model: Model) -> np.ndarray:
 def _aligned_at(table: pl.DataFrame, start: float) -> np.ndarray:
     """Seeds x pairs; infinite where a pair did not align."""
     part = table.filter(pl.col("head_initial") == start, pl.col("side") == "query")
-    return part["aligned_at"].cast(pl.Float64).fill_null(np.inf).to_numpy().reshape(-1, part["pair"].n_unique())
+    return (
+        part["aligned_at"].cast(pl.Float64).fill_null(np.inf).to_numpy().reshape(-1, part["pair"].n_unique())
+    )
 
 
 def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
@@ -125,9 +127,16 @@ def _drops(models: list[Model], at: np.ndarray) -> list[float]:
     falls: list[list[float]] = []
     for model, times in zip(models, at, strict=True):
         steps, excess = np.array(model.snapshot_steps), _excess(model)
-        falls += [
-            [float(np.interp(max(0, t - 300), steps, excess) / np.interp(t + 300, steps, excess)) for t in times]
-        ] if np.isfinite(times).all() else []
+        falls += (
+            [
+                [
+                    float(np.interp(max(0, t - 300), steps, excess) / np.interp(t + 300, steps, excess))
+                    for t in times
+                ]
+            ]
+            if np.isfinite(times).all()
+            else []
+        )
     return [float(x) for x in np.median(falls, axis=0)] if falls else []
 
 
@@ -158,12 +167,12 @@ def _order(table: pl.DataFrame, models: tuple[Model, ...], start: float) -> dict
     }
 
 
-def _findings(
-    table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps: int
-) -> dict[str, object]:
+def _findings(table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps: int) -> dict[str, object]:
     orders = {start: _order(table, models, start) for start in STARTS}
     exact = {f"{start:g}": order["seeds_in_exact_order"] for start, order in orders.items()}
-    leading = {f"{start:g}": order["vectors_settled_no_later_than_their_feature"] for start, order in orders.items()}
+    leading = {
+        f"{start:g}": order["vectors_settled_no_later_than_their_feature"] for start, order in orders.items()
+    }
     return {
         "quick": quick,
         "seeds": sorted({model.seed for model in models}),

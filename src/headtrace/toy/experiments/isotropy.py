@@ -17,9 +17,9 @@ SHOWN = 0.2
 
 
 def _plan(quick: bool) -> tuple[list[Setting], int, int]:
-    chosen = (SHOWN, 0.52) if quick else PROBABILITIES
+    chosen = (SHOWN,) if quick else PROBABILITIES
     settings = [Setting(pairs=(), attention_weight=0.0, probability=p) for p in chosen]
-    return settings, 2 if quick else 5, 1500 if quick else 10_000
+    return settings, 2 if quick else 5, 2500 if quick else 10_000
 
 
 def units(quick: bool) -> int:

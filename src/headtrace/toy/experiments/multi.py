@@ -71,7 +71,10 @@ def _findings(table: pl.DataFrame, setting: Setting, quick: bool, steps: int) ->
         "pairs_of_all_seeds": table.height,
         "pairs_aligned_in_order": aligned,
         "smallest_cosine": smallest,
-        "smallest_cosine_by_seed": worst.group_by("seed").agg(pl.col("cosine").min()).sort("seed")["cosine"].to_list(),
+        "smallest_cosine_by_seed": worst.group_by("seed")
+        .agg(pl.col("cosine").min())
+        .sort("seed")["cosine"]
+        .to_list(),
         "largest_singular_value_error": float(error.max()),
         "largest_interference_of_a_pair": float(table["interference"].to_numpy().max()),
         "paper": [

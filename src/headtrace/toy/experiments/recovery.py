@@ -42,7 +42,11 @@ def recovery(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
     rows = [*_ideal(sets, generator)]
     settings = [replace(Setting(), probability=p) for p in probabilities]
     trained = train(
-        settings, range(seed, seed + n_seeds), steps, snapshots=range(0, steps, steps // 40), progress=progress
+        settings,
+        range(seed, seed + n_seeds),
+        steps,
+        snapshots=range(0, steps, steps // 40),
+        progress=progress,
     )
     for model in trained.models:
         for place, step in enumerate(model.snapshot_steps):
@@ -104,13 +108,18 @@ def _row(
 def _curve(table: pl.DataFrame) -> pl.DataFrame:
     """Recovery in bins of interference, with the Wilson 95% interval of the share of pairs."""
     place = np.clip(np.digitize(table["interference"].to_numpy(), BINS) - 1, 0, len(BINS) - 2)
-    found = table.with_columns(pl.Series("bin", place)).group_by("bin").agg(
-        pl.col("interference").mean(),
-        pl.col("pairs_true").sum(),
-        pl.col("pairs_sought").sum(),
-        pl.col("pairs_found").sum(),
-        pl.len().alias("heads"),
-    ).sort("bin")
+    found = (
+        table.with_columns(pl.Series("bin", place))
+        .group_by("bin")
+        .agg(
+            pl.col("interference").mean(),
+            pl.col("pairs_true").sum(),
+            pl.col("pairs_sought").sum(),
+            pl.col("pairs_found").sum(),
+            pl.len().alias("heads"),
+        )
+        .sort("bin")
+    )
     share = found["pairs_true"].to_numpy() / found["pairs_sought"].to_numpy()
     count, z = found["pairs_sought"].to_numpy(), 1.96
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
@@ -144,5 +153,7 @@ def _by_margin(table: pl.DataFrame) -> dict[str, float]:
     for low, high in bands:
         part = table.filter(pl.col("smallest_margin") >= low, pl.col("smallest_margin") < high)
         if part.height:
-            answer[f"{low:g} to {min(high, 1):g}"] = float(part["pairs_true"].sum() / part["pairs_found"].sum())
+            answer[f"{low:g} to {min(high, 1):g}"] = float(
+                part["pairs_true"].sum() / part["pairs_found"].sum()
+            )
     return answer

@@ -19,7 +19,9 @@ from headtrace.toy.train import Model, Progress, train
 DEFAULT = Setting()
 ALIGNED = 0.99
 # From 1 down to 0.02 in twelve equal ratios; 0.52 and 0.038, which the paper names, are rungs of this ladder.
-PROBABILITIES = tuple(round(float(p), 3) if p < 0.5 else round(float(p), 2) for p in np.geomspace(1, 0.02, 13))
+PROBABILITIES = tuple(
+    round(float(p), 3) if p < 0.5 else round(float(p), 2) for p in np.geomspace(1, 0.02, 13)
+)
 RARE = 0.1
 """Below this probability models are trained again, for longer, with the first few of the seeds."""
 RARE_SEEDS = 3
@@ -124,7 +126,9 @@ def summary(table: pl.DataFrame) -> pl.DataFrame:
 
 def _fails_below(summed: pl.DataFrame, steps: int) -> float | None:
     """The smallest p at and above which every seed is aligned."""
-    part = summed.filter(pl.col("sweep") == "probability", pl.col("steps") == steps).sort("value", descending=True)
+    part = summed.filter(pl.col("sweep") == "probability", pl.col("steps") == steps).sort(
+        "value", descending=True
+    )
     good: float | None = None
     for value, aligned, seeds in part.select("value", "seeds_aligned", "seeds").iter_rows():
         if aligned < seeds:
@@ -133,7 +137,9 @@ def _fails_below(summed: pl.DataFrame, steps: int) -> float | None:
     return good
 
 
-def _findings(table: pl.DataFrame, quick: bool, seeds: list[int], steps: int, longer: int) -> dict[str, object]:
+def _findings(
+    table: pl.DataFrame, quick: bool, seeds: list[int], steps: int, longer: int
+) -> dict[str, object]:
     summed = summary(table)
     short = summed.filter(pl.col("steps") == steps)
     default = short.filter(pl.col("sweep") == "probability", pl.col("value") == 0.52).row(0, named=True)
@@ -147,7 +153,10 @@ def _findings(table: pl.DataFrame, quick: bool, seeds: list[int], steps: int, lo
         "seeds": seeds,
         "steps": steps,
         "models": len(distinct(quick)) * len(seeds),
-        "default_setting": {"smallest_cosine": default["worst"], "largest_value_error": default["value_error"]},
+        "default_setting": {
+            "smallest_cosine": default["worst"],
+            "largest_value_error": default["value_error"],
+        },
         "every_seed_aligned": holds,
         "aligned_down_to_p": limit,
         "by_setting": summed.to_dicts(),
@@ -156,7 +165,14 @@ def _findings(table: pl.DataFrame, quick: bool, seeds: list[int], steps: int, lo
         rare = summed.filter(pl.col("steps") == longer)
         findings["longer_steps"] = longer
         findings["aligned_down_to_p_longer"] = _fails_below(
-            pl.concat([short.filter(pl.col("value") >= RARE).with_columns(pl.lit(longer).cast(pl.Int64).alias("steps")), rare]),
+            pl.concat(
+                [
+                    short.filter(pl.col("value") >= RARE).with_columns(
+                        pl.lit(longer).cast(pl.Int64).alias("steps")
+                    ),
+                    rare,
+                ]
+            ),
             longer,
         )
     findings["paper"] = [
@@ -168,7 +184,9 @@ def _findings(table: pl.DataFrame, quick: bool, seeds: list[int], steps: int, lo
             f"smallest p of the ladder at and above which every seed has all cosines at least {ALIGNED}",
         ),
         *(
-            against_paper(f"alignment over {name}", "robust", "every seed" if held else "not every seed", held)
+            against_paper(
+                f"alignment over {name}", "robust", "every seed" if held else "not every seed", held
+            )
             for name, held in holds.items()
             if name != "probability"
         ),

@@ -91,7 +91,9 @@ def _findings(table: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: 
         "weak_head": weak,
         "paper": [
             against_paper("w0 is u0 and w1 is v0", "aligned", cosine, cosine >= 0.99, "smallest cosine"),
-            against_paper("one large singular value", "single", ratio, ratio < 0.05, "second over first, worst"),
+            against_paper(
+                "one large singular value", "single", ratio, ratio < 0.05, "second over first, worst"
+            ),
             against_paper(
                 "w0 and w1 are orthogonal to all other features",
                 "orthogonal",

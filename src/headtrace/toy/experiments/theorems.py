@@ -58,9 +58,7 @@ def _population(quick: bool, generator: torch.Generator) -> list[Row]:
     d, n = (3, 4) if quick else (4, 6)
     rows: list[Row] = []
     for trial in range(2 if quick else 5):
-        x, y = (
-            unit_columns(torch.randn(d, n, generator=generator, dtype=torch.float64)) for _ in range(2)
-        )
+        x, y = (unit_columns(torch.randn(d, n, generator=generator, dtype=torch.float64)) for _ in range(2))
         best = minimise_population(x, y, probability=0.4, scale=3.0, generator=generator)
         left, right = best.sines(torch.linalg.solve(x @ x.T, x[:, 0]), torch.linalg.solve(y @ y.T, y[:, 0]))
         raw = best.sines(x[:, 0], y[:, 0])
@@ -79,7 +77,9 @@ def _tight_frames(quick: bool, generator: torch.Generator) -> list[Row]:
         small = (2, 4) if quick or name == "antipodal" else (4, 6)
         x, y = frame(*small, generator), frame(*small, generator)
         best = minimise_population(x, y, probability=0.4, scale=3.0, generator=generator)
-        rows.append((2, name, "sine, by optimisation", float(small[1]), max(best.sines(x[:, 0], y[:, 0])), None))
+        rows.append(
+            (2, name, "sine, by optimisation", float(small[1]), max(best.sines(x[:, 0], y[:, 0])), None)
+        )
         for d, n in ((10, 20), (50, 100)):
             x, y = frame(d, n, generator), frame(d, n, generator)
             left, _, right = torch.linalg.svd(closed_form(x, y, 1.0))

@@ -1,4 +1,4 @@
-"""Every experiment, in its quick version, shows what it is there to show; its files come from its seed alone."""
+"""Every experiment, in its quick version, shows what it is there for; its files come from its seed alone."""
 
 from __future__ import annotations
 

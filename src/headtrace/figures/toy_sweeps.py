@@ -91,7 +91,7 @@ def probability(experiment: Experiment) -> Figure:
 
 
 def capacity(experiment: Experiment) -> Figure:
-    """|cosine| of every query feature of interest with every left singular vector, for more and more pairs."""
+    """|cosine| of every query feature of interest with every left singular vector, for ever more pairs."""
     names = [name.removeprefix("left_") for name in experiment.arrays if name.startswith("left_")]
     rows = sorted({int(name.split("_")[0]) for name in names})
     columns = max(sum(name.startswith(f"{row}_") for name in names) for row in rows)

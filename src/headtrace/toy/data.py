@@ -20,7 +20,7 @@ _INITIAL, _TRAINING, _EVALUATION = 0, 1, 2
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How the tokens of a step are laid out: block 0 holds the queries, blocks 1..m the keys of each query."""
+    """How the tokens of a step are laid out: the queries, then block by block their keys."""
 
     context: int
     n_features: int
@@ -58,8 +58,8 @@ class UniformStream:
 def strengths(
     uniform: Float[Tensor, "tokens strengths"], probability: float, out: Tensor | None = None
 ) -> Float[Tensor, "tokens strengths"]:
-    """Bernoulli(p) times U(0, 1) from one uniform number u: (u - (1 - p)) / p is uniform where it is positive,
-    which it is with probability p."""
+    """Bernoulli(p) times U(0, 1) from one uniform number u: (u - (1 - p)) / p is positive with probability p,
+    and uniform where it is."""
     return torch.sub(uniform, 1 - probability, out=out).clamp_(min=0).mul_(1 / probability)
 
 

@@ -58,7 +58,7 @@ FRAMES: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 
 
 def pushed_frame(d: int, n: int, noise: float, generator: torch.Generator) -> Float[Tensor, "d n"]:
-    """A harmonic frame whose vectors have been pushed at random by `noise` and brought back to unit length."""
+    """A harmonic frame whose vectors are pushed at random by `noise` and brought back to unit length."""
     push = torch.randn(d, n, generator=generator, dtype=torch.float64) / d**0.5
     return unit_columns(harmonic_frame(d, n, generator) + noise * push)
 

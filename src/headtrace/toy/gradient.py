@@ -52,8 +52,10 @@ class Batch:
 
     def first(self, models: int) -> Batch:
         """The same memory for at most this many models."""
-        room = (self.strengths, self.restored, self.error, self.weighted)
-        return Batch(*(tensor[:models] for tensor in room), self.shape)
+        part = slice(models)
+        return Batch(
+            self.strengths[part], self.restored[part], self.error[part], self.weighted[part], self.shape
+        )
 
     @property
     def queries(self) -> Float[Tensor, "models queries strengths"]:

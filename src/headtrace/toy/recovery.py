@@ -75,6 +75,6 @@ def recover(
 def ideal_omega(
     features: Float[Tensor, "d_model features"], target: Float[Tensor, "features features"]
 ) -> Float[Tensor, "d_model d_model"]:
-    """The head that comes closest to the target logits with these features: W^T Omega W = T by least squares."""
+    """The head closest to the target logits with these features: W^T Omega W = T by least squares."""
     inverse = torch.linalg.pinv(features.double())
     return inverse.T @ target.double() @ inverse

@@ -19,6 +19,8 @@ from headtrace.toy.weights import Weights
 class ToyModel(nn.Module):
     """An autoencoder with an attention head."""
 
+    target: Tensor
+
     def __init__(self, setting: Setting, seed: int) -> None:
         super().__init__()
         first = Weights.initial([setting], [seed])

@@ -1,4 +1,4 @@
-"""The experiments of the toy lab, by name. Each takes `quick`, `seed` and `progress` and gives an Experiment."""
+"""The experiments of the toy lab, by name. Each takes `quick`, `seed` and `progress`."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def summary(table: pl.DataFrame) -> pl.DataFrame:
 def _findings(table: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: int) -> dict[str, object]:
     summed = summary(table)
     over = summed.filter(pl.col("over_capacity"))
-    low = float(over["low_on_last_channel"].sum() / over["low"].sum())
-    high = float(over["high_with_own_channel"].sum() / over["high"].sum())
+    low = float(over["low_on_last_channel"].sum()) / float(over["low"].sum())
+    high = float(over["high_with_own_channel"].sum()) / float(over["high"].sum())
     return {
         "quick": quick,
         "seeds": list(range(seed, seed + n_seeds)),

@@ -1,8 +1,8 @@
 """Four pairs over training: they align one by one, as a rule in the order of their target logits.
 
-A pair is aligned from the first snapshot after which both of its cosines stay above 0.9. Where training starts
-decides much about a single run, so the question is asked of many seeds, and of heads that start at a
-tenth of the size as well.
+A pair is aligned from the first snapshot after which both of its cosines stay above 0.9. Where training
+starts decides much about a single run, so the question is asked of many seeds, and also of heads that start
+at a tenth of the size.
 
 Who moves first, singular vector or feature? Asked in two ways: which of the two first comes, for good,
 within a cosine of 0.9 of where it ends; and whether the singular vector now is more like the feature later
@@ -123,7 +123,7 @@ def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _drops(models: list[Model], at: np.ndarray) -> list[float]:
-    """Median factor by which the excess attention loss falls from 300 steps before each alignment to 300 after."""
+    """By what factor, in the median, excess attention loss falls from 300 steps before alignment to 300 after."""
     falls: list[list[float]] = []
     for model, times in zip(models, at, strict=True):
         steps, excess = np.array(model.snapshot_steps), _excess(model)

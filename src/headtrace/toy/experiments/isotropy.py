@@ -80,7 +80,7 @@ def _findings(
                 "isotropic",
                 error,
                 error < 0.01,
-                "largest ||W W^T / c - I|| over seeds; at p = 0.52 some features are kept short and it is not",
+                "largest ||W W^T / c - I|| over seeds; at p = 0.52 some features stay short and it is not",
             ),
         ],
     }

@@ -153,7 +153,7 @@ def _by_margin(table: pl.DataFrame) -> dict[str, float]:
     for low, high in bands:
         part = table.filter(pl.col("smallest_margin") >= low, pl.col("smallest_margin") < high)
         if part.height:
-            answer[f"{low:g} to {min(high, 1):g}"] = float(
-                part["pairs_true"].sum() / part["pairs_found"].sum()
+            answer[f"{low:g} to {min(high, 1):g}"] = float(part["pairs_true"].sum()) / float(
+                part["pairs_found"].sum()
             )
     return answer

@@ -99,7 +99,7 @@ def _findings(table: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: 
                 "orthogonal",
                 apart,
                 apart < 0.1,
-                "largest |cosine| with a kept feature; with the weak head the pair aligns but stays antipodal",
+                "largest |cosine| with a kept feature; with the weak head the pair stays antipodal",
             ),
         ],
     }

@@ -3,7 +3,7 @@
 1. The minimiser of the population objective, found by optimisation, against its closed form.
 2. On tight frames its singular vectors are the features.
 3. Off a tight frame the angle stays under the bound, for sets of every kind near isotropy.
-4. With attention fixed, a second feature pair minimises its loss orthogonally to the first, or within the bound.
+4. With attention fixed, a second feature pair minimises its loss orthogonally, or within the bound.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _orthogonalisation(quick: bool, generator: torch.Generator) -> list[Row]:
 
 
 def _orthogonal_comparison(teacher: Teacher) -> float:
-    """The least cross-entropy of a pair with y2 orthogonal to y1; x2 can then make any gap up to |(s1, s2)|."""
+    """The least cross-entropy of a pair with y2 orthogonal to y1; x2 can then make a gap up to |(s1, s2)|."""
     reach = hypot(teacher.first, teacher.second)
     gap_a = torch.tensor([teacher.first], dtype=torch.float64)
     gap_b = torch.tensor([teacher.gap_b], dtype=torch.float64).clamp(-reach, reach)

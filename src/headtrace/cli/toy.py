@@ -20,7 +20,7 @@ NAMES = (
 
 HELP = """Watch singular vectors align with features, in small models whose features are known.
 
-Experiments: isotropy (no head), single (one feature pair), multi (twenty), dynamics (pairs align in turn),
+Experiments: isotropy (no head), single (one feature pair), multi (twenty), dynamics (one by one),
 sparsity (attention in the SVD basis), robustness (sweeps over p, lambda, N, H, m and seeds), capacity (more
 pairs than head dimensions), theorems (1 to 4, checked numerically), recovery (pairs read off Omega blind); all
 runs every one of them.

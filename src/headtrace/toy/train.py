@@ -119,7 +119,7 @@ class Group:
         for step in range(self.steps):
             if step in snapshots:
                 taken.append(self._snapshot())
-            self._step(step)
+            self.step(step)
             if progress is not None and (step + 1) % 20 == 0:
                 progress(20 * len(self.seeds))
         if progress is not None:
@@ -127,7 +127,8 @@ class Group:
         taken.append(self._snapshot())
         return self._models(snapshots, taken)
 
-    def _step(self, step: int) -> None:
+    def step(self, step: int) -> None:
+        """One step of every model of the group."""
         uniform = {seed: stream.draw() for seed, stream in self.streams.items()}
         for start, stop, batch in self.parts:
             for index in range(start, stop):

@@ -123,7 +123,7 @@ def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _drops(models: list[Model], at: np.ndarray) -> list[float]:
-    """By what factor, in the median, excess attention loss falls from 300 steps before alignment to 300 after."""
+    """The median factor by which excess attention loss falls within 300 steps of each alignment."""
     falls: list[list[float]] = []
     for model, times in zip(models, at, strict=True):
         steps, excess = np.array(model.snapshot_steps), _excess(model)

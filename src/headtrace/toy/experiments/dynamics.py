@@ -28,7 +28,7 @@ STARTS = (1.0, 0.1)
 
 def _plan(quick: bool) -> tuple[int, int, int]:
     """Seeds, steps, steps between snapshots."""
-    return (2, 3000, 100) if quick else (20, 10_000, 100)
+    return (1, 5000, 100) if quick else (12, 10_000, 100)
 
 
 def units(quick: bool) -> int:

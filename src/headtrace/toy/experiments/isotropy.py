@@ -11,7 +11,7 @@ from headtrace.toy.geometry import antipodal_pairs, isotropy_error, kept
 from headtrace.toy.setting import Setting
 from headtrace.toy.train import Progress, train
 
-PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.52)
+PROBABILITIES = (0.1, 0.2, 0.3, 0.52)
 SHOWN = 0.2
 """The probability that the figures show: the paper does not say which it used."""
 
@@ -19,7 +19,7 @@ SHOWN = 0.2
 def _plan(quick: bool) -> tuple[list[Setting], int, int]:
     chosen = (SHOWN,) if quick else PROBABILITIES
     settings = [Setting(pairs=(), attention_weight=0.0, probability=p) for p in chosen]
-    return settings, 2 if quick else 5, 2500 if quick else 10_000
+    return settings, 2 if quick else 5, 2500 if quick else 6000
 
 
 def units(quick: bool) -> int:

@@ -1,8 +1,8 @@
 """Blind recovery of feature pairs from Omega, as a function of interference: when to trust the method.
 
-Two kinds of heads. Ideal ones over fixed feature sets, from orthogonal-or-antipodal to random, show what
-interference alone does. Trained ones, at every snapshot of their training, show the same for heads and
-features that have found each other.
+Two kinds of heads. Ideal ones over fixed feature sets, from the arrangement that training finds to a random
+one, show what interference alone does. Trained ones, at every snapshot of their training, show the same for
+heads and features that have found each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import polars as pl
 import torch
 
 from headtrace.toy.experiment import Experiment
-from headtrace.toy.frames import antipodal_frame, unit_columns
+from headtrace.toy.frames import orthogonal, unit_columns
 from headtrace.toy.geometry import interference
 from headtrace.toy.recovery import Recovered, ideal_omega, recover
 from headtrace.toy.setting import Setting
@@ -27,7 +27,7 @@ TRUSTED = 0.95
 
 def _plan(quick: bool) -> tuple[int, int, int, tuple[float, ...]]:
     """Fixed feature sets, seeds, steps, probabilities of the trained models."""
-    return (100, 1, 3000, (0.52,)) if quick else (4000, 5, 10_000, (0.52, 0.196, 0.102, 0.053))
+    return (100, 1, 3000, (0.52,)) if quick else (3000, 3, 10_000, (0.52, 0.196, 0.102, 0.053))
 
 
 def units(quick: bool) -> int:
@@ -76,13 +76,22 @@ def _ideal(sets: int, generator: torch.Generator) -> Iterator[dict[str, object]]
     setting = Setting()
     for _ in range(sets):
         noise = 10 ** float(torch.rand((), generator=generator) * 2.5 - 2)
-        frame = antipodal_frame(setting.d_model, setting.n_features, generator)
-        # Shuffled, so that two features of interest may also be opposites of each other.
-        frame = frame[:, torch.randperm(setting.n_features, generator=generator)]
+        frame = _spread(setting, generator)
         push = torch.randn(frame.shape, generator=generator, dtype=torch.float64) / setting.d_model**0.5
         features = unit_columns(frame + noise * push)
         found = recover(ideal_omega(features, setting.target()), features)
         yield _row("ideal", setting, features, found, None)
+
+
+def _spread(setting: Setting, generator: torch.Generator) -> torch.Tensor:
+    """How trained models arrange their features: those of interest orthogonal, the others in what is left."""
+    chosen = sorted({pair.query for pair in setting.pairs} | {pair.key for pair in setting.pairs})
+    basis = orthogonal(setting.d_model, generator)
+    rest = basis[:, len(chosen) :]
+    mix = torch.randn(rest.shape[1], setting.n_features, generator=generator, dtype=torch.float64)
+    features = unit_columns(rest @ mix)
+    features[:, chosen] = basis[:, : len(chosen)]
+    return features
 
 
 def _row(

@@ -37,7 +37,7 @@ def sweeps(quick: bool = False) -> dict[str, list[Setting]]:
         "context": [2, 4, 8, 16, 32],
     }
     if quick:
-        chosen = {"probability": [0.52, 0.02], "attention_weight": [40.0], "n_features": [10], "d_head": [4]}
+        chosen = {"probability": [0.52, 0.02], "n_features": [10], "d_head": [4]}
     return {name: [replace(DEFAULT, **{name: value}) for value in values] for name, values in chosen.items()}
 
 
@@ -48,7 +48,7 @@ def distinct(quick: bool) -> list[Setting]:
 
 def _plan(quick: bool) -> tuple[int, int, int]:
     """Seeds, steps, steps of the longer training (0: none)."""
-    return (1, 4000, 0) if quick else (5, 10_000, 30_000)
+    return (1, 6000, 0) if quick else (5, 10_000, 30_000)
 
 
 def _rare(quick: bool) -> list[Setting]:

@@ -22,8 +22,8 @@ HELP = """Watch singular vectors align with features, in small models whose feat
 
 Experiments: isotropy (no head), single (one feature pair), multi (twenty), dynamics (one by one),
 sparsity (attention in the SVD basis), robustness (sweeps over p, lambda, N, H, m and seeds), capacity (more
-pairs than head dimensions), theorems (1 to 4, checked numerically), recovery (pairs read off Omega blind); all
-runs every one of them.
+pairs than head dimensions), theorems (1 to 4, checked numerically), recovery (read off Omega, blind), all
+(every one of them).
 
 Examples:
 

@@ -95,6 +95,8 @@ def _curves(model: Model, count: int, generator: torch.Generator) -> pl.DataFram
             now = Channels(found.left[place], found.values[place], found.right[place])
             for basis, chosen in (("svd", now), ("rotated", rotated(now, generator))):
                 terms = pairs.terms(model.features[place], chosen)
+                # A token may hold no feature at all; then there is no attention to speak of.
+                terms = terms[terms.abs().sum(-1) > 0]
                 measured = sparseness(terms)
                 rows.append(
                     {

@@ -15,6 +15,7 @@ from headtrace.cli.main import app, main
 from headtrace.figures.toy import FIGURES, draw
 from headtrace.toy.experiment import Experiment
 from headtrace.toy.experiments import EXPERIMENTS
+from headtrace.toy.experiments.capacity import summary as capacity_summary
 
 
 @cache
@@ -74,11 +75,12 @@ def test_sweeps_align_except_where_features_are_too_rare() -> None:
     assert rare["cosine"].to_numpy().min() < 0.9
 
 
-def test_pairs_beyond_capacity_do_not_get_a_channel_each() -> None:
-    table = quick("capacity").table
-    fits, over = (table.filter(pl.col("pairs") == n) for n in (5, 7))
-    assert fits["channel"].n_unique() == 5
-    assert over["channel"].n_unique() <= 5 < over.height
+def test_beyond_capacity_the_highest_pairs_keep_their_channels_and_the_others_share() -> None:
+    summed = capacity_summary(quick("capacity").table)
+    assert summed["pairs"].to_list() == [5, 7]
+    assert summed["high_with_own_channel"].to_list() == summed["high"].to_list() == [4, 4]
+    over = quick("capacity").table.filter(pl.col("pairs") == 7)
+    assert over["channel"].n_unique() <= 5
 
 
 def test_the_four_theorems_hold() -> None:

@@ -7,6 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 
 from headtrace.toy.experiment import Experiment
 
@@ -15,6 +16,8 @@ def heat(axes: Axes, matrix: np.ndarray, title: str, x: str = "", y: str = "") -
     """Cosines from -1 (blue) to 1 (red)."""
     image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
     axes.set(title=title, xlabel=x, ylabel=y)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return image
 
 

@@ -37,7 +37,7 @@ def sweeps(quick: bool = False) -> dict[str, list[Setting]]:
         "context": [2, 4, 8, 16, 32],
     }
     if quick:
-        chosen = {"probability": [0.52, 0.02], "n_features": [10], "d_head": [4]}
+        chosen = {"probability": [0.52, 0.02], "n_features": [10], "d_head": [8]}
     return {name: [replace(DEFAULT, **{name: value}) for value in values] for name, values in chosen.items()}
 
 

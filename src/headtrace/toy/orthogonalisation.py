@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+REFINED = 4
+
 
 @dataclass(frozen=True)
 class Teacher:
@@ -65,9 +67,13 @@ def minimise(
 
     free = torch.randn(2, starts, d, generator=generator, dtype=torch.float64)
     _descend(total, free)
-    best = int(evaluate(free)[0].argmin())
-    objective, loss, overlap = evaluate(_newton(total, free[:, best : best + 1]))
-    return Minimum(float(objective), float(loss), float(overlap))
+    # Several of them: the best before refinement may lie at the edge of another valley.
+    promising = evaluate(free)[0].argsort()[:REFINED].tolist()
+    objective, loss, overlap = evaluate(
+        torch.cat([_newton(total, free[:, i : i + 1]) for i in promising], dim=1)
+    )
+    best = int(objective.argmin())
+    return Minimum(float(objective[best]), float(loss[best]), float(overlap[best]))
 
 
 def _descend(total: Callable[[Tensor], Tensor], free: Float[Tensor, "2 starts d"]) -> None:
@@ -90,7 +96,7 @@ def _newton(total: Callable[[Tensor], Tensor], free: Float[Tensor, "2 1 d"]) -> 
     Lengths, and directions that the head does not read, do not change the loss: the pseudo-inverse leaves
     them alone.
     """
-    for _ in range(30):
+    for _ in range(12):
         slope = torch.func.grad(total)(free).flatten()
         curvature = torch.func.hessian(total)(free).reshape(len(slope), len(slope))
         free = free - (torch.linalg.pinv(curvature, rtol=1e-9) @ slope).view_as(free)

@@ -22,7 +22,7 @@ def _settings(d_head: int, counts: list[int]) -> list[Setting]:
 def _plan(quick: bool) -> tuple[list[Setting], int, int]:
     if quick:
         return _settings(5, [5, 7]), 1, 6000
-    return [*_settings(5, list(range(5, 11))), *_settings(10, [10, 12, 14, 17, 20])], 3, 10_000
+    return [*_settings(5, list(range(5, 11))), *_settings(10, [10, 15, 20])], 2, 8000
 
 
 def units(quick: bool) -> int:

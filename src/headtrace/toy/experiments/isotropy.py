@@ -11,7 +11,7 @@ from headtrace.toy.geometry import antipodal_pairs, isotropy_error, kept
 from headtrace.toy.setting import Setting
 from headtrace.toy.train import Progress, train
 
-PROBABILITIES = (0.1, 0.2, 0.3, 0.52)
+PROBABILITIES = (0.1, 0.2, 0.52)
 SHOWN = 0.2
 """The probability that the figures show: the paper does not say which it used."""
 

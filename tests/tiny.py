@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import headtrace
 from headtrace.models.architectures import ARCHITECTURES
+from headtrace.vocabulary import Component
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -77,11 +78,12 @@ def tiny_hf(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **chan
         for label, parameter in hf.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
             if parameter.ndim == 1:
-                parameter.add_(0.3 * noise)
+                # Sharper queries and keys where they are normed: there only the gain decides how sharp attention is.
+                parameter.add_(0.3 * noise + (0.8 if "q_norm" in label or "k_norm" in label else 0.0))
             elif "embed" in label or "wte" in label or "wpe" in label:
-                parameter.copy_(noise)
+                parameter.copy_(0.2 * noise)
             else:
-                parameter.copy_(noise * 1.2 / parameter.shape[-1] ** 0.5)
+                parameter.copy_(noise * 1.6 / parameter.shape[-1] ** 0.5)
     return hf
 
 
@@ -94,3 +96,18 @@ def tiny_model(
 def prompts(seed: int = 0, lengths: tuple[int, ...] = (11, 7)) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, 61, (n,), generator=generator).tolist() for n in lengths]
+
+
+def top_two(model: headtrace.Model, ids: list[int]) -> tuple[int, int]:
+    """An answer and a wrong answer that the heads decide, so that there is a circuit to find."""
+    recording = model.record(ids)
+    heads = sum(
+        recording.write(Component("head", layer, head))[-1]
+        for layer in range(model.n_layers)
+        for head in range(model.n_heads)
+    )
+    weights = model.weights
+    liked = weights.W_U @ (heads * weights.final_gain)
+    wrong = int(liked.argmin())
+    ahead = recording.last_logits() > recording.last_logits()[wrong]
+    return int(liked.masked_fill(~ahead, -torch.inf).argmax()), wrong

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from headtrace.causal import verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
     from headtrace.tracing import Tracer
@@ -25,11 +26,12 @@ _HOME = {
     "load_circuit": "headtrace.circuits",
     "load": "headtrace.models",
     "Tracer": "headtrace.tracing",
+    "verify": "headtrace.causal",
     "Model": "headtrace.models",
     "Recording": "headtrace.models",
 }
 
-__all__ = ["Circuit", "Model", "Recording", "Tracer", "__version__", "load", "load_circuit"]
+__all__ = ["Circuit", "Model", "Recording", "Tracer", "__version__", "load", "load_circuit", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from headtrace.circuits import Circuit, Edge, Method, ModelInfo, Node, Prompt, Root
+from headtrace.circuits import Circuit, Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
 from headtrace.circuits.influence import node_influence
 
 MODEL = ModelInfo("made-up", "main", "LlamaForCausalLM", "0" * 64)
@@ -16,7 +16,13 @@ def small_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
     """Ten nodes, eleven edges, every kind; one measured effect, one description, one unexpanded firing."""
     nodes = (
         Node(0, "root", expanded=True),
-        Node(1, "head", 9, 6, 7, 1, attention=0.75, expanded=True, predicted={"query": 0.2, "key": 0.25}),
+        Node(
+            *(1, "head", 9, 6, 7, 1),
+            attention=0.75,
+            expanded=True,
+            predicted={"query": 0.2, "key": 0.25},
+            elsewhere=(Elsewhere(8, 3, 5, (2, 6), 0.0125),),
+        ),
         Node(2, "head", 5, 2, 7, 6, attention=0.5, expanded=True, threshold=0.3125),
         Node(3, "head", 4, 0, 1, 0, attention=0.9),
         Node(4, "mlp", 3, None, 7),

@@ -109,6 +109,10 @@ DAMAGE = [
     (_set("nodes", 1, "kind", "neuron"), "nodes[1].kind: expected one of"),
     (_set("nodes", 1, "expanded", 1), "nodes[1].expanded: expected true or false, got 1"),
     (_set("nodes", 7, "dest", 1), "nodes: 'Embedding @1' occurs more than once"),
+    (
+        _set("nodes", 1, "elsewhere", 0, "channels", [0.5]),
+        "nodes[1].elsewhere[0].channels[0]: expected a non-neg",
+    ),
     (_set("nodes", {}), "nodes: expected a list"),
     (_set("prompt", "tokens", ["a"]), "prompt.tokens: expected 8, one per token id, got 1"),
     (_set("root", "kind", "logit"), "root.kind: expected one of linear, probability, direction"),

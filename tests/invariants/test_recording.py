@@ -85,7 +85,7 @@ def test_sliding_windows_hide_far_keys(name: str) -> None:
 def test_a_model_that_does_not_add_up_is_named_and_stopped() -> None:
     hf = tiny_hf("llama")
     hf.model.layers[2].self_attn.register_forward_hook(lambda m, a, out: (out[0] * 1.01, out[1]))
-    with pytest.raises(IdentityError, match="layer 3.*relative error"):
+    with pytest.raises(IdentityError, match=r"layer 3.*relative error"):
         headtrace.load(hf).record(prompts()[0]).check()
 
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.oracle.comparison import Agreement, circuit_edges, oracle_edges
 
 import headtrace
+from tests.oracle.comparison import Agreement, circuit_edges, oracle_edges
 
 MODELS = ("gpt2", "neox", "llama", "qwen2")
 

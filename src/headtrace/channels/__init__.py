@@ -1,5 +1,13 @@
 """Channels: the SVD of a head's query-key form, what it says about one firing, sparsity and its controls."""
 
+from headtrace.channels.decomposition import ChannelTerm, Decomposition, decompose, decompose_all
+from headtrace.channels.sparsity import (
+    RotationControl,
+    n_recon,
+    rotation_control,
+    signal_set,
+    sparseness,
+)
 from headtrace.channels.svd import (
     HeadSVD,
     ModelChannels,
@@ -9,13 +17,26 @@ from headtrace.channels.svd import (
     model_channels,
     svd_heads,
 )
+from headtrace.channels.terms import FiringTerms, firing_places, terms_of
 
 __all__ = [
+    "ChannelTerm",
+    "Decomposition",
+    "FiringTerms",
     "HeadSVD",
     "ModelChannels",
+    "RotationControl",
     "condition_numbers",
+    "decompose",
+    "decompose_all",
     "decompose_model",
+    "firing_places",
     "layer_svd",
     "model_channels",
+    "n_recon",
+    "rotation_control",
+    "signal_set",
+    "sparseness",
     "svd_heads",
+    "terms_of",
 ]

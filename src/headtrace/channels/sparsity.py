@@ -8,10 +8,15 @@ tensor(1)
 >>> signal_set(torch.tensor([5.0, 1.0, 0.5, -2.0]))          # noise: 0.5 + 1 - 2 <= 0
 tensor([ True, False, False, False])
 
-Two controls, since there are two questions. ``"basis"``: is the singular basis special among all bases for this very score? The same
-logit is decomposed in randomly rotated bases, ``Omega = (U S^1/2 R)(V S^1/2 R)^T``; the terms change, their sum does not. ``"spectrum"``:
-would any head of this spectrum and rank look sparse? U and V are rotated independently, ``Omega' = (U P) S (V Q)^T``, and the same tokens
-are put to this other head; its logit is another one. A head of rank one is sparse under ``"spectrum"`` too, and not under ``"basis"``.
+Two controls, since there are two questions.
+
+- ``"basis"``: is the singular basis special among all bases for this very score? The same logit is decomposed
+  in randomly rotated bases, ``Omega = (U S^1/2 R)(V S^1/2 R)^T``: the terms change, their sum does not.
+- ``"spectrum"``: would any head of this spectrum and rank look sparse? U and V are rotated independently,
+  ``Omega' = (U P) S (V Q)^T``, and the same tokens are put to this other head; its logit is another one.
+
+A head of rank one is sparse under ``"spectrum"`` too, but not under ``"basis"``: sparsity that is more than
+low rank must stand against both.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Control = Literal["basis", "spectrum"]
+CONTROLS: tuple[Control, ...] = ("basis", "spectrum")
 
 CHUNK_NUMBERS = 20_000_000
 """Rotated terms are made in chunks of firings of about this many numbers."""
@@ -44,11 +50,11 @@ def sparseness(
 
 
 def n_recon(terms: Float[Tensor, "*batch n"]) -> Int[Tensor, "*batch"]:
-    """Size of the smallest set of terms whose sum reaches the sum of all (largest first); 0 for a total <= 0."""
+    """Size of the smallest set of terms whose sum reaches that of all (largest first); 0 for a total <= 0."""
     total = terms.sum(dim=-1, keepdim=True)
     reached = terms.sort(dim=-1, descending=True).values.cumsum(dim=-1) >= total
     first = torch.where(reached.any(dim=-1), reached.int().argmax(dim=-1), terms.shape[-1]) + 1
-    # The positive terms always reach the total; where rounding in another order says otherwise, they are the set.
+    # The positive terms always reach the total, also where rounding in another order says otherwise.
     size = torch.minimum(first, (terms > 0).sum(dim=-1))
     return torch.where(total[..., 0] > 0, size, 0)
 
@@ -102,7 +108,7 @@ def rotated_terms(
     rotations: tuple[Float[Tensor, "rotation channel channel"], Float[Tensor, "rotation channel channel"]],
     control: Control,
 ) -> Float[Tensor, "rotation firing channel"]:
-    """Terms after rotation; ``query`` carries the singular values, as in ``model.channels``, ``key`` does not."""
+    """Terms after rotation; ``query`` carries the singular values (as in `ModelChannels`)."""
     P, Q = rotations
     if control == "basis":
         root = singular_values.sqrt()
@@ -120,7 +126,7 @@ def rotation_control(
     control: Control = "basis",
     seed: int = 0,
 ) -> RotationControl:
-    """Rotate the channels of every firing ``rotations`` times and measure again. Heads of lower rank rotate within it."""
+    """Rotate the channels of every firing many times (within the head's rank) and measure again."""
     found = torch.empty(rotations, len(query), dtype=torch.float64)
     counts = torch.empty(rotations, len(query), dtype=torch.long)
     query, key, singular_values = (t.double().cpu() for t in (query, key, singular_values))

@@ -1,7 +1,7 @@
 """The SVD of every head's query-key form, never building a d x d matrix.
 
-``Omega = W_Q W_K^T`` has rank at most r = d_head. With thin QR factors ``W_Q = Q_q T_q`` and ``W_K = Q_k T_k`` the SVD of the
-small matrix ``T_q T_k^T`` is the SVD of Omega. Inside the head it is a change of basis,
+``Omega = W_Q W_K^T`` has rank at most r = d_head. With thin QR factors ``W_Q = Q_q T_q``, ``W_K = Q_k T_k``
+the SVD of the small matrix ``T_q T_k^T`` is the SVD of Omega. Inside the head it is a change of basis,
 
     a = q @ to_query,   b = k @ to_key,   logit = scale * sum over channels of a_k b_k
 
@@ -13,6 +13,7 @@ for queries and keys as attention uses them (after bias, QK-norm and rotary posi
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 Bias = Literal["offset", "homogeneous"]
 
 RANK_TOLERANCE = 1e-10
-"""Singular values below this share of the largest count as zero. float32 weights carry seven digits, and a product of
-two of them keeps true small values far above this; exact zeros (pruned or repeated columns) come out near 1e-16."""
+"""Singular values below this share of the largest count as zero. float32 weights carry seven digits, and a
+product of two keeps true small values far above this; exact zeros (pruned or repeated columns) come out near
+1e-16."""
 
 RECONSTRUCTION_TOLERANCE = 1e-10
 """Relative error allowed for a head put together again from its channels, in float64."""
@@ -42,7 +44,7 @@ CHOLESKY_CONDITION = 3e3
 """Up to this condition number (Frobenius, an upper bound) the Cholesky route to T is exact to 1e-9."""
 
 CACHE_FROM_NUMBERS = 1_000_000
-"""Models with fewer numbers in their change-of-basis matrices are decomposed anew each time: it takes no time."""
+"""Models with fewer numbers in their change-of-basis matrices are decomposed anew: it takes no time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +62,7 @@ class ModelChannels:
 
     @property
     def deficient(self) -> list[tuple[int, int]]:
-        """Heads (layer, head) whose rank is less than d_head; their attention has a remainder outside all channels."""
+        """Heads (layer, head) of rank below d_head; their attention has a remainder outside all channels."""
         return [(int(l), int(h)) for l, h in (self.rank < self.singular_values.shape[-1]).nonzero()]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -74,49 +76,61 @@ class ModelChannels:
         return ModelChannels(**moved, bias=self.bias)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadSVD:
-    """Some heads' ``W_Q[h] W_K[h]^T = U diag(S) V^T``, in float64."""
+    """Some heads' ``W_Q[h] W_K[h]^T = U diag(S) V^T``, in float64; U and V are made when asked for."""
 
-    U: Float[Tensor, "head d_model channel"]
     S: Float[Tensor, "head channel"]
     to_query: Float[Tensor, "head d_head channel"]
     to_key: Float[Tensor, "head d_head channel"]
     error: Float[Tensor, " head"]
     """Relative error of the head put together again from its channels."""
-    W_K: Float[Tensor, "head d_model d_head"]
+    W_Q: Float[Tensor, "head d_model d_head"]
+    W_K: Float[Tensor, "kv_head d_model d_head"]
+    left: Float[Tensor, "head d_head channel"]
+
+    @property
+    def U(self) -> Float[Tensor, "head d_model channel"]:
+        """Left singular vectors: ``W_Q T_q^-1 left``."""
+        return self.W_Q @ self.left
 
     @property
     def V(self) -> Float[Tensor, "head d_model channel"]:
         """Right singular vectors: ``W_K T_k^-1 right``."""
-        return self.W_K @ self.to_key
+        return _per_query_head(self.W_K, len(self.W_Q)) @ self.to_key
 
 
 def svd_heads(
     W_Q: Float[Tensor, "head d_model d_head"], W_K: Float[Tensor, "kv_head d_model d_head"]
 ) -> HeadSVD:
-    """SVD of ``W_Q W_K^T`` for every query head, by thin QR and an r x r SVD in float64; deterministic signs."""
-    W_Q, W_K = W_Q.double(), W_K.double()
-    T_q, inverse_q = thin_triangle(W_Q)
-    T_k, inverse_k = (t.repeat_interleave(W_Q.shape[0] // W_K.shape[0], dim=0) for t in thin_triangle(W_K))
+    """SVD of ``W_Q W_K^T`` for every query head, by thin QR and small SVDs in float64; fixed signs."""
+    queries, keys = W_Q.double(), W_K.double()
+    T_q, inverse_q = thin_triangle(queries)
+    T_k, inverse_k = (_per_query_head(t, len(queries)) for t in thin_triangle(keys))
     core = T_q @ T_k.mT
     left, S, right_h = torch.linalg.svd(core)
     norm = torch.linalg.matrix_norm(core).clamp_min(torch.finfo(torch.float64).tiny)
     error = torch.linalg.matrix_norm(core - (left * S[:, None]) @ right_h) / norm
-    U = W_Q @ (inverse_q @ left)
+    left = inverse_q @ left
     # (u, v) and (-u, -v) are the same channel: the largest entry of u is made positive.
-    signs = torch.gather(U, 1, U.abs().argmax(dim=1, keepdim=True)).sign()
-    signs = torch.where(signs == 0, 1.0, signs)
+    lowest, highest = torch.aminmax(queries @ left, dim=1, keepdim=True)
+    signs = torch.where(highest + lowest >= 0, 1.0, -1.0).to(S.dtype)
     right = right_h.mT * signs
-    # T_q^-1 left diag(S) = T_k^T right: no inverse, so a singular T_q does no harm. T_k needs its (pseudo-)inverse.
+    # T_q^-1 left diag(S) = T_k^T right: no inverse, so a singular T_q does no harm; T_k needs its own.
     return HeadSVD(
-        U=U * signs,
         S=S,
         to_query=T_k.mT @ right,
         to_key=inverse_k @ right,
         error=error,
-        W_K=W_K.repeat_interleave(W_Q.shape[0] // W_K.shape[0], dim=0),
+        W_Q=queries,
+        W_K=keys,
+        left=left * signs,
     )
+
+
+def _per_query_head(x: Tensor, n_heads: int) -> Tensor:
+    """Grouped queries: the row of key-value head ``h // group`` for every query head h."""
+    return x if len(x) == n_heads else x.repeat_interleave(n_heads // len(x), dim=0)
 
 
 def thin_triangle(
@@ -124,8 +138,8 @@ def thin_triangle(
 ) -> tuple[Float[Tensor, "head r r"], Float[Tensor, "head r r"]]:
     """The triangle T of a thin QR, ``W = Q T``, and its inverse (pseudo-inverse where W is rank-deficient).
 
-    T is the Cholesky factor of ``W^T W``, which costs one product and is exact to about 1e-16 times the squared
-    condition number; matrices for which that would be worse than 1e-9 go through Householder QR instead.
+    T is the Cholesky factor of ``W^T W``, which costs one product and is exact to about 1e-16 times the
+    squared condition number; matrices for which that would be worse than 1e-9 go through Householder QR.
     """
     T, failed = torch.linalg.cholesky_ex(W.mT @ W, upper=True)
     identity = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device).expand_as(T)
@@ -170,18 +184,24 @@ def _with_bias(W: Tensor, b: Tensor) -> Tensor:
     return torch.cat((W, b[:, None]), dim=1)
 
 
+def key_weights(model: Model, layer: int, bias: Bias = "offset") -> Float[Tensor, "kv_head d_model d_head"]:
+    """W_K of one layer's key-value heads; in homogeneous coordinates with the bias as one more row."""
+    W_K, b_K = model.weights.W_K[layer], model.weights.b_K[layer]
+    return _with_bias(W_K, b_K) if bias == "homogeneous" else W_K
+
+
 def layer_svd(model: Model, layer: int, bias: Bias = "offset") -> HeadSVD:
     """Singular vectors and values of one layer's heads (``U`` and ``V`` are not kept for the whole model)."""
     weights = model.weights
-    W_Q, W_K = weights.W_Q[layer], weights.W_K[layer]
+    queries = weights.W_Q[layer]
     if bias == "homogeneous":
         if model.architecture.rotary:
             raise InputError(
-                f"bias='homogeneous' needs a model without rotary positions; {model.architecture.name} has them. "
-                "Use bias='offset'."
+                f"bias='homogeneous' needs a model without rotary positions; {model.architecture.name} has "
+                "them. Use bias='offset'."
             )
-        W_Q, W_K = _with_bias(W_Q, weights.b_Q[layer]), _with_bias(W_K, weights.b_K[layer])
-    svd = svd_heads(W_Q, W_K)
+        queries = _with_bias(queries, weights.b_Q[layer])
+    svd = svd_heads(queries, key_weights(model, layer, bias))
     _check(svd, layer)
     return svd
 
@@ -201,16 +221,17 @@ def decompose_model(model: Model, bias: Bias = "offset") -> ModelChannels:
     )
 
 
-def model_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
-    """All heads of a model in the model's dtype, from the cache when these weights were decomposed before."""
+def model_channels(model: Model, bias: Bias = "offset", dtype: torch.dtype | None = None) -> ModelChannels:
+    """All heads of a model in its dtype (or the one given), from the cache if it saw these weights before."""
+    dtype = model.dtype if dtype is None else dtype
     if model.n_layers * model.n_heads * model.d_head**2 < CACHE_FROM_NUMBERS:
-        return decompose_model(model, bias).to(model.dtype, model.device)
+        return decompose_model(model, bias).to(dtype, model.device)
     path = cache_folder("channels") / f"{model.weights_sha256}-{bias}-1.safetensors"
     try:
         channels = ModelChannels(**load_file(path), bias=bias)
     except (OSError, SafetensorError, TypeError):  # not there, or damaged: make it again
         channels = decompose_model(model, bias)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({name: t.contiguous().cpu() for name, t in channels.tensors().items()}, partial)
         partial.replace(path)
-    return channels.to(model.dtype, model.device)
+    return channels.to(dtype, model.device)

@@ -13,7 +13,8 @@ from headtrace.circuits.summary import question
 if TYPE_CHECKING:
     import networkx as nx
 
-    from headtrace.circuits.circuit import Circuit, Node
+    from headtrace.circuits.circuit import Circuit
+    from headtrace.circuits.parts import Node
 
 _SHAPES = {
     "head": "ellipse",

@@ -9,7 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headtrace.circuits.circuit import SCHEMA, Circuit, Elsewhere
+from headtrace.circuits.circuit import Circuit
+from headtrace.circuits.parts import SCHEMA, Elsewhere
 from headtrace.circuits.reading import circuit_from_json
 from headtrace.errors import InputError
 

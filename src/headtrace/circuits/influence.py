@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headtrace.circuits.circuit import Circuit, Edge, Node
+    from headtrace.circuits.circuit import Circuit
+    from headtrace.circuits.parts import Edge, Node
 
 
 def edge_influence(circuit: Circuit) -> dict[Edge, float]:

@@ -17,7 +17,8 @@ from headtrace.circuits.influence import node_influence
 from headtrace.circuits.summary import place
 
 if TYPE_CHECKING:
-    from headtrace.circuits.circuit import Circuit, Node
+    from headtrace.circuits.circuit import Circuit
+    from headtrace.circuits.parts import Node
 
 _FEATURE_TYPES = {
     "head": "attention head",

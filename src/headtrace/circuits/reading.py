@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, cast
 
-from headtrace.circuits.circuit import (
+from headtrace.circuits.circuit import Circuit
+from headtrace.circuits.parts import (
     KINDS,
     SCHEMA,
     SIDES,
-    Circuit,
     Edge,
     Elsewhere,
     Method,

@@ -7,7 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headtrace.circuits.circuit import Circuit, Edge, Node
+    from headtrace.circuits.circuit import Circuit
+    from headtrace.circuits.parts import Edge, Node
 
 
 def question(circuit: Circuit) -> str:

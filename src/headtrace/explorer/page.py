@@ -77,9 +77,8 @@ def _spoken(circuit: Circuit) -> str:
     answer, wrong = circuit.answer_text()
     if circuit.root.kind == "direction" or not answer:
         return question(circuit)
-    return f"\u201c{answer.strip()}\u201d" + (
-        "" if wrong is None else f" rather than \u201c{wrong.strip()}\u201d"
-    )
+    against = "" if wrong is None else f" rather than \u201c{wrong.strip()}\u201d"
+    return f"\u201c{answer.strip()}\u201d{against}"
 
 
 def json_for_script(data: Any) -> str:

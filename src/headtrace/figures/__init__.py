@@ -1,1 +1,1 @@
-"""figures"""
+"""Figures: one function each, drawn in one house style."""

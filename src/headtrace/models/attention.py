@@ -2,13 +2,13 @@
 
 Every layer's queries, keys and values pass through it after biases, QK-norm and rotary positions, together with
 the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by
-operation. Inside ``through(observer, hf)`` an observer sees each call, and may change queries and keys before
-the dot product, head by head.
+operation. Inside ``through(observer, hf)`` an observer sees each call, and may change the scores of one head at
+one destination, even where heads share keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,11 +37,14 @@ class AttentionCall:
 
 
 class AttentionObserver:
-    """Sees every attention call of a forward pass. Subclasses override what they need."""
+    """Sees every attention call of a forward pass, and may act on it. Subclasses override what they need."""
 
-    def edit(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """Queries and keys to use. Keys may come back with one row per query head."""
-        return call.query, call.key
+    def edit_scores(self, call: AttentionCall, scores: Float[Tensor, "batch head dest src"]) -> None:
+        """Change scores in place, before softcap and mask: here one head's one destination can see other keys."""
+
+    def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"] | None:
+        """Another mixture of values than ``pattern @ values``, or None."""
+        return None
 
     def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
         """Where the attention pattern should be written, or None for a new tensor."""
@@ -54,7 +57,7 @@ class AttentionObserver:
 _observer: ContextVar[AttentionObserver | None] = ContextVar("headtrace_attention_observer", default=None)
 
 
-def _per_query_head(tensor: Tensor, n_heads: int) -> Tensor:
+def per_query_head(tensor: Tensor, n_heads: int) -> Tensor:
     """Repeat grouped keys or values so that every query head has its own row."""
     batch, n_kv, length, d_head = tensor.shape
     if n_kv == n_heads:
@@ -81,21 +84,23 @@ def attention(
     call = AttentionCall(layer, query, key, value, attention_mask, scale, softcap)
     observer = _observer.get()
     buffer = None
-    if observer is not None:
-        query, key = observer.edit(call)
-        buffer = observer.pattern_buffer(call)
     n_heads = query.shape[1]
-    scores = torch.matmul(query, _per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
+    scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
+    if observer is not None:
+        observer.edit_scores(call, scores)
+        buffer = observer.pattern_buffer(call)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     if attention_mask is not None:
         scores = scores.add_(attention_mask)
     # transformers computes the softmax in float32 whatever the model's dtype; a float64 model keeps float64 here.
     pattern = torch.softmax(scores, dim=-1) if buffer is None else torch.softmax(scores, dim=-1, out=buffer)
-    output = torch.matmul(pattern, _per_query_head(value, n_heads)).transpose(1, 2).contiguous()
+    output = None if observer is None else observer.mix(call, pattern)
+    if output is None:
+        output = torch.matmul(pattern, per_query_head(value, n_heads))
     if observer is not None:
         observer.see(call, pattern)
-    return output, pattern
+    return output.transpose(1, 2).contiguous(), pattern
 
 
 AttentionInterface.register(NAME, attention)
@@ -103,13 +108,14 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @contextmanager
-def through(observer: AttentionObserver, hf: PreTrainedModel) -> Iterator[None]:
+def through(observer: AttentionObserver, hf: PreTrainedModel) -> Generator[None]:
     """Run the model's attention through ``observer`` inside this block; the model is left as it was."""
-    before = hf.config._attn_implementation
+    config: Any = hf.config
+    before = config._attn_implementation
     token = _observer.set(observer)
-    hf.config._attn_implementation = NAME
+    config._attn_implementation = NAME
     try:
         yield
     finally:
-        hf.config._attn_implementation = before
+        config._attn_implementation = before
         _observer.reset(token)

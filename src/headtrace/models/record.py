@@ -12,6 +12,7 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,11 +172,12 @@ class Recording:
         bias = self.model.weights.attention_bias[layer].expand_as(self.residuals[0])
         return self._after_post_norm(bias, layer)
 
-    def bare_values(self, layer: int) -> Float[Tensor, "batch head token d_head"]:
+    @cached_property
+    def bare_values(self) -> Float[Tensor, "layer batch head token d_head"]:
         """Value vectors without their bias, one row per query head."""
         weights = self.model.weights
-        bare = self.values[layer] - weights.b_V[layer][:, None]
-        return bare.repeat_interleave(weights.group, dim=1)
+        bare = self.values - weights.b_V[:, None, :, None]
+        return bare.repeat_interleave(weights.group, dim=2)
 
     def write(self, component: Component, prompt: int | None = 0) -> Tensor:
         """What a component wrote to every token: (token, d_model), or all prompts' with ``prompt=None``.
@@ -199,13 +201,13 @@ class Recording:
             return self.attention_bias(layer)
         if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
             raise InputError(f"{component} is not something that writes into the residual.")
-        pattern, values = self.patterns[layer][:, head], self.bare_values(layer)[:, head]
+        pattern, values = self.patterns[layer][:, head], self.bare_values[layer][:, head]
         mixed = pattern @ values if src is None else pattern[:, :, src, None] * values[:, None, src]
         return self._after_post_norm(mixed @ self.model.weights.W_O[layer, head], layer)
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """All that a layer adds to the residual, put together from its components."""
-        mixed = self.patterns[layer] @ self.bare_values(layer)
+        mixed = self.patterns[layer] @ self.bare_values[layer]
         heads = torch.einsum("bhtr,hrd->btd", mixed, self.model.weights.W_O[layer])
         return self._after_post_norm(heads, layer) + self.attention_bias(layer) + self.mlp_writes[layer]
 

@@ -91,8 +91,10 @@ def load_recording(folder: str | Path, model: Model) -> Recording:
         else None
         for i in facts["rotary_of_layer"]
     )
-    own = {name: t for name, t in tensors.items() if "." not in name}
-    optional = {name: own.pop(name, None) for name in ("post_norm_scales", "query_scales", "key_scales")}
+    own: dict[str, Any] = {name: t for name, t in tensors.items() if "." not in name}
+    optional: dict[str, Any] = {
+        name: own.pop(name, None) for name in ("post_norm_scales", "query_scales", "key_scales")
+    }
     return Recording(
         model=model,
         lengths=tuple(facts["lengths"]),

@@ -1,1 +1,51 @@
-"""tasks"""
+"""Prompts with known answers: IOI, greater-than, gendered pronoun, facts, and your own JSONL.
+
+from headtrace.tasks import accuracy, load_task
+
+task_set = load_task("ioi", model.tokenizer, n_per_cell=100)
+print(accuracy(model, task_set))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headtrace.tasks.examples import Example, Exclusion, TaskSet
+from headtrace.tasks.jsonl import read_jsonl
+from headtrace.tasks.registry import TASKS, Task, load_task
+
+if TYPE_CHECKING:
+    from headtrace.tasks.head_scores import HeadScores, score_heads
+    from headtrace.tasks.measure import Accuracy, Proportion, accuracy
+
+# These need torch, which is loaded on first use only.
+_NEED_TORCH = {
+    "Accuracy": "measure",
+    "Proportion": "measure",
+    "accuracy": "measure",
+    "HeadScores": "head_scores",
+    "score_heads": "head_scores",
+}
+
+__all__ = [
+    "TASKS",
+    "Accuracy",
+    "Example",
+    "Exclusion",
+    "HeadScores",
+    "Proportion",
+    "Task",
+    "TaskSet",
+    "accuracy",
+    "load_task",
+    "read_jsonl",
+    "score_heads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module 'headtrace.tasks' has no attribute {name!r}")
+    module = import_module(f"headtrace.tasks.{_NEED_TORCH[name]}")
+    return getattr(module, name)

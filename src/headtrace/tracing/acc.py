@@ -1,7 +1,8 @@
 """ACC, the earlier method: channels from relative attention, then components inside that subspace.
 
-Relative attention is the logit on the source less the mean logit of the other visible keys. It is linear, so it divides exactly
-over channels and components; each step keeps the smallest prefix (largest first) that reaches the total.
+Relative attention is the logit on the source less the mean logit of the other visible keys. It is linear, so
+it divides exactly over channels and components; each step keeps the smallest prefix (largest first) that
+reaches the total.
 """
 
 from __future__ import annotations
@@ -57,14 +58,13 @@ class ACC:
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        upstream = Upstream(recording, self.composer, firings.layer)
         found: list[FiringCauses] = []
-        for chunk in firing_chunks(recording, firings, upstream):
+        for chunk, upstream in firing_chunks(recording, firings, self.composer):
             found.extend(self._chunk(recording, chunk, upstream))
         return found
 
     def _chunk(self, recording: Recording, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
-        scores = FiringScores.of(recording, firings, 1)
+        scores = FiringScores.of(recording, firings, upstream.length, 1)
         scores = replace(scores, w=relative_weights(scores))
         terms = scores.a * (scores.w[:, None] @ scores.b)[:, 0] * scores.scale
         subspace = smallest_prefix(terms, terms.sum(-1))

@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace import __version__
 from headtrace.circuits import Circuit, Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
-from headtrace.tracing.firing import Cause, FiringCauses
+from headtrace.tracing.firing import Cause, FiringCauses, SideCauses
 from headtrace.tracing.sweep import PromptTrace, in_graph, is_elsewhere, shares_of
-from headtrace.vocabulary import Component, Firing
+from headtrace.vocabulary import Component, Firing, Kind, Side
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 _ORDER = {"root": 0, "head": 1, "mlp": 2, "attention_bias": 3, "offset": 4, "embedding": 5}
-Place = tuple[str, "int | None", "int | None", "int | None", "int | None"]
+Place = tuple[Kind, "int | None", "int | None", "int | None", "int | None"]
+EdgeParts = tuple[Place, Place, Side, Cause]
+
+
+ROOT: Place = ("root", None, None, None, None)
 
 
 def place_of(component: Component, position: int) -> Place:
@@ -43,7 +47,7 @@ def assemble(
     """The circuit of one prompt. Nodes are numbered from the root down, so equal traces give equal files."""
     model, root = recording.model, trace.root
     edges = _edges(trace)
-    places = {("root", None, None, None, None)}
+    places: set[Place] = {ROOT}
     for source, target, _, _ in edges:
         places |= {source, target}
     numbers = {place: i for i, place in enumerate(sorted(places, key=_place_order))}
@@ -60,6 +64,7 @@ def assemble(
             layer=root.layer if root.kind == "direction" else None,
             support=root.support,
             answer_tokens=model.token_labels(answer) or None,
+            label=root.label,
             wrong_tokens=None if wrong is None else model.token_labels(wrong),
         ),
         method=method,
@@ -71,7 +76,7 @@ def assemble(
                 side,
                 cause.weight,
                 cause.channels if side != "root" else None,
-            )  # type: ignore[arg-type]
+            )
             for source, target, side, cause in edges
         ),
         reason=root.reason,
@@ -80,19 +85,21 @@ def assemble(
     )
 
 
-def _edges(trace: PromptTrace) -> list[tuple[Place, Place, str, Cause]]:
+def _edges(trace: PromptTrace) -> list[EdgeParts]:
     """Source place, target place, side and cause of every edge."""
-    top: Place = ("root", None, None, None, None)
-    edges: list[tuple[Place, Place, str, Cause]] = [
-        (place_of(s.component, trace.root.position), top, "root", Cause(s.component, (), s.weight))
+    edges: list[EdgeParts] = [
+        (place_of(s.component, trace.root.position), ROOT, "root", Cause(s.component, (), s.weight))
         for s in trace.root.seeds
     ]
     for firing, found in trace.causes.items():
         target: Place = ("head", firing.layer, firing.head, firing.dest, firing.src)
-        for side, causes, position in (("query", found.query, firing.dest), ("key", found.key, firing.src)):
-            edges += [
-                (place_of(c.component, position), target, side, c) for c in in_graph(causes.causes, position)
-            ]
+        sides: tuple[tuple[Side, SideCauses, int], ...] = (
+            ("query", found.query, firing.dest),
+            ("key", found.key, firing.src),
+        )
+        for side, part, position in sides:
+            for cause in in_graph(part.causes, position):
+                edges.append((place_of(cause.component, position), target, side, cause))  # noqa: PERF401 (typed)
     return edges
 
 
@@ -102,7 +109,7 @@ def _place_order(place: Place) -> tuple[int, ...]:
     return (0 if kind == "root" else 1, -layer, _ORDER[kind], *(-1 if r is None else r for r in rest[1:]))
 
 
-def _influence(trace: PromptTrace, edges: list[tuple[Place, Place, str, Cause]]) -> dict[Place, float]:
+def _influence(trace: PromptTrace, edges: list[EdgeParts]) -> dict[Place, float]:
     """Influence of every place: heads have theirs from the sweep, leaves get theirs from the edges."""
     groups: dict[tuple[Place, str], list[tuple[Place, float]]] = {}
     for source, target, side, cause in edges:
@@ -110,7 +117,7 @@ def _influence(trace: PromptTrace, edges: list[tuple[Place, Place, str, Cause]])
     sides: dict[Place, int] = {}
     for (target, _), items in groups.items():
         sides[target] = sides.get(target, 0) + any(weight > 0 for _, weight in items)
-    influence: dict[Place, float] = {("root", None, None, None, None): 1.0}
+    influence: dict[Place, float] = {ROOT: 1.0}
     for firing, value in trace.influence.items():
         influence[("head", firing.layer, firing.head, firing.dest, firing.src)] = value
     for (target, _), items in groups.items():

@@ -1,7 +1,7 @@
 """Candidates of a firing: every (component, channel), on the query side and on the key side.
 
-Both sides offer the same two things: the attributions of all candidates, and the contribution rows (over keys) of a chosen few.
-No tensor here has both a candidate axis and two token axes.
+Both sides offer the same two things: the attributions of all candidates, and the contribution rows (over
+keys) of a chosen few. No tensor here has both a candidate axis and two token axes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class FiringScores:
     w: Float[Tensor, "firing token"]
 
     @classmethod
-    def of(cls, recording: Recording, firings: LayerFirings, ig_steps: int) -> FiringScores:
+    def of(cls, recording: Recording, firings: LayerFirings, length: int, ig_steps: int) -> FiringScores:
         layer, model = firings.layer, recording.model
         channels = model.channels
         to_query, to_key = channels.to_query[layer, firings.head], channels.to_key[layer, firings.head]
         q = recording.queries[layer, firings.prompt, firings.head, firings.dest]
-        k = recording.keys[layer, firings.prompt, firings.head // model.weights.group]
+        k = recording.keys[layer, :, :, :length][firings.prompt, firings.head // model.weights.group]
         scale, cap = recording.scales[layer], recording.softcaps[layer]
         logits = (k @ q[..., None])[..., 0] * scale
-        visible = recording.visible[layer][firings.prompt, firings.dest]
+        visible = recording.visible[layer][firings.prompt, firings.dest, :length]
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
         w = attribution_vector(logits, visible, firings.src, cap, ig_steps)
         scores = cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w)
@@ -79,9 +79,9 @@ class FiringScores:
         f = int(torch.nan_to_num(relative, nan=torch.inf).argmax())
         firings = self.firings
         raise IdentityError(
-            f"In {head_name(firings.layer, int(firings.head[f]))} {int(firings.dest[f])}->{int(firings.src[f])} (prompt "
-            f"{int(firings.prompt[f])}) {what}: relative error {float(relative[f]):.1e}, allowed {allowed:.0e}. "
-            "Run recording.check() to see whether the model itself adds up."
+            f"In {head_name(firings.layer, int(firings.head[f]))} {int(firings.dest[f])}->{int(firings.src[f])} "
+            f"(prompt {int(firings.prompt[f])}) {what}: relative error {float(relative[f]):.1e}, "
+            f"allowed {allowed:.0e}. Run recording.check() to see whether the model itself adds up."
         )
 
 
@@ -96,19 +96,23 @@ class QueryCandidates:
     def of(cls, scores: FiringScores, upstream: Upstream) -> QueryCandidates:
         rec, firings, layer = scores.recording, scores.firings, scores.firings.layer
         b, d = firings.prompt, firings.dest
-        turns = Turns.of(rec, layer, b)
+        turns = Turns.of(rec, layer, b, upstream.length)
         basis = turns.basis_at(scores.to_query, d)
         if rec.query_scales is not None:
             basis = basis / rec.query_scales[layer, b, firings.head, d][:, None, None]
         plain = upstream.plain_queries(firings) @ basis
         # A head component's write at the destination: its attention there, over the frozen scales.
-        strength = rec.patterns[:layer, b, :, d] / rec.norm_scales[layer, b, d][:, None, None, None]
+        strength = rec.patterns[:layer, :, :, :, : upstream.length][:, b, :, d]
+        strength = strength / rec.norm_scales[layer, b, d][:, None, None, None]
         if rec.post_norm_scales is not None:
             strength = strength / rec.post_norm_scales[:layer, b, d].T[:, :, None, None]
         read = upstream.head_readings("query", firings)
-        heads = (read @ basis[:, None]) * strength.flatten(1, 2)[..., None]
-        candidates = cls(scores, torch.cat((plain, heads.flatten(1, 2)), dim=1))
-        total = candidates.coefficients.sum(dim=1)
+        coefficients = plain.new_empty(len(firings), upstream.catalogue.n_components, plain.shape[-1])
+        coefficients[:, : plain.shape[1]] = plain
+        heads = coefficients[:, plain.shape[1] :].view(read.shape)
+        torch.mul(read @ basis[:, None], strength.flatten(1, 2)[..., None], out=heads)
+        candidates = cls(scores, coefficients)
+        total = coefficients.sum(dim=1)
         error = ((scores.b @ (total - scores.a)[..., None])[..., 0] * scores.visible).abs().amax(
             -1
         ) * scores.scale
@@ -142,12 +146,12 @@ class KeyCandidates:
     @classmethod
     def of(cls, scores: FiringScores, upstream: Upstream) -> KeyCandidates:
         rec, firings, layer = scores.recording, scores.firings, scores.firings.layer
-        turns = Turns.of(rec, layer, firings.prompt)
+        turns = Turns.of(rec, layer, firings.prompt, upstream.length)
         plain = turns.turn(upstream.plain_keys(firings)) @ scores.to_key[:, None]
-        inverse = 1 / rec.norm_scales[layer, firings.prompt]
+        inverse = 1 / rec.norm_scales[layer, firings.prompt, : upstream.length]
         if rec.key_scales is not None:
             kv = firings.head // rec.model.weights.group
-            key_scale = rec.key_scales[layer, firings.prompt, kv]
+            key_scale = rec.key_scales[layer, firings.prompt, kv, : upstream.length]
             plain, inverse = plain / key_scale[:, None, :, None], inverse / key_scale
         read = upstream.head_readings("key", firings)
         candidates = cls(scores, upstream.catalogue, turns, plain, read, inverse)
@@ -172,7 +176,7 @@ class KeyCandidates:
     def _pattern_rows(self, token: Int[Tensor, " firing"]) -> Float[Tensor, "firing head_up src"]:
         """Upstream attention (over post-norm scales) at one token per firing."""
         rec, layer, b = self.scores.recording, self.scores.firings.layer, self.scores.firings.prompt
-        rows = rec.patterns[:layer, b, :, token]
+        rows = rec.patterns[:layer, :, :, :, : self.catalogue.length][:, b, :, token]
         if rec.post_norm_scales is not None:
             rows = rows / rec.post_norm_scales[:layer, b, token].T[:, :, None, None]
         return rows.flatten(1, 2)
@@ -182,24 +186,26 @@ class KeyCandidates:
         weight = s.w * s.scale
         plain = (weight[:, None, None] @ self.plain)[..., 0, :]
         table = self.turns.weighted_table(weight * self.inverse_scale)
-        sums = self._sum_over_tokens(table)
-        heads = self.turns.turn_summed(self.readings.flatten(1, 2), sums) @ s.to_key
-        return torch.cat((plain, heads), dim=1) * s.a[:, None]
+        out = plain.new_empty(plain.shape[0], self.catalogue.n_components, plain.shape[-1])
+        out[:, : plain.shape[1]] = plain
+        turned = self.turns.turn_summed(self.readings.flatten(1, 2), self._sum_over_tokens(table))
+        torch.bmm(turned, s.to_key, out=out[:, plain.shape[1] :])
+        return out.mul_(s.a[:, None])
 
     def _sum_over_tokens(self, table: Float[Tensor, "firing token table"]) -> Float[Tensor, "firing n table"]:
         """``sum over t of A_h[t, j] table[t]`` for every upstream head h and source j; one product per prompt."""
         rec, firings, layer = self.scores.recording, self.scores.firings, self.scores.firings.layer
-        n = self.catalogue.n_components - self.catalogue.n_plain
-        sums = table.new_empty(len(firings), n, table.shape[-1])
+        length, width = self.catalogue.length, table.shape[-1]
+        sums = table.new_empty(len(firings), layer * self.catalogue.n_heads * length, width)
         for prompt in torch.unique(firings.prompt).tolist():
             mine = firings.prompt == prompt
-            columns = table[mine].permute(1, 0, 2).flatten(1)
+            columns = table[mine].mT.flatten(0, 1)
             if rec.post_norm_scales is not None:
-                columns = columns / rec.post_norm_scales[:layer, prompt, :, None]
-                columns = columns[:, None]
-            product = rec.patterns[:layer, prompt].mT @ columns
-            parts = product.reshape(n, -1, table.shape[-1])
-            sums[mine] = parts.transpose(0, 1)
+                columns = (columns / rec.post_norm_scales[:layer, prompt, None, :length])[:, None]
+            # Tables first: the product reads each pattern in the order in which it lies in memory.
+            product = columns @ rec.patterns[:layer, prompt, :, :length, :length]
+            parts = product.reshape(layer * self.catalogue.n_heads, -1, width, length)
+            sums[mine] = parts.permute(1, 0, 3, 2).flatten(1, 2)
         return sums
 
     def rows(
@@ -218,8 +224,8 @@ class KeyCandidates:
         s, rec, cat, f = self.scores, self.scores.recording, self.catalogue, which[:, None]
         head_up, src = number // cat.length, number % cat.length
         upstream, head, prompt = head_up // cat.n_heads, head_up % cat.n_heads, s.firings.prompt[f]
-        strength = rec.patterns[upstream, prompt, head, :, src] * self.inverse_scale[f]
+        strength = rec.patterns[:, :, :, : cat.length][upstream, prompt, head, :, src] * self.inverse_scale[f]
         if rec.post_norm_scales is not None:
-            strength = strength / rec.post_norm_scales[upstream, prompt]
+            strength = strength / rec.post_norm_scales[upstream, prompt, : cat.length]
         m, g = self.readings[f, head_up, src], s.to_key.mT[f, channel]
         return self.turns[which].turned_dot(m, g) * strength

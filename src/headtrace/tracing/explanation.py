@@ -41,9 +41,12 @@ class Explanation:
 
     def top(self, k: int = 5) -> list[tuple[Literal["query", "key"], Cause]]:
         """The k strongest causes of both sides."""
-        both: list[tuple[Literal["query", "key"], Cause]] = [("query", c) for c in self.query]
-        both += [("key", c) for c in self.key]
-        return sorted(both, key=lambda item: -item[1].weight)[:k]
+        sides: tuple[Literal["query", "key"], ...] = ("query", "key")
+        both: list[tuple[Literal["query", "key"], Cause]] = [
+            (side, cause) for side in sides for cause in self.found.side(side).causes
+        ]
+        both.sort(key=lambda item: -item[1].weight)
+        return both[:k]
 
     def place(self, cause: Cause, side: str) -> str:
         """Where a cause acts, with token text: ``L5H3 from 3 ' John'``."""

@@ -1,8 +1,8 @@
 """Why does this head attend here? The smallest set of signals, per side, without which it would not.
 
 Candidates are sorted by attribution and removed one by one until the attention on the source falls below the
-threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix only, in growing
-chunks, for all firings of a layer together.
+threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix
+only, in growing chunks, for all firings of a layer together.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from headtrace.tracing.attribution import IG_STEPS, attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
+from headtrace.tracing.upstream import Catalogue, Composer, LayerFirings, Upstream
 from headtrace.vocabulary import Component, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
-CANDIDATES_AT_ONCE = 16_000_000
-"""Firings are traced together as long as their candidates number at most this many (64 MB in float32)."""
+CANDIDATES_AT_ONCE = 48_000_000
+"""Firings are traced together as long as their candidates number at most this many (192 MB in float32)."""
 
 FIRST_CHUNK = 32
 CHUNK_GROWTH = 8
@@ -41,7 +41,7 @@ def threshold(tau: Tau, visible_keys: int) -> float:
 
 @dataclass(frozen=True)
 class Cause:
-    """A component whose signal holds up a firing, with the channels it writes into and the attention it accounts for."""
+    """A component whose signal holds up a firing, its channels, and the attention it accounts for."""
 
     component: Component
     channels: tuple[int, ...]
@@ -92,24 +92,39 @@ def trace_firings(
     recording: Recording, firings: LayerFirings, composer: Composer, tau: Tau = None, ig_steps: int = IG_STEPS
 ) -> list[FiringCauses]:
     """Causes of many firings of one layer."""
-    upstream = Upstream(recording, composer, firings.layer)
     found: list[FiringCauses] = []
-    for chunk in firing_chunks(recording, firings, upstream):
+    for chunk, upstream in firing_chunks(recording, firings, composer):
         found.extend(_trace_chunk(recording, chunk, upstream, tau, ig_steps))
     return found
 
 
-def firing_chunks(recording: Recording, firings: LayerFirings, upstream: Upstream) -> Iterator[LayerFirings]:
-    """Firings in groups whose candidates fit into memory together."""
-    step = max(1, CANDIDATES_AT_ONCE // (upstream.catalogue.n_components * recording.model.d_head))
-    for start in range(0, len(firings), step):
-        yield firings[start : start + step]
+def firing_chunks(
+    recording: Recording, firings: LayerFirings, composer: Composer
+) -> Iterator[tuple[LayerFirings, Upstream]]:
+    """Firings in groups with similar destinations whose candidates fit into memory together."""
+    order = torch.argsort(firings.dest, stable=True)
+    dests = firings.dest[order].tolist()
+    start = 0
+    while start < len(dests):
+        end = start + 1
+        while (
+            end < len(dests)
+            and (end + 1 - start) * _size(recording, firings.layer, dests[end]) <= CANDIDATES_AT_ONCE
+        ):
+            end += 1
+        yield firings[order[start:end]], Upstream(recording, composer, firings.layer, dests[end - 1] + 1)
+        start = end
+
+
+def _size(recording: Recording, layer: int, dest: int) -> int:
+    """Candidates of a firing at a destination."""
+    return Catalogue(layer, recording.model.n_heads, dest + 1).n_components * recording.model.d_head
 
 
 def _trace_chunk(
     recording: Recording, firings: LayerFirings, upstream: Upstream, tau: Tau, ig_steps: int
 ) -> Iterator[FiringCauses]:
-    scores = FiringScores.of(recording, firings, ig_steps)
+    scores = FiringScores.of(recording, firings, upstream.length, ig_steps)
     clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
     limits = [threshold(tau, n) for n in scores.visible.sum(-1).tolist()]
     limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
@@ -134,8 +149,8 @@ def remove_greedily(
     limit: Float[Tensor, " firing"],
 ) -> _Removal:
     """Remove candidates in order of attribution until the attention on the source is below the limit."""
-    attributions = candidates.attributions().flatten(1)
-    n_candidates = attributions.shape[1]
+    attributions = candidates.attributions()
+    n_candidates = attributions[0].numel()
     n = len(scores.firings)
     result = _Removal([[] for _ in range(n)], [[] for _ in range(n)], clean.tolist(), [False] * n)
     active = torch.arange(n, device=clean.device)
@@ -158,13 +173,25 @@ def remove_greedily(
     return result
 
 
-def _largest(attributions: Float[Tensor, "firing candidate"], k: int) -> Int[Tensor, "firing k"]:
-    """The k candidates of largest attribution in descending order, equal ones in order of their numbers."""
-    if k == attributions.shape[1]:
-        return attributions.sort(dim=1, descending=True, stable=True).indices
-    numbers = attributions.topk(k, dim=1).indices.sort(dim=1).values
-    order = attributions.gather(1, numbers).sort(dim=1, descending=True, stable=True).indices
-    return numbers.gather(1, order)
+def _largest(attributions: Float[Tensor, "firing component channel"], k: int) -> Int[Tensor, "firing k"]:
+    """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers.
+
+    The k largest candidates all belong to the k components with the largest maxima, so only those are searched.
+    """
+    n_components, n_channels = attributions.shape[1:]
+    if k < n_components:
+        components = attributions.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
+        among = attributions.gather(1, components[..., None].expand(-1, -1, n_channels)).flatten(1)
+        numbers = (
+            components[..., None] * n_channels + torch.arange(n_channels, device=components.device)
+        ).flatten(1)
+    else:
+        among = attributions.flatten(1)
+        numbers = torch.arange(among.shape[1], device=among.device).expand_as(among)
+    if k < among.shape[1]:
+        best = among.topk(k, dim=1).indices.sort(dim=1).values
+        among, numbers = among.gather(1, best), numbers.gather(1, best)
+    return numbers.gather(1, among.sort(dim=1, descending=True, stable=True).indices)
 
 
 def _note(

@@ -1,11 +1,13 @@
 """Roots: what is being explained, and which components it starts from.
 
-``linear`` takes the logit of an answer (less that of a wrong one), ``probability`` the log-likelihood of one or more answers,
-``direction`` any vector at any layer and position (a probe). Norms are frozen, so every component has an exact share.
+``linear`` takes the logit of an answer (less that of a wrong one), ``probability`` the log-likelihood of one
+or more answers, ``direction`` any vector at any layer and position (a probe). Norms are frozen, so every
+component has an exact share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +19,7 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import IG_STEPS, path_weights
 from headtrace.tracing.upstream import Catalogue
-from headtrace.vocabulary import Component
+from headtrace.vocabulary import Component, head_name, parse_head
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -48,6 +50,8 @@ class RootSeeds:
     reason: str | None = None
     """Why there are no seeds, if there are none."""
     support: tuple[int, ...] | None = None
+    label: str | None = None
+    """What the root is, where neither answers nor a direction say it."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ class Shares:
         error, allowed = abs(total - recorded) / max(size, 1e-30), tolerance_for(self.recording.model.dtype)
         if not error <= allowed:
             raise IdentityError(
-                f"The shares at layer {self.layer}, position {self.position} (prompt {self.prompt}) sum to {total:.6g}, "
-                f"the model has {recorded:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
+                f"The shares at layer {self.layer}, position {self.position} (prompt {self.prompt}) sum to "
+                f"{total:.6g}, the model has {recorded:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
             )
 
 
@@ -107,7 +111,7 @@ def _final(recording: Recording, prompt: int) -> Shares:
 
 @torch.inference_mode()
 def linear_root(recording: Recording, prompt: int, answer: list[int], wrong: list[int] | None) -> RootSeeds:
-    """Shares of the logit of the answer (mean over several) less that of the wrong one, or centred over the vocabulary."""
+    """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
     against = weights.W_U.mean(dim=0) if wrong is None else weights.W_U[wrong].mean(dim=0)
     vector = weights.W_U[answer].mean(dim=0) - against
@@ -170,6 +174,25 @@ def direction_root(
         f"the residual has no positive part along the direction (total {value:.4g})" if value <= 0 else None
     )
     return _finish("direction", value, shares, seeds, reason)
+
+
+@torch.inference_mode()
+def heads_root(recording: Recording, prompt: int, heads: Sequence[str]) -> RootSeeds:
+    """Start from given heads at the last token, each at the source it attends to most; weights are attention."""
+    model, last = recording.model, recording.lengths[prompt] - 1
+    seeds: list[Seed] = []
+    for layer, head in dict.fromkeys(parse_head(name) for name in heads):
+        if layer >= model.n_layers or head >= model.n_heads:
+            raise InputError(
+                f"There is no {head_name(layer, head)}: the model has layers 0 to {model.n_layers - 1} and heads 0 to "
+                f"{model.n_heads - 1}."
+            )
+        row = recording.patterns[layer, prompt, head, last, : last + 1]
+        src = int(row.argmax())
+        seeds.append(Seed(Component("head", layer, head, src), float(row[src])))
+    total = sum(seed.weight for seed in seeds)
+    label = "attention of " + ", ".join(heads)
+    return RootSeeds("linear", total, last, model.n_layers, tuple(seeds), None, None, label)
 
 
 @torch.inference_mode()

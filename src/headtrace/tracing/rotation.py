@@ -28,15 +28,17 @@ class Turns:
         return self.cos.shape[-1]
 
     @classmethod
-    def of(cls, recording: Recording, layer: int, prompt: Int[Tensor, " firing"]) -> Turns:
-        """Zero wide for models without rotary positions."""
-        rotary, length = recording.rotary[layer], recording.token_ids.shape[1]
+    def of(cls, recording: Recording, layer: int, prompt: Int[Tensor, " firing"], length: int) -> Turns:
+        """Turns of the first ``length`` tokens; zero wide for models without rotary positions."""
+        rotary = recording.rotary[layer]
         if rotary is None:
             empty = recording.norm_scales.new_empty(prompt.shape[0], length, 0)
             return cls(empty, empty)
         half = rotary.cos.shape[-1] // 2
         rows = prompt if rotary.cos.shape[0] > 1 else torch.zeros_like(prompt)
-        return cls(rotary.cos[rows, :, :half], rotary.sin[rows, :, :half])
+        # Some models keep these tables in float32 whatever their dtype.
+        dtype = recording.norm_scales.dtype
+        return cls(rotary.cos[rows, :length, :half].to(dtype), rotary.sin[rows, :length, :half].to(dtype))
 
     def __getitem__(self, which: Int[Tensor, " active"]) -> Turns:
         return Turns(self.cos[which], self.sin[which])
@@ -77,7 +79,12 @@ class Turns:
         """``sum over t of weight_t (m turned at t)``, from the sums of the weighted table over tokens."""
         cos, sin, one = sums.split([self.half, self.half, 1], dim=-1)
         first, second, rest = self.split(m, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest * one), dim=-1)
+        out = sums.new_empty(m.shape)
+        out_first, out_second, out_rest = self.split(out, dim=-1)
+        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+        torch.mul(rest, one, out=out_rest)
+        return out
 
     def turned_dot(
         self, m: Float[Tensor, "firing n d_head"], g: Float[Tensor, "firing n d_head"]

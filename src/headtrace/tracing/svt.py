@@ -1,7 +1,7 @@
 """SVT, singular vector tracing (the 2024 paper): upstream heads by what they write into a firing's signal channels.
 
-A head fires when it puts more than half of its attention on one source; the first token is skipped. With ``channels="all"`` the
-trace ignores the SVD filter, which is the paper's negative control.
+A head fires when it puts more than half of its attention on one source; the first token is skipped. With
+``channels="all"`` the trace ignores the SVD filter, which is the paper's negative control.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ class SVT:
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        upstream = Upstream(recording, self.composer, firings.layer)
         found: list[FiringCauses] = []
-        for chunk in firing_chunks(recording, firings, upstream):
+        for chunk, upstream in firing_chunks(recording, firings, self.composer):
             found.extend(self._chunk(recording, chunk, upstream))
         return found
 
     def _chunk(self, recording: Recording, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
-        scores = FiringScores.of(recording, firings, 1)
+        scores = FiringScores.of(recording, firings, upstream.length, 1)
         n, heads_up = len(firings), firings.layer * recording.model.n_heads
         rows = torch.arange(n, device=firings.head.device)
         b_src = scores.b[rows, firings.src]

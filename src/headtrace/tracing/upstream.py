@@ -1,8 +1,8 @@
 """What upstream components contribute to the queries and keys of one layer's heads.
 
-A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a single vector,
-so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or W_K. That product of weights is
-composed once per model where it fits into memory.
+A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a
+single vector, so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or
+W_K. That product of weights is composed once per model where it fits into memory.
 
 Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset (the *plain* ones), then heads by
 layer, head and source.
@@ -10,6 +10,7 @@ layer, head and source.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 COMPOSED_BYTES = 1_000_000_000
-"""Composed weights are kept for models whose full set takes at most this much (SmolLM2-135M: 0.77 GB, GPT-2 small: 0.31 GB)."""
+"""Composed weights are kept for models whose full set takes at most this much.
+
+SmolLM2-135M takes 0.77 GB, GPT-2 small 0.31 GB.
+"""
 
 ReadSide = Literal["query", "key"]
 
@@ -120,17 +124,12 @@ class Upstream:
     recording: Recording
     composer: Composer
     layer: int
+    length: int
+    """Tokens that matter: nothing after the last destination is visible to any firing."""
 
     @property
     def catalogue(self) -> Catalogue:
-        model = self.recording.model
-        return Catalogue(self.layer, model.n_heads, self.recording.token_ids.shape[1])
-
-    def values(self, prompt: int) -> Float[Tensor, "upstream head token d_head"]:
-        """Bare value vectors of all upstream heads."""
-        rec, weights = self.recording, self.recording.model.weights
-        bare = rec.values[: self.layer, prompt] - weights.b_V[: self.layer, :, None]
-        return bare.repeat_interleave(weights.group, dim=1)
+        return Catalogue(self.layer, self.recording.model.n_heads, self.length)
 
     def head_readings(
         self, side: ReadSide, firings: LayerFirings
@@ -139,14 +138,12 @@ class Upstream:
         readers = firings.head
         if side == "key":
             readers = readers // self.recording.model.weights.group
-        pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
-        known: dict[int, Tensor] = {}
-        rows: list[Tensor] = []
-        for prompt, reader in pairs.T.tolist():
-            if prompt not in known:
-                known = {prompt: self.values(prompt)}
-            rows.append(self.composer.read(side, self.layer, reader, known[prompt]))
-        return torch.stack(rows)[where]
+        values = self.recording.bare_values[: self.layer, :, :, : self.length]
+
+        def read(prompt: int, reader: int) -> Tensor:
+            return self.composer.read(side, self.layer, reader, values[:, prompt])
+
+        return _once_per_pair(firings.prompt, readers, read)
 
     def plain_writes(self, prompt: int, token: Tensor | slice) -> Float[Tensor, "plain *token d_model"]:
         """Writes of embedding, MLPs and attention biases (the offset has no write) at some tokens of one prompt."""
@@ -174,10 +171,21 @@ class Upstream:
         """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         readers = firings.head // weights.group
-        pairs, where = torch.unique(torch.stack((firings.prompt, readers)), dim=1, return_inverse=True)
-        rows: list[Tensor] = []
-        for prompt, reader in pairs.T.tolist():
-            writes = self.plain_writes(prompt, slice(None))
-            parts = (writes @ weights.W_K[l, reader]) / rec.norm_scales[l, prompt, :, None]
-            rows.append(torch.cat((parts, weights.b_K[l, reader].expand(1, parts.shape[1], -1))))
-        return torch.stack(rows)[where]
+
+        def read(prompt: int, reader: int) -> Tensor:
+            writes = self.plain_writes(prompt, slice(0, self.length))
+            parts = (writes @ weights.W_K[l, reader]) / rec.norm_scales[l, prompt, : self.length, None]
+            return torch.cat((parts, weights.b_K[l, reader].expand(1, self.length, -1)))
+
+        return _once_per_pair(firings.prompt, readers, read)
+
+
+def _once_per_pair(
+    prompt: Int[Tensor, " firing"], reader: Int[Tensor, " firing"], read: Callable[[int, int], Tensor]
+) -> Float[Tensor, "firing *rest"]:
+    """One row per firing, computed once for firings that share a prompt and a reading head."""
+    pairs, where = torch.unique(torch.stack((prompt, reader)), dim=1, return_inverse=True)
+    rows = [read(p, r) for p, r in pairs.T.tolist()]
+    if len(rows) == 1:
+        return rows[0].expand(prompt.shape[0], *rows[0].shape)
+    return torch.stack(rows)[where]

@@ -1,6 +1,6 @@
 // One circuit on the screen: puts layout, drawing and viewport together, and lights up what is looked at.
 
-import { draw, emptyChart, extraPath } from "./drawing.js";
+import { draw, emptyChart, litParts } from "./drawing.js";
 import { filterEdges, wayToRoot } from "./graph.js";
 import { layout, pointOn } from "./layout.js";
 import { createViewport } from "./viewport.js";
@@ -9,29 +9,32 @@ const SAMPLES = [0.04, 0.14, 0.24, 0.34, 0.44, 0.54, 0.64, 0.74, 0.84, 0.94];
 
 export function createChart(host, graph, label) {
   const parts = emptyChart(label);
-  host.replaceChildren(parts.root);
-  const viewport = createViewport(parts);
-  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: [] };
-  let lit = [];
+  host.replaceChildren(...parts.layers);
+  const viewport = createViewport(host, parts);
+  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: [], labelled: graph.tokens };
+
+  let pressed;
 
   /** Take the size of the host; true if its shape is so different that the layout should be made anew. */
   chart.resize = () => {
     viewport.resize(Math.max(200, host.clientWidth), Math.max(200, host.clientHeight));
-    const [width, height] = viewport.room(graph.tokens);
+    const [width, height] = viewport.room(chart.labelled);
     return chart.filters !== null && Math.abs(Math.log(width / height / chart.aspect)) > 0.04;
   };
 
   /** Draw what the filters let through; resolves once everything is on the page. */
-  chart.show = (filters) => {
+  chart.show = (filters, beside = null) => {
     chart.filters = filters;
     const selection = filterEdges(graph, filters);
     if (chart.drawn) chart.drawn.cancelled = true;
     chart.selection = selection;
-    const [width, height] = viewport.room(graph.tokens);
+    chart.labelled = [...graph.tokens, ...(beside?.tokens ?? [])];
+    const [width, height] = viewport.room(chart.labelled);
     chart.aspect = width / height;
-    chart.geometry = layout(graph, selection, [width, height]);
+    const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
+    chart.geometry = layout(graph, selection, [width, height], partner);
     chart.samples = sampleEdges(chart.geometry);
-    viewport.show(graph, chart.geometry, true);
+    viewport.show(graph, chart.geometry);
     host.setAttribute("aria-busy", "true");
     return new Promise((resolve) => {
       chart.drawn = draw(parts, graph, chart.geometry, (drawn) => {
@@ -53,42 +56,26 @@ export function createChart(host, graph, label) {
 
   /** Light up what is hovered, or else what is pinned: its edges, the nodes at their ends, its way to the root. */
   chart.light = (hovered) => {
-    for (const element of lit) element.classList.remove("on", "near", "self");
-    lit = [];
-    parts.extra.replaceChildren();
     const target = hovered ?? (chart.pinned === null ? null : { node: chart.pinned });
-    parts.root.classList.toggle("focusing", target !== null && (chart.pinned !== null || target.node !== undefined));
-    parts.root.classList.toggle("pinned", chart.pinned !== null);
-    if (!target) return;
-    const node = target.node === undefined ? null : graph.nodes.get(target.node);
+    const node = target?.node === undefined ? null : graph.nodes.get(target.node);
+    host.classList.toggle("focusing", node !== null || chart.pinned !== null);
+    host.classList.toggle("pinned", chart.pinned !== null);
+    pressed?.setAttribute("aria-pressed", "false");
+    pressed = chart.drawn.nodes.get(chart.pinned);
+    pressed?.setAttribute("aria-pressed", "true");
+    viewport.lightTags([]);
+    if (!target) return parts.lit.replaceChildren();
     const edges = node ? [...node.into, ...node.from].filter(passes) : [graph.edges[target.edge]];
-    for (const edge of edges) {
-      if (!mark(chart.drawn.edges.get(edge.index), "on")) {
-        const path = extraPath(graph, chart.geometry, edge);
-        if (path) parts.extra.append(path);
-      }
-      mark(chart.drawn.nodes.get(edge.source), "on");
-      mark(chart.drawn.nodes.get(edge.target), "on");
-    }
-    if (!node) return;
-    mark(chart.drawn.nodes.get(node.id), "self");
-    mark(chart.drawn.nodes.get(node.id), "on");
-    mark(chart.drawn.sources.get(node.id), "on");
-    for (const edge of wayToRoot(graph, node.id)) {
-      mark(chart.drawn.edges.get(edge.index), "near");
-      mark(chart.drawn.nodes.get(edge.target), "near");
-    }
+    const way = node ? wayToRoot(graph, node.id).filter((edge) => !edges.includes(edge)) : [];
+    const nodes = new Set([...edges.flatMap((edge) => [edge.source, edge.target]), ...way.map((edge) => edge.target)]);
+    if (node) nodes.add(node.id);
+    parts.lit.replaceChildren(...litParts(graph, chart.geometry, chart.drawn, { edges, way, nodes, self: node?.id }));
+    viewport.lightTags([...nodes]);
   };
 
   function passes(edge) {
-    return chart.geometry.nodes.has(edge.source) && chart.geometry.nodes.has(edge.target) && chart.filters.sides[edge.side];
-  }
-
-  function mark(element, name) {
-    if (!element) return false;
-    element.classList.add(name);
-    lit.push(element);
-    return true;
+    const placed = chart.geometry.nodes;
+    return placed.has(edge.source) && placed.has(edge.target) && chart.filters.sides[edge.side];
   }
 
   /** The drawn edge nearest to a point of the screen, if it is within reach. */
@@ -98,7 +85,8 @@ export function createChart(host, graph, label) {
     let best = null;
     let nearest = reach * reach;
     for (const sample of chart.samples) {
-      if (wx < sample.box[0] - reach || wx > sample.box[2] + reach || wy < sample.box[1] - reach || wy > sample.box[3] + reach) continue;
+      const [left, top, right, bottom] = sample.box;
+      if (wx < left - reach || wx > right + reach || wy < top - reach || wy > bottom + reach) continue;
       const distance = distanceTo(sample.points, wx, wy);
       if (distance < nearest) [nearest, best] = [distance, sample.index];
     }

@@ -32,30 +32,40 @@ export function unmark(graph) {
 /** The nodes of another circuit that play the same part as a node of this one. */
 export function counterparts(graph, node, other) {
   const name = samePrompt(graph, other) ? nodeName : componentName;
-  return [...other.nodes.values()].filter((candidate) => name(candidate) === name(node)).map((candidate) => candidate.id);
+  const alike = [...other.nodes.values()].filter((candidate) => name(candidate) === name(node));
+  return alike.map((candidate) => candidate.id);
 }
 
+/** The panel of a comparison: how much is shared, and what is not. `choose(which, id)` goes to a node. */
 export function comparePanel(a, b, withPositions, choose) {
-  const count = (graph) => graph.edges.filter((edge) => edge.shared).length;
   const rule = withPositions
     ? "The prompts are the same, so edges are matched by component and position."
     : "The prompts differ, so edges are matched by component, whatever the position.";
-  const only = (graph, which, title) => {
-    const edges = graph.edges.filter((edge) => !edge.shared).sort(stronger);
-    const rows = edges.slice(0, 10).map((edge) =>
-      el("li", {}, el("button", { type: "button", class: `row ${edge.side}`, onclick: () => choose(which, edge.source) },
-        el("span", { class: "swatch" }),
-        el("span", { class: "what" }, `${nodeName(graph.nodes.get(edge.source))} → ${componentName(graph.nodes.get(edge.target))}`),
-        el("span", { class: "weight" }, number(edge.weight)))));
-    return el("section", {}, el("h3", {}, title), edges.length ? el("ul", { class: "edges-list" }, ...rows) : el("p", { class: "kind" }, "none"));
-  };
+  const swatch = (name) => el("span", { class: `swatch ${name}` });
   return [
     el("h2", {}, "Two circuits"),
     el("p", { class: "kind" }, rule),
-    el("dl", { class: "facts" },
-      el("dt", {}, "A"), el("dd", {}, `${plural(count(a), "shared edge")}, ${a.edges.length - count(a)} only here`),
-      el("dt", {}, "B"), el("dd", {}, `${plural(count(b), "shared edge")}, ${b.edges.length - count(b)} only here`)),
-    only(a, 0, "Only in A, most influential first"),
-    only(b, 1, "Only in B, most influential first"),
+    el("p", { class: "match-legend" }, swatch("shared"), " in both ", swatch("query"), swatch("key"), " only in this one"),
+    el("dl", { class: "facts" }, [a, b].flatMap((graph, i) => [el("dt", {}, "AB"[i]), el("dd", {}, counts(graph))])),
+    exclusive(a, "Only in A, most influential first", (id) => choose(0, id)),
+    exclusive(b, "Only in B, most influential first", (id) => choose(1, id)),
   ];
+}
+
+function counts(graph) {
+  const shared = graph.edges.filter((edge) => edge.shared).length;
+  return `${plural(shared, "shared edge")}, ${graph.edges.length - shared} only here`;
+}
+
+function exclusive(graph, title, choose) {
+  const edges = graph.edges.filter((edge) => !edge.shared).sort(stronger);
+  const rows = edges.slice(0, 10).map((edge) => {
+    const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
+    const button = { type: "button", class: `row ${edge.side}`, onclick: () => choose(edge.source) };
+    const what = el("span", { class: "what" }, `${nodeName(source)} → ${componentName(target)}`);
+    const weight = el("span", { class: "weight" }, number(edge.weight));
+    return el("li", {}, el("button", button, el("span", { class: "swatch" }), what, weight));
+  });
+  const list = rows.length ? el("ul", { class: "edges-list" }, ...rows) : el("p", { class: "kind" }, "none");
+  return el("section", {}, el("h3", {}, title), list);
 }

@@ -4,7 +4,7 @@ import { byId, el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS } from "./graph.js";
 import { SIZE } from "./layout.js";
-import { componentName, nodeName, percent, plural, tokenLabel } from "./text.js";
+import { componentName, nodeName, percent, plural, thousands, tokenLabel } from "./text.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
@@ -28,17 +28,21 @@ export function createControls(graphs, changed) {
   const wait = debounced(() => changed(filters));
 
   chips("sides", SIDE_LABELS, filters.sides, sideSample, () => changed(filters));
-  const present = Object.fromEntries(Object.entries(KIND_LABELS).filter(([kind]) => graphs.some((graph) => graph.data.nodes.some((node) => node.kind === kind))));
+  const kinds = new Set(graphs.flatMap((graph) => graph.data.nodes.map((node) => node.kind)));
+  const present = Object.fromEntries(Object.entries(KIND_LABELS).filter(([kind]) => kinds.has(kind)));
   chips("kinds", present, filters.kinds, kindSample, () => changed(filters));
 
   const detail = byId("detail");
   const most = () => Math.max(1, ...active.map((graph) => graph.edges.length));
-  const countAt = (value) => (value >= 1000 ? Infinity : Math.round(Math.exp(Math.log(5) + (value / 1000) * Math.log(Math.max(2, most() / 5)))));
-  const valueFor = (count) => (count === Infinity || count >= most() ? 1000 : Math.round((1000 * Math.log(count / 5)) / Math.log(Math.max(2, most() / 5))));
+  // The slider is logarithmic: from five edges to all of them.
+  const span = () => Math.log(Math.max(2, most() / 5));
+  const countAt = (value) => (value >= 1000 ? Infinity : Math.round(5 * Math.exp((value / 1000) * span())));
+  const valueFor = (count) => (count >= most() ? 1000 : Math.round((1000 * Math.log(count / 5)) / span()));
   const sayDetail = () => {
     const total = most();
     const shown = Math.min(total, filters.detail);
-    byId("detail-value").textContent = shown >= total ? `all ${plural(total, "edge")}` : `strongest ${shown.toLocaleString("en")} of ${plural(total, "edge")}`;
+    const share = shown >= total ? "all" : `strongest ${thousands(shown)} of`;
+    byId("detail-value").textContent = `${share} ${plural(total, "edge")}`;
   };
   detail.addEventListener("input", () => {
     filters.detail = countAt(Number(detail.value));
@@ -49,7 +53,8 @@ export function createControls(graphs, changed) {
   const weight = byId("weight");
   weight.addEventListener("input", () => {
     filters.minWeight = (Number(weight.value) / 100) ** 2;
-    byId("weight-value").textContent = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
+    const limit = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
+    byId("weight-value").textContent = limit;
     wait();
   });
 
@@ -85,7 +90,8 @@ export function createControls(graphs, changed) {
 
 function chips(id, labels, values, sample, changed) {
   const buttons = Object.entries(labels).map(([name, label]) => {
-    const button = el("button", { type: "button", class: "chip", "data-name": name, "aria-pressed": "true", title: `Show or hide: ${label}` }, sample(name), label);
+    const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": "true" };
+    const button = el("button", { ...attributes, title: `Show or hide: ${label}` }, sample(name), label);
     button.addEventListener("click", () => {
       values[name] = !values[name];
       button.setAttribute("aria-pressed", String(values[name]));
@@ -97,12 +103,17 @@ function chips(id, labels, values, sample, changed) {
 }
 
 function sideSample(side) {
-  return svg("svg", { class: "sample", width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("path", { class: `edge ${side}`, d: "M1,5H25", "stroke-width": 2.5 }));
+  return sampleOf(10, svg("path", { class: `edge ${side}`, d: "M-12,0H12", "stroke-width": 2.5 }));
 }
 
 function kindSample(kind) {
   const [w, h] = kind === "head" ? [22, 13] : SIZE[kind].map((size) => size * 0.65);
-  return svg("svg", { class: "sample", width: 26, height: 16, viewBox: "-13 -8 26 16", "aria-hidden": "true" }, svg("g", { class: `node ${kind}` }, ...shape({ kind, attention: null }, { w, h })));
+  return sampleOf(16, svg("g", { class: `node ${kind}` }, ...shape({ kind, attention: null }, { w, h })));
+}
+
+function sampleOf(height, drawing) {
+  const viewBox = `-13 ${-height / 2} 26 ${height}`;
+  return svg("svg", { class: "sample", width: 26, height, viewBox, "aria-hidden": "true" }, drawing);
 }
 
 /** Run once in the next frame, however often it is asked for until then. */
@@ -121,7 +132,7 @@ export function search(graph, text) {
   const dotted = /^(\d+)[.:](\d+)$/.exec(wanted);
   const nodes = [...graph.nodes.values()].filter((node) => node.kind !== "root");
   const by = (test) => nodes.filter(test).sort((a, b) => (b.influence ?? 0) - (a.influence ?? 0));
-  if (dotted) return by((node) => node.kind === "head" && node.layer === Number(dotted[1]) && node.head === Number(dotted[2]));
+  if (dotted) return by((node) => componentName(node) === `L${Number(dotted[1])}H${Number(dotted[2])}`);
   const exact = by((node) => componentName(node).toLowerCase() === wanted);
   if (exact.length) return exact;
   const named = by((node) => nodeName(node).toLowerCase().startsWith(wanted));

@@ -2,16 +2,15 @@
 
 import { el } from "./dom.js";
 import { effectValue } from "./drawing.js";
-import { KIND_WORDS, componentName, nodeName, number, percent, plural, tokenExact } from "./text.js";
-
-export const SIDE_WORDS = { query: "query", key: "key", root: "root" };
+import { KIND_WORDS, brief, componentName, nodeName, number, percent, plural, tokenExact } from "./text.js";
 
 function token(graph, position) {
   return el("bdi", { class: "token", title: `position ${position}` }, tokenExact(graph.tokens[position]));
 }
 
 function facts(rows) {
-  return el("dl", { class: "facts" }, rows.filter(Boolean).flatMap(([term, ...value]) => [el("dt", {}, term), el("dd", {}, ...value)]));
+  const pairs = rows.filter(Boolean).flatMap(([term, ...value]) => [el("dt", {}, term), el("dd", {}, ...value)]);
+  return el("dl", { class: "facts" }, pairs);
 }
 
 function meter(value) {
@@ -24,7 +23,7 @@ function nodeFacts(graph, node) {
   if (node.kind === "root") return rootFacts(graph, node);
   const predicted = Object.entries(node.predicted ?? {}).filter(([, value]) => value !== null);
   return facts([
-    node.kind === "head" ? ["writes at", token(graph, node.dest), ` ${node.dest}`] : ["at", token(graph, node.dest), ` ${node.dest}`],
+    [node.kind === "head" ? "writes at" : "at", token(graph, node.dest), ` ${node.dest}`],
     node.src !== null && ["reads", token(graph, node.src), ` ${node.src}`],
     node.attention !== null && ["attention", number(node.attention), meter(node.attention)],
     node.threshold != null && ["threshold", number(node.threshold)],
@@ -47,15 +46,17 @@ function rootFacts(graph, node) {
 
 function edgeFacts(graph, edge) {
   const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
+  const at = edge.side === "key" ? target.src : target.dest;
   const effects = Object.entries(edge.effect ?? {}).filter(([, value]) => value !== null);
+  const shown = (value) => (typeof value === "number" ? number(value) : String(value));
   return facts([
     ["from", nodeName(source), " ", source.dest === null ? "" : token(graph, source.dest)],
-    ["into", edge.side === "root" ? "the root" : `${SIDE_WORDS[edge.side]} of ${nodeName(target)}`, " ", target.dest === null ? "" : token(graph, edge.side === "key" ? target.src : target.dest)],
+    ["into", edge.side === "root" ? "the root" : `${edge.side} of ${nodeName(target)}`, " ", at === null ? "" : token(graph, at)],
     ["weight", number(edge.weight)],
     edge.channels && [edge.channels.length === 1 ? "channel" : "channels", edge.channels.join(", ")],
     source.attention !== null && ["attention", number(source.attention)],
     ["influence", percent(edge.flow)],
-    ...effects.map(([name, value]) => [`measured ${name.replaceAll("_", " ")}`, typeof value === "number" ? number(value) : String(value)]),
+    ...effects.map(([name, value]) => [`measured ${name.replaceAll("_", " ")}`, shown(value)]),
     edge.shared !== undefined && ["", edge.shared ? "in both circuits" : "only in this circuit"],
   ]);
 }
@@ -67,11 +68,20 @@ function description(edge) {
 /** The card under the pointer. */
 export function nodeCard(graph, node) {
   const title = node.kind === "root" ? graph.data.question : nodeName(node);
-  return [el("h3", {}, el("bdi", {}, title)), el("p", { class: "kind" }, KIND_WORDS[node.kind]), nodeFacts(graph, node)];
+  const kind = el("p", { class: "kind" }, KIND_WORDS[node.kind]);
+  return [el("h3", {}, el("bdi", {}, title)), kind, nodeFacts(graph, node)];
 }
 
 export function edgeCard(graph, edge) {
-  return [el("h3", { class: edge.side }, edge.side === "root" ? "Into the root" : `${SIDE_WORDS[edge.side]} signal`), edgeFacts(graph, edge), description(edge)];
+  const title = { root: "Into the root", query: "Query signal", key: "Key signal" }[edge.side];
+  return [el("h3", { class: edge.side }, title), edgeFacts(graph, edge), description(edge)];
+}
+
+/** A token of the axis, in full. */
+export function tokenCard(graph, position) {
+  const here = [...graph.nodes.values()].filter((node) => node.dest === position).length;
+  const id = String(graph.data.prompt.token_ids[position]);
+  return [el("h3", {}, token(graph, position)), facts([["position", String(position)], ["token id", id], ["components", String(here)]])];
 }
 
 /** A list of edges as buttons: each leads to the node at its other end. */
@@ -86,8 +96,8 @@ function edgeList(graph, edges, end, choose, both = false) {
         "button",
         { type: "button", class: `row ${edge.side}`, "data-index": edge.index, onclick: () => choose(node.id) },
         el("span", { class: "swatch" }),
-        el("span", { class: "what" }, both ? bothEnds(graph, edge) : [nodeName(node), " ", node.dest === null ? "" : token(graph, node.src ?? node.dest)]),
-        effect ? el("span", { class: "measured", title: `measured ${effect.key}` }, number(effect.value)) : null,
+        el("span", { class: "what" }, both ? bothEnds(graph, edge) : oneEnd(graph, node)),
+        effect ? el("span", { class: "measured", title: `measured ${effect.key}: ${number(effect.value)}` }, brief(effect.value)) : null,
         el("span", { class: "weight" }, number(edge.weight)),
       ),
       description(edge),
@@ -95,6 +105,10 @@ function edgeList(graph, edges, end, choose, both = false) {
   });
   if (edges.length > 60) items.push(el("li", { class: "more" }, `and ${edges.length - 60} weaker ones`));
   return el("ul", { class: "edges-list" }, ...items);
+}
+
+function oneEnd(graph, node) {
+  return [nodeName(node), " ", node.dest === null ? "" : token(graph, node.src ?? node.dest)];
 }
 
 function bothEnds(graph, edge) {
@@ -108,15 +122,37 @@ function section(title, ...content) {
 /** The panel for a pinned node: what it is, what causes it, what it causes. */
 export function nodePanel(graph, node, choose, close) {
   const title = node.kind === "root" ? graph.data.question : nodeName(node);
+  const unpin = el("button", { type: "button", class: "quiet", "aria-label": "Unpin", onclick: close }, "✕");
   const causes = ["root", "query", "key"].map((side) => [side, node.into.filter((edge) => edge.side === side)]);
+  const heading = (side) => (side === "root" ? "What leads to it" : `Causes of its ${side}`);
   return [
-    el("div", { class: "panel-head" }, el("h2", {}, el("bdi", {}, title)), el("button", { type: "button", class: "quiet", "aria-label": "Unpin", onclick: close }, "✕")),
+    el("div", { class: "panel-head" }, el("h2", {}, el("bdi", {}, title)), unpin),
     el("p", { class: "kind" }, KIND_WORDS[node.kind]),
     nodeFacts(graph, node),
     ...causes.filter(([, edges]) => edges.length).map(([side, edges]) =>
-      section(side === "root" ? "What leads to it" : `Causes of its ${side}`, edgeList(graph, edges, "source", choose))),
+      section(heading(side), edgeList(graph, edges, "source", choose))),
+    elsewhere(graph, node),
     node.from.length ? section("What it causes", edgeList(graph, node.from, "target", choose)) : null,
   ].filter(Boolean);
+}
+
+/** Signals of a firing's key side that act on the keys it competes with. */
+function elsewhere(graph, node) {
+  if (!node.elsewhere) return null;
+  const rows = node.elsewhere.map((signal) => {
+    const head = componentName({ kind: "head", ...signal });
+    return [head, "reads ", token(graph, signal.src), ` ${signal.src}, weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
+  });
+  return section("Acts on competing keys", facts(rows));
+}
+
+function keys() {
+  return section("Keys", facts([
+    ["click, Enter", "pin a component, see its causes"],
+    ["arrow keys", "follow the edges"],
+    ["Ctrl + wheel, + −", "zoom; drag to move; 0 fits"],
+    ["/", "search"],
+  ]));
 }
 
 /** The panel when nothing is pinned. */
@@ -138,5 +174,6 @@ export function overviewPanel(graph, choose) {
     data.reason ? el("p", { class: "reason" }, `No circuit: ${data.reason}`) : null,
     seeds.length ? section("Straight into the root", edgeList(graph, seeds, "source", choose)) : null,
     strongest.length ? section("Most influential signals", edgeList(graph, strongest, "source", choose, true)) : null,
+    keys(),
   ].filter(Boolean);
 }

@@ -27,5 +27,6 @@ export function byId(id) {
 const round = (value) => Math.round(value * 10) / 10;
 
 export function pathOf(c) {
-  return `M${round(c.x0)},${round(c.y0)}C${round(c.x1)},${round(c.y1)} ${round(c.x2)},${round(c.y2)} ${round(c.x3)},${round(c.y3)}`;
+  const at = (x, y) => `${round(x)},${round(y)}`;
+  return `M${at(c.x0, c.y0)}C${at(c.x1, c.y1)} ${at(c.x2, c.y2)} ${at(c.x3, c.y3)}`;
 }

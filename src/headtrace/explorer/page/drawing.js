@@ -2,30 +2,38 @@
 
 import { pathOf, svg } from "./dom.js";
 import { edgeWidth } from "./graph.js";
-import { curve, inOneColumn, pointOn } from "./layout.js";
-import { KIND_WORDS, nodeName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
+import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
+import { KIND_WORDS, brief, nodeName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const SLICE = 250;
 
+const LAYERS = { under: ["bands"], chart: ["bundles", "sources", "edges", "effects", "nodes"], over: ["lit"] };
+
+/**
+ * Three drawings on top of each other: the ground, the circuit, and what is looked at. The browser keeps each as a
+ * picture of its own, so lighting up a few edges and dimming the rest never paints the whole circuit again.
+ */
 export function emptyChart(label) {
-  const parts = {};
-  const group = (name, attributes = {}) => (parts[name] = svg("g", { class: name, ...attributes }));
-  const world = group("world");
-  for (const name of ["bands", "bundles", "sources", "edges", "extra"]) world.append(group(name, { "aria-hidden": "true" }));
-  world.append(group("effects", { "aria-hidden": "true" }), group("nodes", { role: "list", "aria-label": "Components" }));
-  parts.root = svg(
-    "svg",
-    { class: "chart", role: "application", "aria-roledescription": "circuit diagram", "aria-label": label },
-    world,
-    group("tags", { "aria-hidden": "true" }),
-    group("axes", { "aria-hidden": "true" }),
-  );
+  const parts = { worlds: [], layers: [] };
+  const hidden = { "aria-hidden": "true" };
+  for (const [layer, names] of Object.entries(LAYERS)) {
+    for (const name of names) parts[name] = svg("g", { class: name, ...(name === "nodes" ? {} : hidden) });
+    const world = svg("g", { class: "world" }, ...names.map((name) => parts[name]));
+    parts[layer] = svg("svg", { class: `layer ${layer}`, ...(layer === "chart" ? {} : hidden) }, world);
+    parts.worlds.push(world);
+    parts.layers.push(parts[layer]);
+  }
+  parts.chart.append((parts.tags = svg("g", { class: "tags", ...hidden })));
+  parts.over.append((parts.litTags = svg("g", { class: "tags" })), (parts.axes = svg("g", { class: "axes" })));
+  const spoken = { role: "application", "aria-roledescription": "circuit diagram", "aria-label": label };
+  for (const [name, value] of Object.entries(spoken)) parts.chart.setAttribute(name, value);
+  for (const [name, value] of [["role", "group"], ["aria-label", "Components"]]) parts.nodes.setAttribute(name, value);
   return parts;
 }
 
 /** Draw a geometry into the parts of a chart. Calls done(drawn) once the last slice is in. */
 export function draw(parts, graph, geometry, done) {
-  for (const name of ["bands", "bundles", "sources", "edges", "extra", "effects", "nodes", "tags"]) parts[name].replaceChildren();
+  for (const name of [...Object.values(LAYERS).flat(), "tags", "litTags"]) parts[name].replaceChildren();
   const drawn = { edges: new Map(), nodes: new Map(), sources: new Map(), cancelled: false };
   drawBands(parts.bands, geometry);
   parts.bundles.append(...geometry.bundles.map((bundle) => bundlePath(bundle)));
@@ -56,10 +64,9 @@ function inSlices(drawn, items, put, done) {
   const slice = () => {
     if (drawn.cancelled) return;
     for (const end = Math.min(items.length, next + SLICE); next < end; next++) put(items[next]);
-    if (next < items.length) setTimeout(slice);
-    else done();
+    setTimeout(next < items.length ? slice : done);
   };
-  slice();
+  setTimeout(slice);
 }
 
 function drawBands(group, geometry) {
@@ -68,9 +75,10 @@ function drawBands(group, geometry) {
     if (i % 2 === 0) group.append(svg("rect", { class: "band", x: 0, y: row.y, width, height: row.height }));
   });
   const top = geometry.rows[0]?.y ?? 0;
-  for (const column of geometry.columns) {
-    group.append(svg("line", { class: column.used ? "rail used" : "rail", x1: column.middle, x2: column.middle, y1: top, y2: geometry.height - 10 }));
-    group.append(svg("rect", { class: "lane", "data-position": column.position, x: column.x, y: top, width: column.width, height: Math.max(0, geometry.height - top) }));
+  const crowded = geometry.columns.length > 80;
+  for (const column of geometry.columns.filter((candidate) => candidate.shaped || !crowded)) {
+    const at = { x1: column.middle, x2: column.middle, y1: top, y2: geometry.height - 10 };
+    group.append(svg("line", { class: column.used ? "rail used" : "rail", ...at }));
   }
 }
 
@@ -85,13 +93,28 @@ function edgePath(graph, edge, place) {
   });
 }
 
-/** An edge that is not among those drawn, shown while its node is pinned. */
-export function extraPath(graph, geometry, edge) {
-  const [source, target] = [geometry.nodes.get(edge.source), geometry.nodes.get(edge.target)];
-  if (!source || !target) return null;
-  const path = edgePath(graph, edge, curve(source, target, edge.side, inOneColumn(graph, edge)));
-  path.classList.add("on");
-  return path;
+/**
+ * What is looked at, drawn once more on top; the layers below are then dimmed as a whole. Nothing that was drawn
+ * changes its style, so it costs the same however large the circuit is.
+ */
+export function litParts(graph, geometry, drawn, { edges, way, nodes, self }) {
+  const path = (edge, state) => {
+    const [source, target] = [geometry.nodes.get(edge.source), geometry.nodes.get(edge.target)];
+    if (!source || !target) return null;
+    const made = edgePath(graph, edge, curve(source, target, edge.side, inOneColumn(graph, edge)));
+    made.classList.add(state);
+    return made;
+  };
+  const copies = [...nodes].map((id) => copyOf(drawn.nodes.get(id), id === self));
+  const paths = [...way.map((edge) => path(edge, "near")), ...edges.map((edge) => path(edge, "on"))];
+  return [...paths, copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
+}
+
+function copyOf(element, self = false) {
+  const copy = element?.cloneNode(true);
+  for (const name of ["data-id", "tabindex", "role", "aria-label", "aria-pressed"]) copy?.removeAttribute(name);
+  if (self) copy?.classList.add("self");
+  return copy;
 }
 
 function bundlePath(bundle) {
@@ -117,41 +140,50 @@ export function describeNode(graph, node) {
   if (node.kind === "root") return `Root: ${graph.data.question}. ${plural(node.into.length, "cause")}.`;
   const parts = [`${nodeName(node)}, ${KIND_WORDS[node.kind]} at ${tokenExact(graph.tokens[node.dest])}`];
   if (node.src !== null) parts.push(`reads ${tokenExact(graph.tokens[node.src])}, attention ${number(node.attention)}`);
-  parts.push(`influence ${percent(node.influence)}`, plural(node.into.length, "cause"), plural(node.from.length, "effect"));
+  parts.push(`influence ${percent(node.influence)}`);
+  parts.push(plural(node.into.length, "cause"), plural(node.from.length, "effect"));
   if (node.kind === "head" && !node.expanded) parts.push("not expanded");
   if (!node.explained) parts.push("unexplained");
   return parts.join(", ");
 }
 
 function nodeGroup(graph, node, place) {
-  const states = [node.kind, place.dot ? "dot" : "", node.kind === "head" && !node.expanded ? "unexpanded" : "", node.explained ? "" : "unexplained"];
+  const size = { w: place.w / (place.enlarged ?? 1), h: place.h / (place.enlarged ?? 1) };
+  const states = ["node", node.kind];
+  if (place.dot) states.push("dot");
+  if (node.kind === "head" && !node.expanded) states.push("unexpanded");
+  if (!node.explained) states.push("unexplained");
+  const enlarge = place.enlarged > 1 ? ` scale(${place.enlarged.toFixed(3)})` : "";
   return svg(
     "g",
     {
-      class: `node ${states.join(" ")}`.trim().replace(/ +/g, " "),
+      class: states.join(" "),
       "data-id": node.id,
       tabindex: -1,
-      role: "listitem",
+      role: "button",
+      "aria-pressed": "false",
       "aria-label": describeNode(graph, node),
-      transform: `translate(${place.x.toFixed(1)},${place.y.toFixed(1)})`,
+      transform: `translate(${place.x.toFixed(1)},${place.y.toFixed(1)})${enlarge}`,
     },
-    place.dot ? svg("circle", { r: place.w / 2 }) : [...shape(node, place), ...caption(graph, node, place)],
+    place.dot ? svg("circle", { r: place.w / 2 }) : [...shape(node, size), ...caption(graph, node, size)],
   );
 }
 
+/** The outline of a component: each kind has its own. */
 export function shape(node, { w, h }) {
   const [a, b] = [w / 2, h / 2];
-  if (node.kind === "embedding") return [svg("path", { class: "body", d: `M0,${-b}L${a},${b}H${-a}Z` })];
-  if (node.kind === "attention_bias") return [svg("path", { class: "body", d: `M0,${-b}L${a},0L0,${b}L${-a},0Z` })];
-  if (node.kind === "offset") return [svg("path", { class: "body", d: `M${-a},0L${-a / 2},${-b}H${a / 2}L${a},0L${a / 2},${b}H${-a / 2}Z` })];
-  const body = svg("rect", { class: "body", x: -a, y: -b, width: w, height: h, rx: node.kind === "mlp" ? 3 : node.kind === "root" ? 12 : 9 });
+  const outlines = {
+    embedding: `M0,${-b}L${a},${b}H${-a}Z`,
+    attention_bias: `M0,${-b}L${a},0L0,${b}L${-a},0Z`,
+    offset: `M${-a},0L${-a / 2},${-b}H${a / 2}L${a},0L${a / 2},${b}H${-a / 2}Z`,
+  };
+  if (node.kind in outlines) return [svg("path", { class: "body", d: outlines[node.kind] })];
+  const rx = { mlp: 3, head: 9, root: 12 }[node.kind];
+  const body = svg("rect", { class: "body", x: -a, y: -b, width: w, height: h, rx });
   if (node.kind !== "head" || node.attention === null) return [body];
-  const full = w - 16;
-  return [
-    body,
-    svg("rect", { class: "meter", x: -full / 2, y: b - 4.5, width: full, height: 2.2, rx: 1.25 }),
-    svg("rect", { class: "level", x: -full / 2, y: b - 4.5, width: (full * Math.min(1, node.attention)).toFixed(1), height: 2.2, rx: 1.25 }),
-  ];
+  const bar = { x: 8 - a, y: b - 4.5, height: 2.2, rx: 1.1 };
+  const level = ((w - 16) * Math.min(1, node.attention)).toFixed(1);
+  return [body, svg("rect", { class: "meter", ...bar, width: w - 16 }), svg("rect", { class: "level", ...bar, width: level })];
 }
 
 function caption(graph, node, { h }) {
@@ -163,17 +195,18 @@ function caption(graph, node, { h }) {
   }
   if (node.kind === "mlp") return [svg("text", { class: "name small", y: 3.5 }, String(node.layer))];
   if (node.kind !== "root") return [];
+  const { kind, value } = graph.data.root;
   return [
     svg("text", { class: "name", y: -3 }, shorten(graph.data.question, 34)),
-    svg("text", { class: "reads", y: h / 2 - 9 }, graph.data.root.value === null ? graph.data.root.kind : `${graph.data.root_measure} ${number(graph.data.root.value)}`),
+    svg("text", { class: "reads", y: h / 2 - 9 }, value === null ? kind : `${graph.data.root_measure} ${number(value)}`),
   ];
 }
 
 /** The one number of a measured effect that is written on its edge. */
 export function effectValue(edge) {
   if (!edge.effect) return null;
-  const preferred = ["attention", "attention_change", "metric", "metric_change"].find((key) => typeof edge.effect[key] === "number");
-  const key = preferred ?? Object.keys(edge.effect).find((name) => typeof edge.effect[name] === "number");
+  const measured = Object.keys(edge.effect).filter((name) => typeof edge.effect[name] === "number");
+  const key = ["attention", "metric"].find((name) => measured.includes(name)) ?? measured[0];
   return key === undefined ? null : { key, value: edge.effect[key] };
 }
 
@@ -184,17 +217,17 @@ function effectChips(graph, geometry) {
   for (const place of geometry.edges.slice(0, 150)) {
     const effect = effectValue(graph.edges[place.index]);
     if (!effect) continue;
-    const text = number(effect.value);
+    const text = brief(effect.value);
     const half = 3.1 * text.length + 3;
     for (const t of [0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74]) {
       const [x, y] = pointOn(place, t);
       const box = [x - half, y - 7, x + half, y + 7];
-      if (taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+      if (taken.some((other) => overlap(box, other))) continue;
       taken.push(box);
       chips.push(
         svg(
           "g",
-          { class: `effect ${graph.edges[place.index].side}`, "data-index": place.index, transform: `translate(${x.toFixed(1)},${y.toFixed(1)})` },
+          { class: `effect ${graph.edges[place.index].side}`, "data-index": place.index, transform: `translate(${x},${y})` },
           svg("rect", { x: -half, y: -7, width: 2 * half, height: 14, rx: 7 }),
           svg("text", { y: 3.2 }, text),
         ),

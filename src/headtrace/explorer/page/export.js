@@ -2,39 +2,82 @@
 
 import { svg } from "./dom.js";
 
-const PROPERTIES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "visibility", "display", "vector-effect", "paint-order", "stroke-linejoin", "stroke-linecap"];
+// What a drawing needs of its style, with the values that need not be written down.
+const PROPERTIES = {
+  fill: null,
+  "fill-opacity": "1",
+  stroke: "none",
+  "stroke-width": null,
+  "stroke-opacity": "1",
+  "stroke-dasharray": "none",
+  "stroke-linejoin": "miter",
+  "stroke-linecap": "butt",
+  opacity: "1",
+  "font-size": null,
+  "font-weight": "400",
+  "text-anchor": "start",
+  "paint-order": "normal",
+};
+const DIMMED = 0.2;
+const OURS = ["class", "tabindex", "role", "data-id", "data-index", "data-position"];
 
-/** The chart as a stand-alone SVG: computed styles become attributes, what is hidden is left out. */
+/** The chart as a stand-alone SVG: its layers in one, computed styles as attributes, what is hidden left out. */
 export function standalone(chart, title) {
-  const original = chart.parts.root;
   const { width, height } = chart.viewport.view;
+  const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
+  whole.setAttribute("font-family", getComputedStyle(chart.parts.chart).fontFamily);
+  const ground = getComputedStyle(document.body).backgroundColor;
+  whole.append(svg("title", {}, title), svg("rect", { width, height, fill: ground }));
+  for (const layer of chart.parts.layers) {
+    // Not the computed opacity: it may be on its way from one value to the other.
+    const dimmed = layer === chart.parts.chart && chart.host.classList.contains("focusing");
+    const group = svg("g", { opacity: dimmed ? DIMMED : null });
+    group.append(...[...layer.children].map((child) => styledCopy(child, chart.viewport.view.scale)));
+    whole.append(group);
+  }
+  whole.append(heading(chart, title));
+  return new XMLSerializer().serializeToString(whole);
+}
+
+/** What the picture shows, and which line is which: it will be seen without the page around it. */
+function heading(chart, title) {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const group = svg("g", { fill: colour("--ink") });
+  group.append(svg("text", { x: 48, y: 26, "font-size": 14, "font-weight": 650 }, title));
+  ["query", "key", "root"].forEach((side, i) => {
+    const x = 48 + 80 * i;
+    const dashes = side === "key" ? "6 4" : null;
+    group.append(svg("line", { x1: x, x2: x + 26, y1: 42, y2: 42, stroke: colour(`--${side}`), "stroke-width": 2.5, "stroke-dasharray": dashes }));
+    group.append(svg("text", { x: x + 32, y: 46, "font-size": 12 }, side));
+  });
+  return group;
+}
+
+function styledCopy(original, scale) {
   const copy = original.cloneNode(true);
-  const [from, to] = [[...original.querySelectorAll("*")], [...copy.querySelectorAll("*")]];
+  const [from, to] = [[original, ...original.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];
   from.forEach((element, i) => {
     const style = getComputedStyle(element);
     if (style.display === "none") return to[i].setAttribute("data-drop", "");
     if (element.tagName !== "title") {
-      for (const name of PROPERTIES) {
+      for (const [name, usual] of Object.entries(PROPERTIES)) {
         const value = style.getPropertyValue(name);
-        if (value && !isDefault(name, value)) to[i].setAttribute(name, value);
+        if (value && value !== usual) to[i].setAttribute(name, value);
       }
+      if (style.vectorEffect === "non-scaling-stroke") fixWidth(to[i], style, scale);
     }
-    for (const name of ["class", "tabindex", "role", "data-id", "data-index", "data-position"]) to[i].removeAttribute(name);
+    for (const name of OURS) to[i].removeAttribute(name);
   });
   for (const element of copy.querySelectorAll("[data-drop]")) element.remove();
-  const ground = getComputedStyle(document.body).backgroundColor;
-  copy.prepend(svg("title", {}, title), svg("rect", { width, height, fill: ground }));
-  for (const name of ["class", "role", "aria-roledescription"]) copy.removeAttribute(name);
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("width", width);
-  copy.setAttribute("height", height);
-  copy.setAttribute("font-family", getComputedStyle(original).fontFamily);
-  return new XMLSerializer().serializeToString(copy);
+  return copy;
 }
 
-function isDefault(name, value) {
-  const usual = { "fill-opacity": "1", "stroke-opacity": "1", opacity: "1", stroke: "none", "stroke-dasharray": "none", visibility: "visible", display: "inline", "vector-effect": "none", "paint-order": "normal", "stroke-linejoin": "miter", "stroke-linecap": "butt", "text-anchor": "start", "font-weight": "400" };
-  return usual[name] === value;
+/** Widths in pixels of the screen become widths of the drawing, so that they hold at any size of the picture. */
+function fixWidth(element, style, scale) {
+  element.setAttribute("stroke-width", parseFloat(style.strokeWidth) / scale);
+  if (style.strokeDasharray === "none") return;
+  const dashes = style.strokeDasharray.split(",").map((length) => parseFloat(length) / scale);
+  element.setAttribute("stroke-dasharray", dashes.join());
 }
 
 export function download(name, blob) {

@@ -43,9 +43,10 @@ export function relativeWeight(graph, edge) {
   return Math.max(0, edge.weight) / whole;
 }
 
-/** The width of an edge on the screen, in pixels: linear in its weight. */
+/** The width of an edge on the screen, in pixels: linear in its weight, thinner where there are many. */
 export function edgeWidth(graph, edge) {
-  return 0.75 + 5.25 * relativeWeight(graph, edge);
+  const [least, most] = graph.edges.length > 400 ? [0.6, 4] : [0.75, 6];
+  return least + (most - least) * relativeWeight(graph, edge);
 }
 
 /** The edges on the strongest way from a node up to the root. */

@@ -2,11 +2,11 @@
 
 import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
-import { edgeCard, nodeCard } from "./details.js";
+import { edgeCard, nodeCard, tokenCard } from "./details.js";
 
 /** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
 export function makeInteractive(chart, app) {
-  const surface = chart.parts.root;
+  const surface = chart.parts.chart;
   let drag = null;
   let pending = null;
 
@@ -19,6 +19,8 @@ export function makeInteractive(chart, app) {
     const group = event.target.closest?.(".node");
     if (group) return { node: Number(group.dataset.id) };
     const [x, y] = place(event);
+    const column = chart.viewport.columnAt(x, y);
+    if (column !== null) return { column };
     if (!chart.viewport.inside(x, y)) return null;
     const edge = chart.edgeAt(x, y);
     return edge === null ? null : { edge };
@@ -33,7 +35,7 @@ export function makeInteractive(chart, app) {
         const latest = pending;
         pending = null;
         const target = targetOf(latest);
-        app.hover(chart, target);
+        app.hover(chart, target?.column === undefined ? target : null);
         showCard(chart, target, latest.clientX, latest.clientY);
       });
     }
@@ -125,8 +127,8 @@ function strongest(chart, id, list, end) {
 function neighbour(chart, id, step) {
   if (id === null) return chart.graph.root?.id;
   const target = chart.graph.nodes.get(id).from[0]?.target;
-  const siblings = target === undefined ? [id] : [...new Set(chart.graph.nodes.get(target).into.map((edge) => edge.source))];
-  const here = siblings.filter((other) => chart.drawn.nodes.has(other));
+  const causes = target === undefined ? [] : chart.graph.nodes.get(target).into.map((edge) => edge.source);
+  const here = [...new Set([...causes, id])].filter((other) => chart.drawn.nodes.has(other));
   return here[(here.indexOf(id) + step + here.length) % here.length];
 }
 
@@ -138,7 +140,11 @@ export function showCard(chart, target, x, y) {
   const card = byId("card");
   if (!target) return hideCard();
   const { graph } = chart;
-  card.replaceChildren(...(target.node === undefined ? edgeCard(graph, graph.edges[target.edge]) : nodeCard(graph, graph.nodes.get(target.node))).filter(Boolean));
+  let content = null;
+  if (target.node !== undefined) content = nodeCard(graph, graph.nodes.get(target.node));
+  else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
+  else content = tokenCard(graph, target.column);
+  card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];
   card.style.left = `${Math.max(8, x + 16 + w > innerWidth - 8 ? x - w - 14 : x + 16)}px`;

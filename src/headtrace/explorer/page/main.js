@@ -8,12 +8,12 @@ import { byId, el } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { indexCircuit } from "./graph.js";
 import { hideCard, makeInteractive } from "./interaction.js";
-import { plural, shorten, tokenLabel } from "./text.js";
+import { plural, shorten } from "./text.js";
 
 export function start() {
   const data = JSON.parse(byId("data").textContent);
   const graphs = data.circuits.map(indexCircuit);
-  const state = { chosen: [0], charts: [], withPositions: false, ready: null };
+  const state = { chosen: [0], charts: [], withPositions: false };
   const controls = createControls(graphs, (filters) => redraw(filters));
   createTheme();
 
@@ -34,7 +34,8 @@ export function start() {
   function showCounterparts(chart, id) {
     if (state.charts.length < 2) return;
     const other = state.charts[1 - state.charts.indexOf(chart)];
-    const alike = id === null || id === undefined ? [] : counterparts(chart.graph, chart.graph.nodes.get(id), other.graph);
+    const node = chart.graph.nodes.get(id);
+    const alike = node ? counterparts(chart.graph, node, other.graph) : [];
     other.light(alike.length ? { node: alike[0] } : null);
   }
 
@@ -45,14 +46,19 @@ export function start() {
     if (place) chart.viewport.reveal(place);
   }
 
-  function showPanel() {
+  function panelContent() {
     const chart = state.charts.find((candidate) => candidate.pinned !== null);
-    const content = chart
-      ? nodePanel(chart.graph, chart.graph.nodes.get(chart.pinned), (id) => choose(chart, id), () => app.pin(chart, null))
-      : state.charts.length === 2
-        ? comparePanel(state.charts[0].graph, state.charts[1].graph, state.withPositions, (which, id) => choose(state.charts[which], id))
-        : overviewPanel(state.charts[0].graph, (id) => choose(state.charts[0], id));
-    byId("panel").replaceChildren(...content);
+    const [first, second] = state.charts;
+    if (chart) {
+      const node = chart.graph.nodes.get(chart.pinned);
+      return nodePanel(chart.graph, node, (id) => choose(chart, id), () => app.pin(chart, null));
+    }
+    if (!second) return overviewPanel(first.graph, (id) => choose(first, id));
+    return comparePanel(first.graph, second.graph, state.withPositions, (which, id) => choose(state.charts[which], id));
+  }
+
+  function showPanel() {
+    byId("panel").replaceChildren(...panelContent());
     byId("panel").scrollTop = 0;
   }
 
@@ -63,10 +69,11 @@ export function start() {
     if (shown.length === 2) state.withPositions = markShared(shown[0], shown[1]);
     document.body.classList.toggle("comparing", shown.length === 2);
     const hosts = shown.map((graph, i) => el("div", { class: "host", "data-side": "AB"[i] }));
-    const frames = hosts.map((host, i) =>
-      el("figure", { class: "frame" }, shown.length === 2 ? el("figcaption", {}, el("b", {}, "AB"[i]), " ", el("bdi", {}, shown[i].data.title)) : null, host));
+    const caption = (i) => el("figcaption", {}, el("b", {}, "AB"[i]), " ", el("bdi", {}, shown[i].data.title));
+    const frames = hosts.map((host, i) => el("figure", { class: "frame" }, shown.length === 2 ? caption(i) : null, host));
     byId("charts").replaceChildren(...frames);
-    state.charts = hosts.map((host, i) => createChart(host, shown[i], `Circuit: ${shown[i].data.question}. Arrow keys follow the edges, Enter pins.`));
+    const label = (graph) => `Circuit: ${graph.data.question}. Arrow keys follow the edges, Enter pins.`;
+    state.charts = hosts.map((host, i) => createChart(host, shown[i], label(shown[i])));
     for (const chart of state.charts) {
       makeInteractive(chart, app);
       sizes.observe(chart.host);
@@ -74,7 +81,7 @@ export function start() {
     controls.reset(shown);
     describe(shown);
     redraw(controls.filters);
-    showPanel();
+    setTimeout(showPanel);
   }
 
   const soon = debounced((run) => run());
@@ -85,7 +92,8 @@ export function start() {
 
   function redraw(filters) {
     for (const chart of state.charts) chart.resize();
-    state.ready = Promise.all(state.charts.map((chart) => chart.show(filters))).then(() => {
+    const drawings = state.charts.map((chart, i) => chart.show(filters, state.charts[1 - i]?.graph));
+    Promise.all(drawings).then(() => {
       const { shown, rest } = state.charts[0].selection;
       const weaker = rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : "";
       byId("status").textContent = state.charts.length === 2 ? "" : `${plural(shown.length, "edge")} drawn${weaker}`;
@@ -96,8 +104,12 @@ export function start() {
 
   function describe(shown) {
     const { data: circuit } = shown[0];
-    byId("question").replaceChildren("Why ", el("bdi", {}, circuit.question), "?");
-    byId("subtitle").textContent = `${circuit.model.name} · ${circuit.method.name} · ${circuit.size}`;
+    const questions = [...new Set(shown.map((graph) => graph.data.question))];
+    const asked = questions.flatMap((text, i) => [i ? ", and why " : "", el("bdi", {}, text)]);
+    byId("question").replaceChildren("Why ", ...asked, "?");
+    const each = shown.map(({ data, edges }, i) => `${"AB"[i]}: ${data.model.name}, ${plural(edges.length, "edge")}`);
+    const alone = `${circuit.model.name} · ${circuit.method.name} · ${circuit.size}`;
+    byId("subtitle").textContent = shown.length === 2 ? each.join(" · ") : alone;
     byId("empty").hidden = shown.some((graph) => graph.edges.length > 0);
     byId("empty").textContent = `No circuit: ${circuit.reason ?? "it has no edges."}`;
   }
@@ -105,7 +117,8 @@ export function start() {
   // Several circuits: a switch, and a second one beside the first.
 
   function fillChoices() {
-    const options = () => graphs.map((graph, i) => el("option", { value: i }, `${i + 1}. ${shorten(graph.data.title, 70)}`));
+    const title = (graph, i) => `${i + 1}. ${shorten(graph.data.title, 70)}`;
+    const options = () => graphs.map((graph, i) => el("option", { value: i }, title(graph, i)));
     byId("first").replaceChildren(...options());
     byId("second").replaceChildren(el("option", { value: "" }, "nothing"), ...options());
     byId("choice").hidden = graphs.length < 2;
@@ -131,7 +144,8 @@ export function start() {
   }
 
   function nextMatch() {
-    const matches = find(byId("search").value, false).flatMap((list, i) => list.map((node) => [state.charts[i], node.id]));
+    const found = find(byId("search").value, false);
+    const matches = found.flatMap((list, i) => list.map((node) => [state.charts[i], node.id]));
     const visible = matches.filter(([chart, id]) => chart.drawn.nodes.has(id));
     if (!visible.length) return;
     const [chart, id] = visible[walk++ % visible.length];
@@ -156,14 +170,19 @@ export function start() {
   byId("closer").addEventListener("click", () => state.charts.forEach((chart) => chart.viewport.zoom(1.3)));
   byId("farther").addEventListener("click", () => state.charts.forEach((chart) => chart.viewport.zoom(1 / 1.3)));
 
-  const fileName = (i) => `circuit-${tokenLabel(graphs[state.chosen[i]].data.title).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40).replace(/^-|-$/g, "") || i + 1}`;
+  function fileName(i) {
+    const words = graphs[state.chosen[i]].data.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40);
+    return `circuit-${words.replace(/^-|-$/g, "") || i + 1}`;
+  }
   for (const [id, save] of [["save-svg", saveSvg], ["save-png", savePng]]) {
-    byId(id).addEventListener("click", () => state.charts.forEach((chart, i) => save(chart, chart.graph.data.question, fileName(i))));
+    const saveAll = () => state.charts.forEach((chart, i) => save(chart, chart.graph.data.question, fileName(i)));
+    byId(id).addEventListener("click", saveAll);
   }
 
+  if (innerWidth <= 860) byId("toolbar").open = false;
   fillChoices();
   if (data.compare && graphs.length === 2) state.chosen = [0, 1];
   [byId("first").value, byId("second").value] = [state.chosen[0], state.chosen[1] ?? ""];
-  build();
+  setTimeout(build);
   return state;
 }

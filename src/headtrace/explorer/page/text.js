@@ -3,7 +3,7 @@
 const SPECIAL = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣" };
 
 // Control characters and direction overrides would be invisible or would turn their neighbours around.
-const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
 
 function visible(text) {
   return text.replace(INVISIBLE, (c) => SPECIAL[c] ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -36,13 +36,25 @@ export function number(value) {
   return text.replace("-", "−");
 }
 
+/** A number where there is little room: two digits or so. */
+export function brief(value) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 0.005) return "≈0";
+  return value.toFixed(size >= 10 ? 0 : size >= 1 ? 1 : 2).replace("-", "−");
+}
+
 export function percent(value) {
   if (value === null || value === undefined) return "–";
   return value > 0 && value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}%`;
 }
 
+/** 12345 as 12,345; toLocaleString would do it too, but takes a tenth of a second to wake up. */
+export function thousands(count) {
+  return String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+}
+
 export function plural(count, one, many = `${one}s`) {
-  return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+  return `${thousands(count)} ${count === 1 ? one : many}`;
 }
 
 export const KIND_WORDS = {
@@ -69,5 +81,6 @@ export function componentName(node) {
 /** The node with its place, in the words used everywhere else: L9H6 14->3. */
 export function nodeName(node) {
   if (node.kind === "root") return "Root";
-  return node.kind === "head" ? `${componentName(node)} ${node.dest}->${node.src}` : `${componentName(node)} @${node.dest}`;
+  const place = node.kind === "head" ? `${node.dest}->${node.src}` : `@${node.dest}`;
+  return `${componentName(node)} ${place}`;
 }

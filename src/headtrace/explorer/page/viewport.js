@@ -1,34 +1,37 @@
 // What part of the drawing is seen: fit, zoom, pan; the axes and the labels that keep their size on the screen.
 
 import { svg } from "./dom.js";
-import { SIZE } from "./layout.js";
+import { SIZE, overlap } from "./layout.js";
 import { componentName, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const LEFT = 40;
-const TOP = 6;
+const TOP = 2;
 const RIGHT = 10;
 const READABLE = 0.66;
 
-export function createViewport(parts, changed) {
+export function createViewport(host, parts) {
   const view = { scale: 1, x: 0, y: 0, width: 800, height: 600, bottom: 70, moved: false };
   let geometry = null;
   let graph = null;
+  let labelled = [];
 
   function resize(width, height) {
     Object.assign(view, { width, height });
-    parts.root.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    for (const layer of parts.layers) layer.setAttribute("viewBox", `0 0 ${width} ${height}`);
     if (geometry && !view.moved) fit();
     else apply();
   }
 
-  function show(newGraph, newGeometry, keep) {
+  /** Show a drawing anew: where the view was moved to, or else as a whole. */
+  function show(newGraph, newGeometry) {
     [graph, geometry] = [newGraph, newGeometry];
-    if (keep && view.moved) apply();
+    if (view.moved) apply();
     else fit();
   }
 
-  /** The room between the axes. */
+  /** The room between the axes; the lower one is as high as the longest label asks for. */
   function room(tokens) {
+    labelled = tokens;
     const longest = Math.max(1, ...tokens.map((token) => [...tokenLabel(token)].length));
     view.bottom = 26 + 4.6 * Math.min(11, longest);
     return [view.width - LEFT - RIGHT, view.height - TOP - view.bottom];
@@ -36,7 +39,7 @@ export function createViewport(parts, changed) {
 
   function fit() {
     view.moved = false;
-    const [w, h] = room(graph.tokens);
+    const [w, h] = room(labelled);
     view.scale = Math.max(0.05, Math.min(SIZE.closest, w / geometry.width, h / geometry.height));
     view.x = LEFT + (w - geometry.width * view.scale) / 2;
     view.y = TOP + Math.max(0, (h - geometry.height * view.scale) / 2);
@@ -69,15 +72,16 @@ export function createViewport(parts, changed) {
 
   let waiting = false;
   function apply() {
-    parts.world.setAttribute("transform", `translate(${view.x.toFixed(2)},${view.y.toFixed(2)}) scale(${view.scale.toFixed(4)})`);
-    parts.root.classList.toggle("far", view.scale < READABLE);
+    const transform = `translate(${view.x.toFixed(2)},${view.y.toFixed(2)}) scale(${view.scale.toFixed(4)})`;
+    for (const world of parts.worlds) world.setAttribute("transform", transform);
+    host.classList.toggle("far", view.scale < READABLE);
     if (waiting || !geometry) return;
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
       drawAxes();
-      drawTags();
-      changed?.();
+      parts.tags.replaceChildren(...tags([...geometry.nodes.values()]));
+      lightTags(lit);
     });
   }
 
@@ -92,7 +96,8 @@ export function createViewport(parts, changed) {
       const y = view.y + row.middle * view.scale;
       if (!row.used || y > bottom - 4 || y < 8 || last - y < 12) continue;
       last = y;
-      group.append(svg("text", { class: "axis-layer", x: LEFT - 8, y: y + 3.5 }, row.layer < 0 ? "emb" : `L${row.layer}`));
+      const name = row.layer < 0 ? "emb" : `L${row.layer}`;
+      group.append(svg("text", { class: "axis-layer", x: LEFT - 8, y: y + 3.5 }, name));
     }
     drawTokens(group, bottom);
     parts.axes.replaceChildren(group);
@@ -105,7 +110,7 @@ export function createViewport(parts, changed) {
       const x = view.x + column.middle * view.scale;
       if (x < LEFT + 4 || x > view.width - 4) continue;
       const label = tokenLabel(graph.tokens[column.position]);
-      if (taken.some((other) => Math.abs(other - x) < 13)) continue;
+      if (taken.some((other) => Math.abs(other - x) < 15)) continue;
       taken.push(x);
       group.append(
         svg(
@@ -123,29 +128,40 @@ export function createViewport(parts, changed) {
   }
 
   /** From afar the captions are too small to read; the most influential heads then get a label beside them. */
-  function drawTags() {
-    const tags = [];
-    if (view.scale < READABLE) {
-      const places = [...geometry.nodes.values()].filter((place) => !place.dot);
-      const influence = (place) => graph.nodes.get(place.id).influence ?? 0;
-      const taken = [];
-      for (const place of places.sort((a, b) => influence(b) - influence(a))) {
-        const node = graph.nodes.get(place.id);
-        if (node.kind !== "head") continue;
-        const text = componentName(node);
-        const half = 3.1 * text.length + 2;
-        const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
-        const box = [x - half, y - 7, x + half, y + 7];
-        if (x < LEFT || y > view.height - view.bottom) continue;
-        if (taken.some((b) => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
-        taken.push(box);
-        tags.push(svg("text", { class: "tag", x: x.toFixed(1), y: (y + 3.5).toFixed(1) }, text));
-      }
+  function tags(places) {
+    if (view.scale >= READABLE) return [];
+    const influence = (place) => graph.nodes.get(place.id).influence ?? 0;
+    const heads = places.filter((place) => !place.dot && graph.nodes.get(place.id).kind === "head");
+    const taken = [];
+    const made = [];
+    for (const place of heads.sort((a, b) => influence(b) - influence(a))) {
+      const text = componentName(graph.nodes.get(place.id));
+      const half = 3.3 * text.length + 1;
+      const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
+      const box = [x - half, y - 8, x + half, y + 8];
+      if (x < LEFT || y > view.height - view.bottom) continue;
+      if (taken.some((other) => overlap(box, other))) continue;
+      taken.push(box);
+      made.push(svg("text", { class: "tag", x: x.toFixed(1), y: (y + 3.5).toFixed(1) }, text));
     }
-    parts.tags.replaceChildren(...tags);
+    return made;
+  }
+
+  let lit = [];
+  /** Labels for the nodes that are lit up, whatever else is dimmed. */
+  function lightTags(ids) {
+    lit = ids;
+    parts.litTags.replaceChildren(...tags(ids.map((id) => geometry.nodes.get(id)).filter(Boolean)));
+  }
+
+  /** The column under a point of the token axis; null elsewhere. */
+  function columnAt(x, y) {
+    if (x < LEFT || y < view.height - view.bottom) return null;
+    const away = (column) => Math.abs(view.x + column.middle * view.scale - x);
+    return geometry.columns.reduce((best, column) => (away(column) < away(best) ? column : best)).position;
   }
 
   const toWorld = (x, y) => [(x - view.x) / view.scale, (y - view.y) / view.scale];
   const inside = (x, y) => x > LEFT && y < view.height - view.bottom;
-  return { view, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
+  return { view, columnAt, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
 }

@@ -1,0 +1,147 @@
+"""Edges of a circuit as interventions: ablate, boost, or any factor; local or global; claim or token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.causal.intervention import GlobalEdit, Intervention, LocalEdit
+from headtrace.causal.signals import Reader, channel_mask
+from headtrace.circuits import Circuit, Edge, Node
+from headtrace.errors import InputError
+from headtrace.vocabulary import Component, Firing
+
+if TYPE_CHECKING:
+    from headtrace.models import Model, Recording
+
+Reach = Literal["local", "global"]
+Scope = Literal["claim", "token"]
+ABLATE, BOOST = 0.0, 2.0
+
+
+def open_circuit(circuit: Circuit, model: Model) -> Recording:
+    """Record a circuit's prompt again, after making sure that the model is the one that was traced."""
+    wanted = circuit.model.weights_sha256
+    if wanted is not None and wanted != model.weights_sha256:
+        raise InputError(
+            f"The circuit was traced on {circuit.model.name!r} with weights {wanted[:12]}..., but {model.name!r} has "
+            f"{model.weights_sha256[:12]}.... A circuit can only be tested on its own model."
+        )
+    return model.record(list(circuit.prompt.token_ids))
+
+
+def firing_of(node: Node) -> Firing:
+    if node.kind != "head" or None in (node.layer, node.head, node.dest, node.src):
+        raise InputError(f"{node.name} is not a firing: only a head's attention can be intervened on.")
+    return Firing(node.layer, node.head, node.dest, node.src)  # type: ignore[arg-type]
+
+
+def component_of(node: Node) -> Component:
+    return Component(node.kind, node.layer, node.head, node.src)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One claim of a circuit: a component writes into channels that a firing reads, on one side."""
+
+    firing: Firing
+    side: Literal["query", "key"]
+    component: Component
+    channels: tuple[int, ...]
+
+    @classmethod
+    def of(cls, circuit: Circuit, edge: Edge) -> Signal:
+        if edge.side == "root":
+            raise InputError(
+                f"The edge from {circuit.node(edge.source).name} goes to the root: it is a share of the output, not "
+                "a signal that a head reads. Choose an edge on the query or key side."
+            )
+        target, source = circuit.node(edge.target), circuit.node(edge.source)
+        return cls(firing_of(target), edge.side, component_of(source), edge.channels or ())
+
+    def with_channels(self, channels: Sequence[int]) -> Signal:
+        return Signal(self.firing, self.side, self.component, tuple(channels))
+
+
+def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
+    """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
+    source, target = _node_name(source), _node_name(target)
+    wanted = circuit.node(target)
+    for edge in circuit.edges_into(wanted):
+        if edge.side == side and circuit.node(edge.source).name == source:
+            return edge
+    there = (
+        ", ".join(f"{circuit.node(e.source).name} ({e.side})" for e in circuit.edges_into(wanted)[:8])
+        or "none"
+    )
+    raise InputError(f"There is no {side} edge from {source!r} to {target!r}. Into {target!r} go: {there}.")
+
+
+def _node_name(text: str) -> str:
+    try:
+        return str(Firing.parse(text))
+    except InputError:
+        return text.strip()
+
+
+def coefficients(
+    recording: Recording, signal: Signal, scope: Scope
+) -> tuple[Reader, Float[Tensor, "token channel"]]:
+    """The signal's channel coefficients where the intervention acts, zero elsewhere."""
+    reader = Reader(recording, signal.firing, signal.side)
+    every = reader.coefficients(signal.component)
+    mask = channel_mask(signal.channels, every.shape[-1], every)
+    return reader, every * mask * reader.positions(scope)[:, None]
+
+
+def edit(
+    recording: Recording,
+    signal: Signal,
+    factor: float = ABLATE,
+    reach: Reach = "local",
+    scope: Scope = "claim",
+) -> LocalEdit | GlobalEdit:
+    """Multiply a signal by ``factor`` (0 ablates it, 2 boosts it), for its reader only or for every reader."""
+    reader, values = coefficients(recording, signal, scope)
+    change = (factor - 1) * values
+    if reach == "global":
+        if signal.component.kind == "offset":
+            raise InputError(
+                f"The offset of {signal.firing} is the head's own bias: no component writes it, so a global "
+                "intervention has nothing to change. Use a local one."
+            )
+        return GlobalEdit(signal.component, reader.in_residual(change))
+    moved = reader.in_head(change)
+    if signal.side == "query":
+        return LocalEdit(signal.firing, query=moved[signal.firing.dest])
+    return LocalEdit(signal.firing, keys=moved)
+
+
+def claim(recording: Recording, circuit: Circuit, node: Node, side: Literal["query", "key"]) -> Intervention:
+    """Remove every signal that the circuit claims for one side of a firing, from every visible key."""
+    firing = firing_of(node)
+    signals = [Signal.of(circuit, e) for e in circuit.edges_into(node) if e.side == side]
+    if side == "key":
+        signals += [
+            Signal(firing, "key", Component("head", e.layer, e.head, e.src), e.channels)
+            for e in node.elsewhere or ()
+        ]
+    edits = tuple(edit(recording, signal) for signal in signals)
+    return Intervention(edits, firing)
+
+
+def residual_change(recording: Recording, signal: Signal, factor: float = ABLATE) -> tuple[float, float]:
+    """Cosine and norm ratio of the residual that the head reads, before and after changing the signal there."""
+    reader, values = coefficients(recording, signal, "token")
+    position = signal.firing.dest if signal.side == "query" else signal.firing.src
+    before = recording.residuals[signal.firing.layer, 0, position]
+    if recording.model.architecture.norm == "layer":
+        before = before - before.mean()
+    after = before + (factor - 1) * reader.in_residual(values)[position]
+    cosine = torch.nn.functional.cosine_similarity(before, after, dim=0)
+    return float(cosine), float(after.norm() / before.norm())

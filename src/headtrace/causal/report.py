@@ -1,0 +1,215 @@
+"""The result of a verification: predictions against measurements, and the effect of every edge."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.circuits import Circuit, Edge
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SCHEMA = "headtrace.verification/1"
+
+
+@dataclass(frozen=True)
+class PredictionCheck:
+    """One side of one firing: attention predicted without the claimed signals, and attention measured."""
+
+    node: int
+    firing: str
+    side: str
+    clean: float
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.measured - self.predicted)
+
+
+@dataclass(frozen=True)
+class EdgeEffect:
+    """Changes (after minus before) when an edge's signal is ablated or boosted, and the same for random channels."""
+
+    edge: Edge
+    source: str
+    target: str
+    attention: float
+    ablate_attention: float
+    boost_attention: float
+    ablate_metric: float | None
+    boost_metric: float | None
+    control_ablate_attention: tuple[float, ...]
+    control_boost_attention: tuple[float, ...]
+    control_ablate_metric: tuple[float | None, ...]
+    control_boost_metric: tuple[float | None, ...]
+    cosine: float
+    norm_ratio: float
+    boost_cosine: float
+    boost_norm_ratio: float
+
+
+def mean(values: tuple[float | None, ...]) -> float | None:
+    """The mean of what was measured; None without measurements."""
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known else None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the model showed when the circuit's claims were put to the test."""
+
+    circuit: Circuit
+    predictions: tuple[PredictionCheck, ...]
+    effects: tuple[EdgeEffect, ...]
+    metric: str | None
+    clean_metric: float | None
+    reach: str
+    scope: str
+    controls: int
+    seed: int
+    left_out: int = 0
+    """Offset edges that a global intervention cannot reach: no component writes them."""
+
+    @property
+    def max_prediction_error(self) -> float:
+        """The largest |measured - predicted| attention over every firing and side (0 for an empty circuit)."""
+        return max((check.error for check in self.predictions), default=0.0)
+
+    @property
+    def median_prediction_error(self) -> float:
+        return statistics.median([c.error for c in self.predictions]) if self.predictions else 0.0
+
+    @property
+    def edges(self) -> pl.DataFrame:
+        """One row per edge: changes of attention and metric, controls averaged, cosine and norm ratio."""
+        from headtrace.causal.tables import edge_table
+
+        return edge_table(self.effects)
+
+    @property
+    def firings(self) -> pl.DataFrame:
+        """One row per firing and side: attention before, predicted and measured."""
+        import polars as pl
+
+        rows = [
+            {
+                "node": c.node,
+                "firing": c.firing,
+                "side": c.side,
+                "attention": c.clean,
+                "predicted": c.predicted,
+                "measured": c.measured,
+                "error": c.error,
+            }
+            for c in self.predictions
+        ]
+        numbers = dict.fromkeys(("attention", "predicted", "measured", "error"), pl.Float64)
+        schema: Any = {"node": pl.Int64, "firing": pl.String, "side": pl.String, **numbers}
+        return pl.DataFrame(rows, schema=schema)
+
+    def summary(self) -> str:
+        """A few lines: do the predictions hold, and do claimed signals matter more than random channels?"""
+        lines = [
+            f"Predictions: {len(self.predictions)} firing sides, largest |measured - predicted| attention "
+            f"{self.max_prediction_error:.1e}, median {self.median_prediction_error:.1e}"
+        ]
+        if self.left_out:
+            lines.append(
+                f"Left out: {self.left_out} edges from offsets, which no component writes (a global intervention has "
+                "nothing to change)"
+            )
+        if not self.effects:
+            return "\n".join(lines)
+        lines.append(
+            f"Edges: {len(self.effects)} ({self.reach}, scope {self.scope}), {self.controls} controls each"
+        )
+        for name, unit in (("attention", "attention"), ("metric", self.metric)):
+            if name == "metric" and self.metric is None:
+                continue
+            for action in ("ablate", "boost"):
+                own = mean(tuple(getattr(e, f"{action}_{name}") for e in self.effects))
+                control = mean(tuple(mean(getattr(e, f"control_{action}_{name}")) for e in self.effects))
+                against = "" if control is None else f", random channels {control:+.4f}"
+                lines.append(f"  {action} changes {unit} by {own:+.4f} on average{against}")
+        cosine = statistics.median(e.cosine for e in self.effects)
+        ratio = statistics.median(e.norm_ratio for e in self.effects)
+        lines.append(
+            f"  residual before and after ablation: median cosine {cosine:.4f}, norm ratio {ratio:.4f}"
+        )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the per-edge table, as plain data."""
+        circuit = self.circuit
+        return {
+            "schema": SCHEMA,
+            "model": {"name": circuit.model.name, "weights_sha256": circuit.model.weights_sha256},
+            "prompt": circuit.prompt.text,
+            "max_prediction_error": self.max_prediction_error,
+            "median_prediction_error": self.median_prediction_error,
+            "n_predictions": len(self.predictions),
+            "n_edges": len(self.effects),
+            "n_left_out": self.left_out,
+            "metric": self.metric,
+            "clean_metric": self.clean_metric,
+            "reach": self.reach,
+            "scope": self.scope,
+            "controls": self.controls,
+            "seed": self.seed,
+            "predictions": [
+                {
+                    "node": c.node,
+                    "firing": c.firing,
+                    "side": c.side,
+                    "attention": c.clean,
+                    "predicted": c.predicted,
+                    "measured": None if math.isnan(c.measured) else c.measured,
+                }
+                for c in self.predictions
+            ],
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``verification.json``, ``edges.parquet`` and ``circuit.json`` (with measured effects on its edges)."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "verification.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        self.edges.write_parquet(path / "edges.parquet")
+        self.annotated().save(path / "circuit.json")
+        return path
+
+    def annotated(self) -> Circuit:
+        """The circuit with the measured effects on its edges."""
+        effects = {(e.edge.source, e.edge.target, e.edge.side): effect_record(e) for e in self.effects}
+        edges = tuple(
+            replace(e, effect=effects[key]) if (key := (e.source, e.target, e.side)) in effects else e
+            for e in self.circuit.edges
+        )
+        return self.circuit.with_edges(edges)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Ablation and boost of claimed signals beside random channels."""
+        from headtrace.figures.causal import edge_effects
+
+        return edge_effects([self], path)
+
+
+def effect_record(effect: EdgeEffect) -> dict[str, float | None]:
+    """What a circuit file keeps of a measured edge."""
+    return {
+        "attention": effect.ablate_attention,
+        "metric": effect.ablate_metric,
+        "boost_attention": effect.boost_attention,
+        "boost_metric": effect.boost_metric,
+        "control_attention": mean(effect.control_ablate_attention),
+        "control_metric": mean(effect.control_ablate_metric),
+        "cosine": effect.cosine,
+        "norm_ratio": effect.norm_ratio,
+    }

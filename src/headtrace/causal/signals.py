@@ -1,0 +1,128 @@
+"""Signals: what a component writes into a firing's channels, in the head's own space and as a residual vector.
+
+The signal of component c in channels S is the minimal-norm residual vector that carries exactly those coefficients and
+none in the other channels. It is computed here from the component's recorded write, not from the tracer's attributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from headtrace.models.capture import Rotary
+from headtrace.vocabulary import Component, Firing
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One side of one firing: how its head reads residuals into channels, with all scales frozen (prompt 0)."""
+
+    recording: Recording
+    firing: Firing
+    side: Literal["query", "key"]
+
+    @property
+    def _kv(self) -> int:
+        return self.firing.head // self.recording.model.weights.group
+
+    @property
+    def W(self) -> Float[Tensor, "d_model d_head"]:
+        weights, layer = self.recording.model.weights, self.firing.layer
+        return weights.W_Q[layer, self.firing.head] if self.side == "query" else weights.W_K[layer, self._kv]
+
+    @property
+    def bias(self) -> Float[Tensor, " d_head"]:
+        weights, layer = self.recording.model.weights, self.firing.layer
+        return weights.b_Q[layer, self.firing.head] if self.side == "query" else weights.b_K[layer, self._kv]
+
+    @property
+    def head_scale(self) -> Float[Tensor, "token 1"]:
+        """The frozen QK-norm scale, one where there is none."""
+        rec, layer = self.recording, self.firing.layer
+        if rec.query_scales is None or rec.key_scales is None:
+            return rec.norm_scales.new_ones(rec.lengths[0], 1)
+        scales = (
+            rec.query_scales[layer, 0, self.firing.head]
+            if self.side == "query"
+            else rec.key_scales[layer, 0, self._kv]
+        )
+        return scales[:, None]
+
+    @property
+    def norm_scale(self) -> Float[Tensor, "token 1"]:
+        return self.recording.norm_scales[self.firing.layer, 0][:, None]
+
+    @property
+    def bases(self) -> tuple[Float[Tensor, "d_head channel"], Float[Tensor, "d_head channel"]]:
+        """From head space to coefficients, and (transposed) back."""
+        channels = self.recording.model.channels
+        query = channels.to_query[self.firing.layer, self.firing.head]
+        key = channels.to_key[self.firing.layer, self.firing.head]
+        return (query, key) if self.side == "query" else (key, query)
+
+    def coefficients(self, component: Component) -> Float[Tensor, "token channel"]:
+        """The component's channel coefficients at every token."""
+        if component.kind == "offset":
+            part = self.bias.expand(self.recording.lengths[0], -1)
+        else:
+            part = (self.recording.write(component) / self.norm_scale) @ self.W
+        return self._turn(part / self.head_scale) @ self.bases[0]
+
+    def _turn(self, x: Float[Tensor, "token d_head"]) -> Float[Tensor, "token d_head"]:
+        rotary = self.recording.rotary[self.firing.layer]
+        return x if rotary is None else rotary.rotate(x[None, None])[0, 0].to(x.dtype)
+
+    def _turn_back(self, x: Float[Tensor, "*n token d_head"]) -> Float[Tensor, "*n token d_head"]:
+        """The inverse of the turn: the transpose over cos^2 + sin^2 (which scaled rotary makes differ from one)."""
+        rotary = self.recording.rotary[self.firing.layer]
+        if rotary is None:
+            return x
+        size = rotary.cos.square() + rotary.sin.square()
+        back = Rotary(rotary.cos / size, -rotary.sin / size)
+        return back.rotate(x.reshape(1, -1, *x.shape[-2:])).reshape(x.shape).to(x.dtype)
+
+    def in_head(self, coefficients: Float[Tensor, "*n token channel"]) -> Float[Tensor, "*n token d_head"]:
+        """Coefficients as a vector in the head's space, where queries and keys meet (after QK-norm and rotary)."""
+        return coefficients @ self.bases[1].T
+
+    def in_residual(
+        self, coefficients: Float[Tensor, "*n token channel"]
+    ) -> Float[Tensor, "*n token d_model"]:
+        """Coefficients as the minimal-norm residual vector that carries them."""
+        part = self._turn_back(self.in_head(coefficients)) * self.head_scale
+        return (part @ torch.linalg.pinv(self.W.double()).to(part.dtype)) * self.norm_scale
+
+    def positions(self, scope: Literal["claim", "token"]) -> Bool[Tensor, " token"]:
+        """Where an intervention acts: the destination; every visible key (claim), or the source alone (token)."""
+        rec, firing = self.recording, self.firing
+        if self.side == "key" and scope == "claim":
+            return rec.visible[firing.layer][0, firing.dest]
+        where = torch.zeros(rec.lengths[0], dtype=torch.bool, device=rec.token_ids.device)
+        where[firing.dest if self.side == "query" else firing.src] = True
+        return where
+
+
+def channel_mask(channels: Sequence[int], size: int, like: Tensor) -> Float[Tensor, " channel"]:
+    mask = like.new_zeros(size)
+    mask[list(channels)] = 1.0
+    return mask
+
+
+def random_channels(
+    channels: Sequence[int], size: int, draws: int, generator: torch.Generator
+) -> list[tuple[int, ...]]:
+    """Controls: as many channels, drawn from those that the signal does not use (fewer if there are not enough)."""
+    free = torch.tensor([k for k in range(size) if k not in set(channels)])
+    count = min(len(channels), free.numel())
+    return [
+        tuple(sorted(free[torch.randperm(free.numel(), generator=generator)[:count]].tolist()))
+        for _ in range(draws)
+    ]

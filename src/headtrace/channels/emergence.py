@@ -1,0 +1,247 @@
+"""How sparse attention emerges: the same heads and token pairs at several checkpoints of training.
+
+cases = read_cases("firings.jsonl")
+found = emergence(((step, headtrace.load(folder)) for step, folder in folders), cases)
+found.summary()                    # per checkpoint: means over heads with 95% intervals, true and rotated
+found.plot("emergence.png")
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.channels.decomposition import check_firing
+from headtrace.channels.sparsity import CONTROLS, random_rotations, rotated_terms
+from headtrace.channels.terms import FiringTerms, terms_of
+from headtrace.errors import InputError
+from headtrace.vocabulary import Firing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headtrace.models import Model
+
+MEASURES = {"sparseness": ("true", "basis", "spectrum"), "n_recon": ("true", "basis")}
+"""In which bases each is measured: the singular one, rotated ones of the same logit, rotated heads of the
+same spectrum. Those have another logit, often a small one, which few terms reach: ``n_recon`` would not
+compare."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head and a token pair of a prompt, to be followed through training."""
+
+    prompt: str | tuple[int, ...]
+    firing: Firing
+    name: str = ""
+    """What the head does, if known: shown in figures."""
+
+
+@dataclass(frozen=True, eq=False)
+class Emergence:
+    """Sparseness and ``n_recon`` of some firings at each checkpoint."""
+
+    frame: pl.DataFrame
+    """One row per checkpoint and case: checkpoint, step, case, layer, head, dest, src, attention, relative,
+    and sparseness and n_recon, also under rotation: sparseness_basis, sparseness_spectrum, n_recon_basis."""
+    cases: tuple[Case, ...]
+    labels: tuple[tuple[str, str], ...]
+    """Token text of each case's destination and source."""
+    relative_terms: Float[Tensor, "checkpoint case channel"]
+    rotated_terms: Float[Tensor, "case channel"]
+    """One rotated head (same spectrum) at the last checkpoint, for looking at."""
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return self.frame["checkpoint"].unique(maintain_order=True).to_list()
+
+    def summary(self, level: float = 0.95) -> pl.DataFrame:
+        """Per checkpoint, measure and basis: the mean over heads, and its interval (Student's t).
+
+        A head's cases are averaged first. ``n_recon`` is taken where the head attends more than to the
+        other keys; elsewhere there is nothing to reconstruct.
+        """
+        rows = [
+            _summary_row(part, str(name[0]), measure, basis, level)
+            for name, part in self.frame.group_by("checkpoint", maintain_order=True)
+            for measure, bases in MEASURES.items()
+            for basis in bases
+        ]
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    def plot(self, path: str | None = None) -> Figure:
+        """Sparseness and ``n_recon`` over training, true basis and rotated ones, with intervals."""
+        from headtrace.figures.emergence import plot_emergence
+
+        return plot_emergence(self, path)
+
+
+def _summary_row(
+    part: pl.DataFrame, checkpoint: str, measure: str, basis: str, level: float
+) -> dict[str, Any]:
+    from scipy.stats import t
+
+    column = measure if basis == "true" else f"{measure}_{basis}"
+    if measure == "n_recon":
+        part = part.filter(pl.col("relative") > 0)
+    heads = part.group_by("layer", "head").agg(pl.col(column).mean())[column]
+    n, mean, std = len(heads), heads.mean(), heads.std()
+    width = (
+        float(t.ppf((1 + level) / 2, n - 1)) * float(std) / n**0.5
+        if isinstance(std, float) and n > 1
+        else None
+    )
+    middle = float(mean) if isinstance(mean, (int, float)) else None
+    return {
+        "checkpoint": checkpoint,
+        "step": step_of(checkpoint),
+        "measure": measure,
+        "basis": basis,
+        "mean": middle,
+        "low": None if middle is None or width is None else middle - width,
+        "high": None if middle is None or width is None else middle + width,
+        "heads": n,
+    }
+
+
+def emergence(
+    checkpoints: Iterable[tuple[str, Model]], cases: Sequence[Case], *, rotations: int = 100, seed: int = 0
+) -> Emergence:
+    """Decompose the cases at every checkpoint: (label, model), which may be loaded one after another."""
+    if not cases:
+        raise InputError("No firings to follow. Give some, such as {'text': '...', 'firing': 'L9H6:14:3'}.")
+    frames: list[pl.DataFrame] = []
+    kept: list[Tensor] = []
+    labels: tuple[tuple[str, str], ...] = ()
+    last: FiringTerms | None = None
+    for label, model in checkpoints:
+        last, labels = _decompose_cases(model, cases)
+        frames.append(_checkpoint_frame(label, last, rotations, seed))
+        kept.append(last.relative_terms.cpu())
+    if last is None:
+        raise InputError("No checkpoints given.")
+    return Emergence(pl.concat(frames), tuple(cases), labels, torch.stack(kept), _one_rotation(last, seed))
+
+
+def _decompose_cases(model: Model, cases: Sequence[Case]) -> tuple[FiringTerms, tuple[tuple[str, str], ...]]:
+    prompts = list(dict.fromkeys(case.prompt for case in cases))
+    recording = model.record([p if isinstance(p, str) else list(p) for p in prompts], last_logits=True)
+    places: list[list[int]] = []
+    labels: list[tuple[str, str]] = []
+    for case in cases:
+        prompt, f = prompts.index(case.prompt), case.firing
+        check_firing(model, f, recording.lengths[prompt])
+        if not bool(recording.visible[f.layer][prompt, f.dest, f.src]):
+            raise InputError(f"In the firing {f}, position {f.dest} does not see position {f.src}.")
+        places.append([f.layer, prompt, f.head, f.dest, f.src])
+        tokens = recording.tokens(prompt)
+        labels.append((tokens[f.dest], tokens[f.src]))
+    return terms_of(recording, torch.tensor(places, device=model.device)), tuple(labels)
+
+
+def _checkpoint_frame(label: str, terms: FiringTerms, rotations: int, seed: int) -> pl.DataFrame:
+    layer, _, head, dest, src = terms.places.T.tolist()
+    columns: dict[str, Any] = {
+        "checkpoint": [label] * len(terms),
+        "step": [step_of(label)] * len(terms),
+        "case": list(range(len(terms))),
+        "layer": layer,
+        "head": head,
+        "dest": dest,
+        "src": src,
+        "attention": terms.attention.tolist(),
+        "relative": terms.relative.tolist(),
+        "sparseness": terms.sparseness.tolist(),
+        "n_recon": [float(n) for n in terms.n_recon.tolist()],
+    }
+    for control in CONTROLS:
+        turned = terms.rotated(rotations, control, seed)
+        columns[f"sparseness_{control}"] = turned.mean_sparseness.tolist()
+        if control == "basis":
+            columns["n_recon_basis"] = turned.mean_n_recon.tolist()
+    return pl.DataFrame(columns, schema_overrides={"step": pl.Float64})
+
+
+def _one_rotation(terms: FiringTerms, seed: int) -> Float[Tensor, "case channel"]:
+    shown = torch.zeros_like(terms.relative_terms)
+    generator = torch.Generator().manual_seed(seed)
+    for row in range(len(terms)):
+        r = int(terms.rank[row])
+        parts = (t[row : row + 1, :r].cpu() for t in (terms.query, terms.relative_key, terms.singular_values))
+        query, key, S = parts
+        draws = random_rotations(1, r, generator), random_rotations(1, r, generator)
+        shown[row, :r] = rotated_terms(query, key, S, draws, "spectrum")[0, 0]
+    return shown.cpu()
+
+
+def step_of(label: str) -> float | None:
+    """The training step in a checkpoint's name, if it ends in a number.
+
+    >>> step_of("step1000"), step_of("final")
+    (1000.0, None)
+    """
+    match = re.search(r"(\d+)$", label)
+    return float(match.group(1)) if match else None
+
+
+def strongest_cases(
+    model: Model, prompts: Sequence[str | Sequence[int]], n: int = 20, least_keys: int = 4
+) -> list[Case]:
+    """The n heads that attend most sharply on these prompts, each at its strongest firing.
+
+    Left out: the first token (the usual sink), tokens that attend to themselves, destinations with few keys.
+    """
+    best: dict[tuple[int, int], tuple[float, Case]] = {}
+    for prompt in prompts:
+        given = prompt if isinstance(prompt, str) else tuple(prompt)
+        recording = model.record(given if isinstance(given, str) else list(given), last_logits=True)
+        length = recording.lengths[0]
+        wanted = torch.ones(length, length, dtype=torch.bool, device=model.device).tril(-1)
+        wanted[:, :1], wanted[: least_keys - 1] = False, False
+        values, flat = recording.patterns[:, 0].masked_fill(~wanted, 0).flatten(2).max(dim=-1)
+        for layer, head in torch.cartesian_prod(*(torch.arange(k) for k in values.shape)).tolist():
+            attention, place = float(values[layer, head]), int(flat[layer, head])
+            if attention > best.get((layer, head), (0.0, None))[0]:
+                firing = Firing(layer, head, place // length, place % length)
+                best[layer, head] = (attention, Case(given, firing))
+    return [case for _, case in sorted(best.values(), key=lambda pair: -pair[0])[:n]]
+
+
+def read_cases(path: str | Path) -> list[Case]:
+    """Read firings from JSONL: ``{"text": ..., "firing": "L9H6:14:3"}`` or ``{"tokens": ...``."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"The file of firings {str(path)!r} cannot be read: {error.strerror}.") from error
+    cases = [_read_case(line, f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+    if not cases:
+        raise InputError(f"{str(path)!r} holds no firings: write one JSON object per line.")
+    return cases
+
+
+def _read_case(line: str, where: str) -> Case:
+    example = '{"text": "When Mary ...", "firing": "L9H6:14:3"}'
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON ({error.msg}). Expected {example}.") from error
+    if not isinstance(entry, dict) or "firing" not in entry or ("text" in entry) == ("tokens" in entry):
+        raise InputError(f"{where} needs 'firing' and either 'text' or 'tokens'. Expected {example}.")
+    given: Any = entry.get("text", entry.get("tokens"))
+    if "tokens" in entry:
+        if not isinstance(given, list) or not all(isinstance(i, int) for i in given):
+            raise InputError(f"{where}: 'tokens' must be a list of token ids, like [1, 2, 3].")
+        given = tuple(given)
+    elif not isinstance(given, str):
+        raise InputError(f"{where}: 'text' must be a string.")
+    return Case(given, Firing.parse(str(entry["firing"])), str(entry.get("name", "")))

@@ -1,0 +1,281 @@
+"""Attention scores of many firings at once, as sums over the channels of their heads.
+
+    places = firing_places(recording, above=0.5)         # every firing of every head and prompt
+    terms = terms_of(recording, places)
+    terms.relative_terms                                 # (firing, channel)
+    terms.sparseness, terms.n_recon, terms.signal_sets
+
+Whatever is asked for is checked: terms and remainder must give the recorded logit of every firing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from headtrace.channels.sparsity import (
+    Control,
+    RotationControl,
+    n_recon,
+    rotation_control,
+    signal_set,
+    sparseness,
+)
+from headtrace.channels.svd import (
+    RANK_TOLERANCE,
+    Bias,
+    ModelChannels,
+    key_weights,
+    model_channels,
+    thin_triangle,
+)
+from headtrace.errors import IdentityError
+from headtrace.models.identities import tolerance_for
+from headtrace.vocabulary import Firing
+
+if TYPE_CHECKING:
+    from headtrace.models import Model, Recording
+
+Places = Int[Tensor, "firing 5"]
+"""Rows of (layer, prompt, head, dest, src)."""
+
+_channels: WeakKeyDictionary[Model, dict[Bias, ModelChannels]] = WeakKeyDictionary()
+
+
+def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
+    """The model's channels in float64, kept while the model lives.
+
+    The inverse of an ill-conditioned W_K has large entries; only float64 keeps their products exact.
+    """
+    kept = _channels.setdefault(model, {})
+    if bias not in kept:
+        kept[bias] = model_channels(model, bias, dtype=torch.float64)
+    return kept[bias]
+
+
+@dataclass(frozen=True, eq=False)
+class FiringTerms:
+    """Many firings, each score a sum over channels. Everything in float64."""
+
+    places: Places
+    attention: Float[Tensor, " firing"]
+    logit: Float[Tensor, " firing"]
+    """Recorded attention logit, before any softcap."""
+    relative: Float[Tensor, " firing"]
+    """Relative attention: the logit less the mean logit of the other visible keys."""
+    query: Float[Tensor, "firing channel"]
+    """Query coefficients times the attention scale; zero beyond the head's rank."""
+    key: Float[Tensor, "firing channel"]
+    relative_key: Float[Tensor, "firing channel"]
+    """Key coefficients less their mean over the other visible keys."""
+    singular_values: Float[Tensor, "firing channel"]
+    rank: Int[Tensor, " firing"]
+    remainder: Float[Tensor, " firing"]
+    """What a rank-deficient head scores outside all its channels (through biases and rotation); else zero."""
+    relative_remainder: Float[Tensor, " firing"]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, rows: int | slice | Tensor) -> FiringTerms:
+        """Some of the firings (one number gives a batch of one)."""
+        if isinstance(rows, int):
+            rows = slice(rows, rows + 1) if rows != -1 else slice(-1, None)
+        return FiringTerms(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @cached_property
+    def terms(self) -> Float[Tensor, "firing channel"]:
+        """Sum (with ``remainder``) to ``logit``."""
+        return self.query * self.key
+
+    @cached_property
+    def relative_terms(self) -> Float[Tensor, "firing channel"]:
+        """Sum (with ``relative_remainder``) to ``relative``."""
+        return self.query * self.relative_key
+
+    @cached_property
+    def sparseness(self) -> Float[Tensor, " firing"]:
+        """Sparseness of the relative terms."""
+        return sparseness(self.relative_terms, self.rank.clamp_min(1))
+
+    @cached_property
+    def n_recon(self) -> Int[Tensor, " firing"]:
+        """How many channels reach the relative attention (what the channels carry of it)."""
+        return n_recon(self.relative_terms)
+
+    @cached_property
+    def signal_sets(self) -> Bool[Tensor, "firing channel"]:
+        """The 2024 signal set of each firing's logit."""
+        return signal_set(self.terms)
+
+    def firing(self, row: int) -> Firing:
+        layer, _, head, dest, src = self.places[row].tolist()
+        return Firing(layer, head, dest, src)
+
+    def rotated(self, rotations: int = 100, control: Control = "basis", seed: int = 0) -> RotationControl:
+        """The relative terms again, under random rotations (`headtrace.channels.sparsity`)."""
+        return rotation_control(
+            self.query,
+            self.relative_key,
+            self.singular_values,
+            self.rank,
+            rotations=rotations,
+            control=control,
+            seed=seed,
+        )
+
+
+def real_positions(recording: Recording, *, skip_first: bool) -> Bool[Tensor, "batch token"]:
+    """Which positions hold a prompt's tokens, not padding; without the first one if wanted."""
+    positions = torch.arange(recording.token_ids.shape[1], device=recording.token_ids.device)
+    real = positions < torch.tensor(recording.lengths, device=positions.device)[:, None]
+    return real & (positions > 0) if skip_first else real
+
+
+def firing_places(
+    recording: Recording, *, above: float = 0.0, skip_first: bool = True, layers: list[int] | None = None
+) -> Places:
+    """Every place with more attention than ``above``; by default none from or to the first token."""
+    real = real_positions(recording, skip_first=skip_first)
+    found: list[Tensor] = []
+    for layer in range(recording.model.n_layers) if layers is None else layers:
+        allowed = recording.visible[layer] & real[:, :, None] & real[:, None, :]
+        rows = ((recording.patterns[layer] > above) & allowed[:, None]).nonzero()
+        found.append(torch.cat((torch.full_like(rows[:, :1], layer), rows), dim=1))
+    return torch.cat(found)
+
+
+@torch.inference_mode()
+def terms_of(recording: Recording, places: Places, *, bias: Bias = "offset") -> FiringTerms:
+    """Decompose the scores at many places; IdentityError if one does not add up to the recorded logit."""
+    channels = exact_channels(recording.model, bias)
+    n, r = len(places), recording.model.d_head
+    wide = {name: places.new_empty((n, r), dtype=torch.float64) for name in ("query", "key", "relative_key")}
+    flat = {
+        name: places.new_zeros(n, dtype=torch.float64)
+        for name in ("attention", "logit", "relative", "remainder", "relative_remainder")
+    }
+    for layer in places[:, 0].unique().tolist():
+        rows = (places[:, 0] == layer).nonzero()[:, 0]
+        found = _layer_terms(recording, channels, layer, places[rows], bias)
+        for name, tensor in {**wide, **flat}.items():
+            tensor[rows] = found[name]
+    layer, head = places[:, 0], places[:, 2]
+    return FiringTerms(
+        places=places,
+        singular_values=channels.singular_values[layer, head],
+        rank=channels.rank[layer, head],
+        **wide,
+        **flat,
+    )
+
+
+def _layer_terms(
+    recording: Recording, channels: ModelChannels, layer: int, places: Places, bias: Bias
+) -> dict[str, Tensor]:
+    _, p, h, d, s = places.unbind(dim=1)
+    queries = recording.queries[layer].double()
+    keys = recording.keys[layer].double().repeat_interleave(recording.model.weights.group, dim=1)
+    visible = recording.visible[layer]
+    a = (queries @ channels.to_query[layer])[p, h, d] * recording.scales[layer]
+    b = keys @ channels.to_key[layer]
+    inside = torch.arange(a.shape[-1], device=a.device) < channels.rank[layer, h][:, None]
+    key, relative_key = b[p, h, s], relative_rows(b, visible, p, h, d, s)
+    raw = recording.raw_logits(layer).double()[..., None]
+    found = {
+        "attention": recording.patterns[layer][p, h, d, s].double(),
+        "logit": raw[p, h, d, s, 0],
+        "relative": _relative_logits(raw[..., 0], visible, p, h, d, s),
+        "query": a * inside,
+        "key": key * inside,
+        "relative_key": relative_key * inside,
+        "remainder": (a * key * ~inside).sum(dim=-1),
+        "relative_remainder": (a * relative_key * ~inside).sum(dim=-1),
+    }
+    for head in (channels.rank[layer] < a.shape[-1]).nonzero()[:, 0].tolist():
+        rows = (h == head).nonzero()[:, 0]
+        if len(rows):
+            _add_outside(recording, layer, head, bias, queries, keys, places[rows], rows, found)
+    size = raw[..., 0].masked_fill(~visible[:, None], 0).abs().amax(dim=-1)[p, h, d].clamp_min(1.0)
+    _check(recording, places, found, size)
+    return found
+
+
+def relative_rows(
+    b: Float[Tensor, "batch head token n"],
+    visible: Bool[Tensor, "batch dest src"],
+    p: Tensor,
+    h: Tensor,
+    d: Tensor,
+    s: Tensor,
+) -> Float[Tensor, "firing n"]:
+    """Rows at the source, less their mean over the other keys that the destination sees (if any)."""
+    sums = (visible[:, None].to(b.dtype) @ b)[p, h, d]
+    others = (visible.sum(dim=-1)[p, d] - 1).clamp_min(1)[:, None]
+    here = b[p, h, s]
+    return here - (sums - here) / others
+
+
+def _relative_logits(
+    raw: Float[Tensor, "batch head dest src"], visible: Tensor, p: Tensor, h: Tensor, d: Tensor, s: Tensor
+) -> Float[Tensor, " firing"]:
+    rows = raw.masked_fill(~visible[:, None], 0).sum(dim=-1)[p, h, d]
+    others = (visible.sum(dim=-1)[p, d] - 1).clamp_min(1)
+    here = raw[p, h, d, s]
+    return here - (rows - here) / others
+
+
+def _add_outside(
+    recording: Recording,
+    layer: int,
+    head: int,
+    bias: Bias,
+    queries: Tensor,
+    keys: Tensor,
+    places: Places,
+    rows: Tensor,
+    found: dict[str, Tensor],
+) -> None:
+    """Add the score in directions that W_K cannot write: keys get there only by bias or rotation."""
+    _, p, h, d, s = places.unbind(dim=1)
+    null = null_space(key_weights(recording.model, layer, bias)[head // recording.model.weights.group])
+    q = (queries[p, h, d] @ null) * recording.scales[layer]
+    k = keys[:, head : head + 1] @ null
+    zero = torch.zeros_like(h)
+    found["remainder"][rows] += (q * k[p, zero, s]).sum(dim=-1)
+    found["relative_remainder"][rows] += (q * relative_rows(k, recording.visible[layer], p, zero, d, s)).sum(
+        dim=-1
+    )
+
+
+def null_space(W: Float[Tensor, "d r"]) -> Float[Tensor, "r nullity"]:
+    """Orthonormal directions of the head's space that ``x @ W`` never reaches."""
+    T, _ = thin_triangle(W.double()[None])
+    _, S, right_h = torch.linalg.svd(T[0])
+    return right_h[RANK_TOLERANCE * S[0] >= S].mT
+
+
+def _check(recording: Recording, places: Places, found: dict[str, Tensor], size: Tensor) -> None:
+    allowed = tolerance_for(recording.model.dtype)
+    for whole, rest, key in (
+        ("logit", "remainder", "key"),
+        ("relative", "relative_remainder", "relative_key"),
+    ):
+        made = (found["query"] * found[key]).sum(dim=-1) + found[rest]
+        error = torch.nan_to_num((made - found[whole]).abs() / size, nan=torch.inf)
+        worst = int(error.argmax())
+        if float(error[worst]) > allowed:
+            layer, prompt, head, dest, src = places[worst].tolist()
+            what = "attention logit" if whole == "logit" else "relative attention"
+            raise IdentityError(
+                f"The channels of {Firing(layer, head, dest, src)} (prompt {prompt}) do not sum to its "
+                f"recorded {what}: {float(made[worst]):.6g} against {float(found[whole][worst]):.6g}, "
+                f"relative error {float(error[worst]):.2e} (allowed {allowed:.0e}). Was it made with other "
+                "weights?"
+            )

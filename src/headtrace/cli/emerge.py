@@ -1,0 +1,172 @@
+"""``headtrace emerge``: how sparse attention emerges over the checkpoints of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from headtrace.cli import options
+from headtrace.cli.options import console
+from headtrace.errors import InputError
+
+if TYPE_CHECKING:
+    from headtrace.channels.emergence import Case, Emergence
+    from headtrace.models import Model
+
+
+def register(app: typer.Typer) -> None:
+    app.command("emerge")(emerge)
+
+
+def emerge(
+    checkpoints: Annotated[
+        list[str], typer.Argument(help="Checkpoint folders in order, or one model with --revisions.")
+    ],
+    revisions: Annotated[
+        str | None, typer.Option(help="Revisions of one hub model, in order: step1,step1000,step143000.")
+    ] = None,
+    firings: Annotated[
+        str | None,
+        typer.Option(help='JSONL of firings: {"text": "When Mary ...", "firing": "L9H6:14:3"} per line.'),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="Follow the strongest firings on these prompts."),
+    ] = None,
+    tokens: Annotated[
+        list[str] | None, typer.Option("--tokens", help="As --prompt, but token ids: 1,2,3.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many heads to follow without --firings.", min=1)] = 20,
+    rotations: Annotated[int, typer.Option(help="Random rotations per firing.", min=1)] = 100,
+    png: Annotated[str | None, typer.Option(help="Draw sparseness and n_recon over training.")] = None,
+    bars: Annotated[str | None, typer.Option(help="Draw the terms of four firings, early and late.")] = None,
+    json: Annotated[str | None, typer.Option(help="Write all numbers into this file.")] = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
+) -> None:
+    """Follow the same heads and token pairs through training: sparseness and n_recon per checkpoint.
+
+    Means over heads with 95% intervals, in the singular basis, in rotated bases of the same logit, and in
+    rotated heads of the same spectrum. Without --firings, the strongest firings of the last checkpoint are
+    followed.
+
+    Examples:  headtrace emerge run/step0 run/step100 run/step1000 -p "When Mary and John went to" --png
+    emerge.png
+
+               headtrace emerge pythia-160m --revisions step1,step1000,step143000 --firings firings.jsonl
+    """
+    places = _places(checkpoints, revisions)
+    cases = _cases(places[-1], firings, prompt, tokens, top, dtype, device)
+    from headtrace.channels.emergence import emergence
+
+    found = emergence(_load_each(places, dtype, device), cases, rotations=rotations)
+    _show(found)
+    if png is not None:
+        found.plot(png)
+        console.print(f"Wrote {png}")
+    if bars is not None:
+        from headtrace.figures.emergence import plot_early_and_late
+
+        plot_early_and_late(found, path=bars)
+        console.print(f"Wrote {bars}")
+    if json is not None:
+        content = {"summary": found.summary().to_dicts(), "firings": found.frame.to_dicts()}
+        options.write_json(json, content)
+
+
+def _places(checkpoints: list[str], revisions: str | None) -> list[tuple[str, str, str | None]]:
+    """(label, model, revision) of every checkpoint."""
+    if revisions is not None:
+        if len(checkpoints) != 1:
+            raise InputError(f"--revisions needs one model, but {len(checkpoints)} are given.")
+        names = [name for name in revisions.replace(",", " ").split() if name]
+        if not names:
+            raise InputError("--revisions is empty. Write names with commas, like step1,step1000.")
+        return [(name, checkpoints[0], name) for name in names]
+    if len(checkpoints) < 2:
+        raise InputError(
+            f"One checkpoint ({checkpoints[0]!r}) shows no emergence: give several folders, or --revisions."
+        )
+    labels = [Path(folder).name for folder in checkpoints]
+    if len(set(labels)) < len(labels):
+        labels = checkpoints
+    return [(label, folder, None) for label, folder in zip(labels, checkpoints, strict=True)]
+
+
+def _cases(
+    last: tuple[str, str, str | None],
+    firings: str | None,
+    prompts: list[str] | None,
+    tokens: list[str] | None,
+    top: int,
+    dtype: str,
+    device: str,
+) -> list[Case]:
+    given = [*(prompts or []), *(options.parse_ids(t) for t in tokens or [])]
+    if (firings is None) == (not given):
+        raise InputError(
+            "Say what to follow: a file with --firings, or prompts with -p (or --tokens) to take the "
+            "strongest firings of."
+        )
+    from headtrace.channels.emergence import read_cases, strongest_cases
+
+    if firings is not None:
+        return read_cases(firings)
+    return strongest_cases(options.load_model(last[1], last[2], dtype, device), given, top)
+
+
+def _load_each(
+    places: list[tuple[str, str, str | None]], dtype: str, device: str
+) -> Iterator[tuple[str, Model]]:
+    """Load one checkpoint after another, so that only one is in memory."""
+    from rich.progress import Progress
+
+    from headtrace.models import load
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Checkpoints", total=len(places))
+        for label, name, revision in places:
+            progress.update(task, description=f"Checkpoint {label}")
+            yield label, load(name, revision=revision, dtype=dtype, device=device)
+            progress.advance(task)
+
+
+def _show(found: Emergence) -> None:
+    import polars as pl
+
+    summary = found.summary()
+    heads = found.frame.select("layer", "head").n_unique()
+    title = f"{len(found.cases)} firings of {heads} heads: means over heads (95% interval)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("checkpoint")
+    for name in ("attention", "sparseness", "rotated\nbasis", "rotated\nU, V", "n_recon", "rotated\nbasis"):
+        table.add_column(name, justify="right")
+    for checkpoint in found.checkpoints:
+        here = summary.filter(pl.col("checkpoint") == checkpoint)
+        rows = {(r["measure"], r["basis"]): r for r in here.to_dicts()}
+        attention = found.frame.filter(pl.col("checkpoint") == checkpoint)["attention"].mean()
+        table.add_row(
+            options.token_text(checkpoint),
+            f"{attention:.2f}",
+            _interval(rows["sparseness", "true"], 3),
+            _number(rows["sparseness", "basis"]["mean"], 3),
+            _number(rows["sparseness", "spectrum"]["mean"], 3),
+            _interval(rows["n_recon", "true"], 1),
+            _number(rows["n_recon", "basis"]["mean"], 1),
+        )
+    console.print(table)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(row: dict[str, float | None], digits: int) -> str:
+    if row["mean"] is None or row["low"] is None or row["high"] is None:
+        return _number(row["mean"], digits)
+    return f"{row['mean']:.{digits}f} ±{row['high'] - row['mean']:.{digits}f}"

@@ -1,0 +1,102 @@
+"""Figures over training: sparseness and n_recon with intervals, and the terms of single firings early and
+late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from headtrace.figures.channels import bars
+from headtrace.figures.style import BLUE, GREY, ORANGE, VERMILION, house_style, new_figure, save, token_label
+from headtrace.vocabulary import head_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from headtrace.channels.emergence import Emergence
+
+LINES = (
+    ("true", "singular basis", VERMILION, "-", "o"),
+    ("basis", "rotated basis, same logit", BLUE, "--", "s"),
+    ("spectrum", "rotated U and V, same spectrum", ORANGE, ":", "^"),
+)
+LABELS = {"sparseness": "sparseness (smaller is sparser)", "n_recon": "channels to reconstruct (n_recon)"}
+
+
+def plot_emergence(found: Emergence, path: str | Path | None = None, title: str = "") -> Figure:
+    """Sparseness and n_recon at each checkpoint: means over heads, shaded 95% intervals, true and rotated."""
+    summary = found.summary()
+    with house_style():
+        figure, axes = new_figure(7.2, 3.5, columns=2)
+        for axis, measure in zip(axes[0], ("sparseness", "n_recon"), strict=True):
+            _lines(axis, summary.filter(pl.col("measure") == measure), found.checkpoints)
+            axis.set_ylabel(LABELS[measure])
+        heads = found.frame.select("layer", "head").n_unique()
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        figure.suptitle(title or f"{len(found.cases)} firings of {heads} heads over training", fontsize=11)
+        return save(figure, path)
+
+
+def _lines(axis: Axes, rows: pl.DataFrame, checkpoints: list[str]) -> None:
+    """Against the training step where checkpoints have one (early steps spread out), else in order."""
+    steps = rows["step"].to_list()
+    numbered = None not in steps and len(set(steps)) == len(checkpoints)
+    for basis, label, colour, line, marker in LINES:
+        part = rows.filter(pl.col("basis") == basis)
+        if part.is_empty():
+            continue
+        x = part["step"].to_list() if numbered else [checkpoints.index(c) for c in part["checkpoint"]]
+        axis.plot(x, part["mean"], color=colour, linestyle=line, marker=marker, markersize=3, label=label)
+        interval = part.with_columns(x=pl.Series(x)).drop_nulls(["low", "high"])
+        axis.fill_between(
+            interval["x"].to_numpy(),
+            interval["low"].to_numpy(),
+            interval["high"].to_numpy(),
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
+        )
+    if not numbered:
+        axis.set_xticks(range(len(checkpoints)), checkpoints, rotation=45, ha="right")
+        axis.set_xlabel("checkpoint")
+        return
+    positive = sorted({s for s in steps if s > 0})
+    if positive and positive[-1] / positive[0] >= 30:
+        axis.set_xscale("symlog", linthresh=positive[0])
+        axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("training step")
+
+
+def plot_early_and_late(
+    found: Emergence, cases: list[int] | None = None, path: str | Path | None = None
+) -> Figure:
+    """Terms of relative attention of some firings: first checkpoint, last one, and the last one rotated."""
+    if cases is None:
+        last = found.frame.filter(pl.col("checkpoint") == found.checkpoints[-1])
+        chosen = last.sort("sparseness")["case"].head(4).to_list()
+    else:
+        chosen = cases
+    with house_style():
+        figure, axes = new_figure(2.1 * len(chosen) + 0.6, 4.4, rows=3, columns=len(chosen), sharex=True)
+        stages = (
+            (found.checkpoints[0], found.relative_terms[0]),
+            (found.checkpoints[-1], found.relative_terms[-1]),
+            ("rotated U and V", found.rotated_terms),
+        )
+        for column, case in enumerate(chosen):
+            f, (dest, src) = found.cases[case].firing, found.labels[case]
+            name = found.cases[case].name or head_name(f.layer, f.head)
+            for row, (stage, terms) in enumerate(stages):
+                values = terms[case].tolist()
+                largest = max(range(len(values)), key=lambda k: values[k])
+                bars(axes[row][column], values, {largest}, (GREY, VERMILION, ORANGE)[row] if row else BLUE)
+                if column == 0:
+                    axes[row][0].set_ylabel(stage)
+            axes[0][column].set_title(
+                f"{name}\n{token_label(dest, 10)} → {token_label(src, 10)}", loc="left", fontsize=9
+            )
+            axes[2][column].set_xlabel("channel")
+        return save(figure, path)

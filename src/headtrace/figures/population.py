@@ -1,0 +1,184 @@
+"""Figures of many firings: slices used, signal-set sizes, token strengths, true against rotated
+sparseness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from headtrace.figures.style import (
+    BLUE,
+    GREY,
+    HEAT,
+    INK,
+    ORANGE,
+    VERMILION,
+    house_style,
+    new_figure,
+    save,
+    token_label,
+)
+from headtrace.vocabulary import head_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headtrace.channels.population import Population
+
+
+def plot_slices_used(
+    population: Population, heads: Sequence[tuple[int, int]], path: str | Path | None = None
+) -> Figure:
+    """Which channels are in a head's signal sets, prompt by prompt, where it fires and where it does not."""
+    with house_style():
+        figure, axes = new_figure(
+            2.3 * len(heads) + 0.9, 4.6, rows=2, columns=len(heads), sharex=True, sharey=True
+        )
+        image: Any = None
+        for column, (layer, head) in enumerate(heads):
+            for row, fires in enumerate((True, False)):
+                used = population.slices_used(layer, head, fires=fires).numpy()
+                axis = axes[row][column]
+                axis.set_facecolor("#DDDDDD")  # prompts without such a pair
+                image = axis.imshow(
+                    used, aspect="auto", cmap=HEAT, vmin=0, vmax=1, interpolation="nearest", origin="upper"
+                )
+                count = len(population.rows_of(layer, head, fires=fires))
+                axis.set_title(
+                    f"{head_name(layer, head)} {'fires' if fires else 'does not fire'} ({count})",
+                    loc="left",
+                    fontsize=9,
+                )
+            axes[1][column].set_xlabel("channel")
+        for row in (0, 1):
+            axes[row][0].set_ylabel("prompt")
+        figure.colorbar(
+            image,
+            ax=[a for row in axes for a in row],
+            label="share of pairs whose signal set\nhas the channel",
+            pad=0.01,
+        )
+        return save(figure, path)
+
+
+def plot_signal_sizes(population: Population, path: str | Path | None = None) -> Figure:
+    """How many channels a signal set has, where heads fire and where not: all pairs, and head by head."""
+    width = population.signal_sets.shape[1]
+    sizes = {fires: np.array(population.sizes(fires=fires)) for fires in (True, False)}
+    with house_style():
+        figure, axes = new_figure(7.2, 3.2, columns=2)
+        axis = axes[0][0]
+        steps = np.arange(width + 2) - 0.5
+        for fires, colour, style in ((True, VERMILION, "-"), (False, BLUE, "--")):
+            name = "firing" if fires else "not firing"
+            share = np.histogram(sizes[fires], steps)[0] / max(1, len(sizes[fires]))
+            label = f"{name}: median {np.median(sizes[fires]):.0f} (n = {len(sizes[fires]):,})"
+            axis.stairs(share, steps, color=colour, linestyle=style, linewidth=1.6, label=label)
+        axis.set_xlabel(f"signal-set size, of {width} channels")
+        axis.set_ylabel("share of token pairs")
+        axis.legend()
+        axis.set_title("all heads", loc="left")
+        table = population.heads.filter((pl.col("firings") > 0) & pl.col("signal_size_quiet").is_not_null())
+        axis = axes[0][1]
+        axis.plot([0, width], [0, width], color=GREY, linewidth=0.8)
+        points = axis.scatter(
+            table["signal_size_quiet"], table["signal_size"], c=table["layer"], cmap=HEAT, s=14, linewidths=0
+        )
+        figure.colorbar(points, ax=axis, label="layer")
+        top = float(max(table["signal_size"].max() or 1, table["signal_size_quiet"].max() or 1))  # type: ignore[arg-type]
+        axis.set_xlim(0, top + 1)
+        axis.set_ylim(0, top + 1)
+        axis.set_xlabel("median size, not firing")
+        axis.set_ylabel("median size, firing")
+        axis.set_title("one point per head", loc="left")
+        return save(figure, path)
+
+
+def plot_token_strengths(
+    strengths: pl.DataFrame, group: str, title: str, path: str | Path | None = None, most: int = 60
+) -> Figure:
+    """Tokens by their mean strength in a head's consensus subspace; one group in colour, hatched.
+
+    Of more than ``most`` tokens those that occur most often are shown, half of them of the group.
+    """
+    if strengths.height > most:
+        often, member = strengths.sort("n", "token", descending=[True, False]), pl.col("group") == group
+        strengths = pl.concat(
+            [often.filter(member).head(most // 2), often.filter(~member).head(most - most // 2)]
+        )
+    shown = strengths.sort("strength", descending=True)
+    inside = [g == group for g in shown["group"]]
+    with house_style():
+        from matplotlib.patches import Patch
+
+        figure, axes = new_figure(max(5.0, 0.14 * len(shown) + 1), 3.2)
+        axis = axes[0][0]
+        axis.bar(
+            range(len(shown)),
+            shown["strength"],
+            color=[VERMILION if m else BLUE for m in inside],
+            hatch=["////" if m else "" for m in inside],
+            edgecolor="white",
+            linewidth=0,
+        )
+        axis.set_xticks(range(len(shown)), [token_label(t) for t in shown["token"]], rotation=90, fontsize=7)
+        axis.set_ylabel("mean strength |P x|")
+        axis.margins(x=0.01)
+        axis.set_title(title, loc="left")
+        axis.legend(
+            handles=[
+                Patch(facecolor=VERMILION, hatch="////", edgecolor="white", label=group),
+                Patch(facecolor=BLUE, label="other tokens"),
+            ]
+        )
+        return save(figure, path)
+
+
+def plot_rotations(population: Population, path: str | Path | None = None) -> Figure:
+    """Sparseness in the true basis and under both rotations: distributions over firings, and head by head."""
+    firing = population.frame.filter(pl.col("fires"))
+    kinds = (
+        ("sparseness", "true basis", VERMILION, "-"),
+        ("sparseness_basis", "rotated basis, same logit", BLUE, "--"),
+        ("sparseness_spectrum", "rotated U and V, same spectrum", ORANGE, ":"),
+    )
+    with house_style():
+        figure, axes = new_figure(7.2, 3.2, columns=2)
+        axis = axes[0][0]
+        steps = np.linspace(0, 0.8, 41)
+        for column, name, colour, style in kinds:
+            values = firing[column].to_numpy()
+            share = np.histogram(values, steps)[0] / len(values)
+            label = f"{name}: median {np.median(values):.2f}"
+            axis.stairs(share, steps, color=colour, linestyle=style, linewidth=1.6, label=label)
+        axis.set_ylim(0, axis.get_ylim()[1] * 1.35)
+        axis.legend(loc="upper right")
+        axis.set_xlabel("sparseness of relative attention (smaller is sparser)")
+        axis.set_ylabel("share of firings")
+        axis.set_title(f"{len(firing):,} firings", loc="left")
+        heads = firing.group_by("layer", "head").agg(pl.col(c).mean() for c, *_ in kinds)
+        axis = axes[0][1]
+        for (column, name, colour, _), marker in zip(kinds[1:], ("o", "^"), strict=True):
+            axis.scatter(
+                heads[column],
+                heads["sparseness"],
+                s=12,
+                color=colour,
+                marker=marker,
+                alpha=0.7,
+                linewidths=0,
+                label=name,
+            )
+        low, high = 0.0, float(max(heads[c].max() or 0 for c, *_ in kinds)) * 1.05  # type: ignore[arg-type]
+        axis.plot([low, high], [low, high], color=INK, linewidth=0.8)
+        axis.set_xlim(low, high)
+        axis.set_ylim(low, high * 1.2)
+        axis.set_xlabel("rotated")
+        axis.set_ylabel("true basis")
+        axis.set_title(f"{len(heads)} heads: below the line is sparser", loc="left")
+        axis.legend(loc="upper left")
+        return save(figure, path)

@@ -1,0 +1,187 @@
+"""From sentences with marked words to examples: the one place where text becomes token positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from string import Formatter
+from typing import TYPE_CHECKING
+
+from headtrace.errors import InputError
+from headtrace.tasks.examples import Example, Exclusion
+from headtrace.tasks.tokens import (
+    Encoded,
+    Span,
+    encode,
+    is_one_token,
+    is_unknown,
+    positions_of,
+    single_next_token,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# An endless stream of fill-ins is given up when this many in a row do not fit the vocabulary.
+PATIENCE = 500
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prompt before tokenization: roles are still spans of characters."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    """Right continuations; most tasks have one."""
+    wrongs: tuple[str, ...]
+    spans: Mapping[str, Span]
+    labels: Mapping[str, str]
+    one_token: frozenset[str] = field(default_factory=frozenset[str])
+    """Roles that must be exactly one token."""
+
+
+Builder = Callable[["PreTrainedTokenizerBase", Sequence[Draft]], Iterator["Example | Exclusion"]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of labels (such as form and order) and its stream of drafts, which may be endless."""
+
+    name: str
+    drafts: Iterable[Draft]
+
+
+def fill(form: str, slots: Mapping[str, str]) -> tuple[str, dict[str, Span]]:
+    """Put words into a form and remember where each one is.
+
+    >>> fill("When {A} met {B}", {"A": "Mary", "B": "John"})
+    ('When Mary met John', {'A': (5, 9), 'B': (14, 18)})
+    """
+    text = ""
+    spans: dict[str, Span] = {}
+    for literal, slot, _, _ in Formatter().parse(form):
+        text += literal
+        if slot is not None:
+            spans[slot] = (len(text), len(text) + len(slots[slot]))
+            text += slots[slot]
+    return text, spans
+
+
+def split_words(
+    tokenizer: PreTrainedTokenizerBase, words: Sequence[str], kind: str
+) -> tuple[frozenset[str], list[Exclusion]]:
+    """The words that are one token in the middle of a sentence, and an exclusion for each of the others."""
+    before = "Then they met "
+    encoded = encode(tokenizer, [f"{before}{word} again" for word in words])
+    usable: set[str] = set()
+    excluded: list[Exclusion] = []
+    for word, each in zip(words, encoded, strict=True):
+        if is_one_token(tokenizer, each, (len(before), len(before) + len(word))):
+            usable.add(word)
+        else:
+            excluded.append(Exclusion(word, f"{kind} is not one token of this vocabulary"))
+    return frozenset(usable), excluded
+
+
+def take(
+    tokenizer: PreTrainedTokenizerBase,
+    task: str,
+    cells: Sequence[Cell],
+    n_per_cell: int,
+    builder: Builder | None = None,
+) -> tuple[list[Example], list[Exclusion]]:
+    """Exactly ``n_per_cell`` examples of every cell; drafts that do not fit are counted and replaced."""
+    examples: list[Example] = []
+    excluded: list[Exclusion] = []
+    for cell in cells:
+        stream = iter(cell.drafts)
+        found: list[Example] = []
+        failures = 0
+        while len(found) < n_per_cell and failures < PATIENCE:
+            drafts = list(islice(stream, n_per_cell - len(found)))
+            if not drafts:
+                break
+            built = list((builder or build)(tokenizer, drafts))
+            good = [each for each in built if isinstance(each, Example)]
+            failures = 0 if good else failures + len(drafts)
+            found += good
+            excluded += [each for each in built if isinstance(each, Exclusion)]
+        if len(found) < n_per_cell:
+            raise InputError(_too_few(task, cell, len(found), n_per_cell, excluded))
+        examples += found
+    return examples, excluded
+
+
+def build(tokenizer: PreTrainedTokenizerBase, drafts: Sequence[Draft]) -> Iterator[Example | Exclusion]:
+    """Tokenize drafts; each becomes an example, or an exclusion that says what did not fit."""
+    prompts = encode(tokenizer, [draft.text for draft in drafts])
+    texts = [draft.text + each for draft in drafts for each in (*draft.answers, *draft.wrongs)]
+    extended = iter(encode(tokenizer, texts))
+    for draft, prompt in zip(drafts, prompts, strict=True):
+        answers = list(islice(extended, len(draft.answers)))
+        wrongs = list(islice(extended, len(draft.wrongs)))
+        yield _build_one(tokenizer, draft, prompt, answers, wrongs)
+
+
+def place_roles(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Encoded,
+    spans: Mapping[str, Span],
+    one_token: frozenset[str] = frozenset(),
+) -> dict[str, int] | str:
+    """Token positions of the roles (a word of several tokens is known by its last one), or what is wrong."""
+    if not prompt.ids:
+        return "the text has no tokens"
+    if any(is_unknown(tokenizer, token) for token in prompt.ids):
+        return "the text has a word that is not in the vocabulary"
+    roles: dict[str, int] = {}
+    for role, span in spans.items():
+        if role in one_token and not is_one_token(tokenizer, prompt, span):
+            return f"{role} is not one token in this sentence"
+        positions = positions_of(tokenizer, prompt, span)
+        if not positions:
+            return f"{role} cannot be placed among the tokens"
+        roles[role] = positions[-1]
+    return {**roles, "end": len(prompt.ids) - 1}
+
+
+def assemble(draft: Draft, prompt: Encoded, roles: Mapping[str, int], *ids: tuple[int, ...]) -> Example:
+    """The example of a draft whose parts are known: roles, answer ids, wrong ids."""
+    answer_ids, wrong_ids = ids
+    answer, wrong = draft.answers[0], draft.wrongs[0]
+    labels = dict(draft.labels)
+    return Example(draft.id, draft.text, answer, wrong, roles, labels, prompt.ids, answer_ids, wrong_ids)
+
+
+def _build_one(
+    tokenizer: PreTrainedTokenizerBase,
+    draft: Draft,
+    prompt: Encoded,
+    answers: Sequence[Encoded],
+    wrongs: Sequence[Encoded],
+) -> Example | Exclusion:
+    roles = place_roles(tokenizer, prompt, draft.spans, draft.one_token)
+    if isinstance(roles, str):
+        return Exclusion(draft.id, roles)
+    ids: dict[str, list[int]] = {"answer": [], "wrong": []}
+    for kind, continuations in (("answer", answers), ("wrong", wrongs)):
+        for extended in continuations:
+            token, reason = single_next_token(tokenizer, prompt, extended)
+            if token is None:
+                return Exclusion(draft.id, f"{kind} {extended.text[len(draft.text) :]!r}: {reason}")
+            ids[kind].append(token)
+    if set(ids["answer"]) & set(ids["wrong"]):
+        return Exclusion(draft.id, "answer and wrong are the same token")
+    return assemble(draft, prompt, roles, tuple(ids["answer"]), tuple(ids["wrong"]))
+
+
+def _too_few(task: str, cell: Cell, found: int, wanted: int, excluded: Sequence[Exclusion]) -> str:
+    message = f"Task '{task}' asked for {wanted} examples of {cell.name}, but there are only {found} "
+    message += "for this tokenizer's vocabulary"
+    if excluded:
+        message += f" (last one left out: {excluded[-1].item}: {excluded[-1].reason})"
+    if found:
+        return message + f". Ask for at most {found} per cell, or use a model with a larger vocabulary."
+    return message + ". Use a model whose vocabulary holds these words, or bring your own prompts as JSONL."

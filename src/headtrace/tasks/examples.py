@@ -1,0 +1,80 @@
+"""What a task is made of: examples with known roles, and an account of everything that was left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt with a known answer.
+
+    >>> example.text, example.answer, example.wrong
+    ('When Mary and John went to the store, John gave a drink to', ' Mary', ' John')
+    >>> example.roles
+    {'IO': 1, 'S1': 3, 'S2': 9, 'end': 13}
+    """
+
+    id: str
+    """Names the fill-in; the same in every variant of a task, so a control pairs up with its original."""
+    text: str
+    answer: str
+    """The right continuation, with its leading space if it has one (the first one, if several are right)."""
+    wrong: str
+    """The continuation to beat."""
+    roles: Mapping[str, int]
+    """Token positions; ``end`` is the last one, from which the answer is read."""
+    labels: Mapping[str, str]
+    """What the example can be grouped by: form, order, relation..."""
+    token_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    wrong_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """One thing that is not in the set, and why."""
+
+    item: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """The examples of a task for one tokenizer. Iterates over its examples."""
+
+    task: str
+    examples: tuple[Example, ...]
+    excluded: tuple[Exclusion, ...] = ()
+    variant: str = "standard"
+    seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+    def where(self, **labels: str) -> TaskSet:
+        """The examples with these labels, e.g. ``task_set.where(order="ABBA")``."""
+        kept = tuple(
+            example
+            for example in self.examples
+            if all(example.labels.get(key) == value for key, value in labels.items())
+        )
+        return TaskSet(self.task, kept, self.excluded, self.variant, self.seed)
+
+    def counts(self, *labels: str) -> dict[tuple[str, ...], int]:
+        """How many examples there are for each combination of these labels."""
+        return dict(
+            Counter(tuple(example.labels.get(key, "") for key in labels) for example in self.examples)
+        )
+
+    def excluded_counts(self) -> dict[str, int]:
+        """How many things were left out for each reason, most frequent first."""
+        return dict(Counter(exclusion.reason for exclusion in self.excluded).most_common())

@@ -1,0 +1,373 @@
+"""The circuit page in a real browser: what is drawn is the circuit, and what is done is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_up import TOKENS, random_circuit, small_circuit
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def small(open_page):
+    return open_page(small_circuit())
+
+
+# What is drawn
+
+
+def test_every_node_and_edge_is_drawn_with_its_label_and_width(small):
+    circuit = small_circuit()
+    assert small.count(".nodes .node") == len(circuit.nodes)
+    assert small.count(".edges .edge") == len(circuit.edges)
+    heaviest = {"root": 2.5, "query": 0.3, "key": 0.3}
+    for i, edge in enumerate(circuit.edges):
+        path = small.page.locator(f'.edges .edge[data-index="{i}"]')
+        assert edge.side in path.get_attribute("class").split()
+        width = 0.75 + 5.25 * edge.weight / heaviest[edge.side]
+        assert float(path.get_attribute("stroke-width")) == pytest.approx(width, abs=0.006)
+    for node in circuit.heads():
+        text = small.node(node.id).text_content()
+        assert node.name.split()[0] in text
+        assert circuit.token(node.src).strip()[:5] in text
+    assert small.errors == []
+
+
+def test_sides_differ_in_colour_and_dash_and_leaves_in_shape(small):
+    looks = {
+        side: (small.style(f".edges .{side}", "stroke"), small.style(f".edges .{side}", "strokeDasharray"))
+        for side in ("query", "key", "root")
+    }
+    assert len({colour for colour, _ in looks.values()}) == 3
+    assert looks["query"][1] == "none" != looks["key"][1]
+    kinds = ("head", "mlp", "embedding", "attention_bias", "offset")
+    outlines = {
+        kind: small.page.locator(f".nodes .{kind} .body").first.evaluate(
+            "(e) => e.tagName + (e.getAttribute('d') ?? e.getAttribute('rx'))"
+        )
+        for kind in kinds
+    }
+    assert len(set(outlines.values())) == len(kinds)
+    assert small.count("#kinds .chip .body") == len(kinds), "the legend shows every shape"
+
+
+def test_sources_are_marked_and_unexpanded_firings_look_different(small):
+    assert small.count(".source") == 3
+    assert small.style('.node[data-id="3"] .body', "strokeDasharray") != "none"
+    assert small.style('.node[data-id="2"] .body', "strokeDasharray") == "none"
+
+
+def test_a_measured_effect_is_written_on_its_edge(small):
+    chips = small.page.locator(".effects .effect")
+    assert chips.count() == 1
+    assert chips.text_content() == "\u22120.31"
+    assert small_circuit().edges[int(chips.get_attribute("data-index"))].effect is not None
+
+
+def test_tokens_stand_on_the_axis_in_order_and_apart(small):
+    labels = small.page.locator(".axis-token")
+    found = sorted(
+        (box["x"] + box["width"], i) for i in range(labels.count()) if (box := labels.nth(i).bounding_box())
+    )
+    words = [labels.nth(i).evaluate("(e) => e.firstChild.data") for _, i in found]
+    assert words == [token.strip() for token in TOKENS]
+
+
+def test_an_empty_circuit_says_why(open_page):
+    empty = replace(small_circuit(), nodes=(), edges=(), reason="no head among the seeds")
+    page = open_page(empty)
+    assert page.page.locator("#empty").inner_text() == "No circuit: no head among the seeds"
+    assert page.errors == []
+
+
+# Looking
+
+
+def test_hovering_a_node_shows_attention_tokens_and_influence(small):
+    small.node(1).hover()
+    text = small.page.locator("#card").inner_text()
+    for part in ("L9H6 7->1", "“ told”", "“ Mary”", "0.750", "without query", "0.200 (predicted)", "83%"):
+        assert part in text
+
+
+def test_hovering_an_edge_shows_weight_channels_tokens_description_and_effect(small):
+    middle = small.page.locator('.edges .edge[data-index="2"]').evaluate(
+        """(e) => {
+          const p = e.getPointAtLength(e.getTotalLength() * 0.75).matrixTransform(e.getScreenCTM());
+          return [p.x, p.y];
+        }"""
+    )
+    index = next(i for i, e in enumerate(small_circuit().edges) if e.effect)
+    assert index == 2
+    small.page.mouse.move(*middle)
+    small.page.wait_for_selector("#card:not([hidden])")
+    text = small.page.locator("#card").inner_text()
+    for part in (
+        "L5H2 7->6",
+        "query of L9H6 7->1",
+        "“ told”",
+        "0.300",
+        "1, 4",
+        "a name, again",
+        "measured attention",
+        "\u22120.310",
+        "measured metric",
+        "\u22121.25",
+    ):
+        assert part in text
+    small.page.mouse.move(5, 5)
+    assert small.page.locator("#card").is_hidden()
+
+
+def test_a_click_pins_a_node_dims_the_rest_and_lists_its_causes(small):
+    small.node(2).click()
+    small.page.mouse.move(5, 5)
+    assert small.count(".lit .edge.on") == 3  # two causes, one effect
+    assert small.count(".lit .edge.near") == 1  # the rest of its way to the root
+    assert small.count(".lit .node") == 5  # itself, the three other ends, and the root
+    assert small.count(".lit .node.self") == 1
+    assert float(small.style(".chart", "opacity")) < 0.5
+    assert float(small.style(".over", "opacity")) == 1
+    panel = small.page.locator("#panel").inner_text()
+    for part in (
+        "L5H2 7->6",
+        "Causes of its query",
+        "MLP 3 @7",
+        "Causes of its key",
+        "Embedding @6",
+        "What it causes",
+        "L9H6 7->1",
+    ):
+        assert part in panel
+    small.page.locator("#panel .row", has_text="MLP 3 @7").click()
+    assert small.page.locator("#panel h2").inner_text() == "MLP 3 @7"
+    small.page.locator("#panel [aria-label=Unpin]").click()
+    assert small.count(".host.focusing") == 0
+    assert "This circuit" in small.page.locator("#panel").inner_text()
+
+
+def test_signals_that_act_on_competing_keys_are_listed(small):
+    small.node(1).click()
+    panel = small.page.locator("#panel").inner_text()
+    assert "Acts on competing keys" in panel
+    assert "L8H3" in panel
+    assert "weight 0.0125, channels 2, 6" in panel
+
+
+def test_hovering_the_axis_shows_the_token_in_full(open_page):
+    page = open_page(small_circuit(("When", " incomprehensibilities", *TOKENS[2:])))
+    box = page.page.locator('.axis-token[data-position="1"]').bounding_box()
+    page.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 6)
+    page.page.wait_for_selector("#card:not([hidden])")
+    text = page.page.locator("#card").inner_text()
+    assert "“ incomprehensibilities”" in text
+    assert "101" in text
+    assert "incomprehe…" in page.page.locator('.axis-token[data-position="1"]').text_content()
+
+
+def test_the_keyboard_walks_along_edges_and_pins(small):
+    page = small.page
+    page.locator("#fit").focus()
+    page.evaluate("document.querySelector('.chart .node[tabindex=\"0\"]').focus()")
+    focused = "document.activeElement.dataset.id"
+    assert page.evaluate(focused) == "0"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(focused) == "1", "the strongest cause of the root"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(focused) == "2"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) not in ("1", "2")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert page.locator("#panel h2").inner_text() == "L5H2 7->6"
+    assert small.page.locator('.node[aria-pressed="true"]').get_attribute("data-id") == "2"
+    assert (
+        "L5H2 7->6, attention head at “ told”, reads “ John”, attention 0.500"
+        in page.locator("#live").text_content()
+    )
+    page.keyboard.press("Escape")
+    assert small.count(".host.pinned") == 0
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(focused) == "0"
+
+
+def test_only_one_node_is_in_the_tab_order_and_all_have_names(small):
+    assert small.count('.node[tabindex="0"]') == 1
+    names = small.page.locator(".nodes .node").evaluate_all(
+        "(all) => all.map((e) => e.getAttribute('aria-label'))"
+    )
+    assert len(set(names)) == len(names) == 10
+    unnamed = small.page.locator("button, input, select").evaluate_all(
+        """(all) => all.filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length))
+          .map((e) => e.id)"""
+    )
+    assert unnamed == []
+
+
+# Filters
+
+
+@pytest.mark.parametrize("side", ["query", "key", "root"])
+def test_a_side_can_be_hidden(small, side):
+    small.redrawn(lambda: small.page.locator(f'#sides [data-name="{side}"]').click())
+    kept = [edge for edge in small_circuit().edges if edge.side != side]
+    assert small.count(f".edges .{side}") == 0
+    assert small.count(".edges .edge") == len(kept)
+    assert small.page.locator(f'#sides [data-name="{side}"]').get_attribute("aria-pressed") == "false"
+
+
+def test_a_kind_can_be_hidden(small):
+    small.redrawn(lambda: small.page.locator('#kinds [data-name="mlp"]').click())
+    assert small.count(".nodes .mlp") == 0
+    assert small.count(".edges .edge") == sum(
+        small_circuit().node(e.source).kind != "mlp" for e in small_circuit().edges
+    )
+
+
+def test_layers_can_be_narrowed(small):
+    small.redrawn(lambda: small.page.locator("#layer-low").fill("4"))
+    circuit = small_circuit()
+    low = {node.id for node in circuit.nodes if node.layer is not None and node.layer < 4}
+    kept = [e for e in circuit.edges if not {e.source, e.target} & low]
+    assert small.count(".edges .edge") == len(kept)
+
+
+def test_weak_edges_can_be_hidden(small):
+    small.slide("#weight", 70)  # squared: 49% of the heaviest
+    kept = [e for e in small_circuit().edges if e.weight / (2.5 if e.side == "root" else 0.3) >= 0.49]
+    assert small.count(".edges .edge") == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("L9H6", {1}), ("9.6", {1}), ("l5h2 7", {2}), ("mlp 3", {4}), ("mary", {3, 5, 6}), ("L9H7", set())],
+)
+def test_search_finds_heads_components_and_tokens(small, text, ids):
+    small.page.locator("#search").fill(text)
+    found = small.page.locator(".node.found").evaluate_all("(all) => all.map((e) => Number(e.dataset.id))")
+    assert set(found) == ids
+    small.page.keyboard.press("Enter")
+    pinned = small.page.evaluate("window.headtrace.charts[0].pinned")
+    assert (pinned in ids) if ids else (pinned is None)
+
+
+def test_theme_follows_the_system_and_the_button(open_page):
+    page = open_page(small_circuit(), scheme="dark")
+    dark = page.style("body", "backgroundColor")
+    page.page.locator("#theme").click()
+    light = page.style("body", "backgroundColor")
+    assert dark != light
+    assert open_page(small_circuit(), scheme="light").style("body", "backgroundColor") == light
+
+
+# Many edges
+
+
+def test_a_large_circuit_shows_its_strongest_edges_and_bundles_the_rest(open_page):
+    circuit = random_circuit(2000)
+    page = open_page(circuit)
+    drawn = page.page.locator(".edges .edge").evaluate_all("(all) => all.map((e) => Number(e.dataset.index))")
+    flows = circuit.flows()
+    strongest = sorted(range(2000), key=lambda i: (-flows[circuit.edges[i]], -circuit.edges[i].weight, i))
+    assert set(drawn) == set(strongest[:110])
+    assert 0 < page.count(".bundle") < 800
+    assert page.count(".nodes .node") == len(circuit.nodes)
+    page.slide("#detail", 1000)
+    assert page.count(".edges .edge") == 2000
+    assert page.count(".bundle") == 0
+    assert page.errors == []
+
+
+def test_pinning_a_dot_brings_out_edges_that_were_bundled(open_page):
+    circuit = random_circuit(2000)
+    page = open_page(circuit)
+    dot = page.page.locator(".node.dot.head").first
+    node = circuit.node(int(dot.get_attribute("data-id")))
+    page.page.evaluate(f"document.querySelector('.node[data-id=\"{node.id}\"]').focus()")
+    page.page.keyboard.press("Enter")
+    assert page.count(".lit .edge.on") == len(circuit.edges_into(node)) + len(circuit.edges_from(node))
+
+
+def test_labels_of_a_large_circuit_do_not_overlap(open_page):
+    page = open_page(random_circuit(1500))
+    boxes = [box for tag in page.page.locator(".tag").all() if (box := tag.bounding_box())]
+    assert len(boxes) > 10
+    halo = 1.5  # the ground-coloured outline of a label is part of its box, but not of its letters
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            beside = (
+                a["x"] + a["width"] - halo <= b["x"] + halo or b["x"] + b["width"] - halo <= a["x"] + halo
+            )
+            above = (
+                a["y"] + a["height"] - halo <= b["y"] + halo or b["y"] + b["height"] - halo <= a["y"] + halo
+            )
+            assert beside or above, (a, b)
+
+
+def test_zoom_brings_out_captions_and_fit_goes_back(open_page):
+    page = open_page(random_circuit(1500))
+    assert page.count(".host.far") == 1
+    whole = page.page.locator(".chart .world").get_attribute("transform")
+    for _ in range(8):
+        page.page.locator("#closer").click()
+    assert page.count(".host.far") == 0
+    page.page.locator("#fit").click()
+    assert page.page.locator(".chart .world").get_attribute("transform") == whole
+
+
+# Several circuits
+
+
+def test_two_circuits_side_by_side_mark_shared_and_exclusive_edges(open_page):
+    a = small_circuit()
+    b = a.with_edges(a.edges[:6])
+    page = open_page([a, b], compare=True)
+    assert page.count(".frame") == 2
+    assert page.count('.host[data-side="A"] .edge.shared') == 6
+    assert page.count('.host[data-side="A"] .edge.only') == 5
+    assert page.count('.host[data-side="B"] .edge.only') == 0
+    assert page.style('.host[data-side="A"] .edges .query.shared', "stroke") != page.style(
+        '.host[data-side="A"] .edges .query.only', "stroke"
+    )
+    assert "6 shared edges, 5 only here" in page.page.locator("#panel").inner_text()
+    page.redrawn(lambda: page.page.locator("#match").select_option("only"))
+    assert page.count('.host[data-side="A"] .edges .edge') == 5
+    assert page.errors == []
+
+
+def test_circuits_of_different_prompts_are_matched_by_component(open_page):
+    a = small_circuit()
+    moved = tuple(
+        replace(n, dest=n.dest - 1, src=None if n.src is None else n.src - 1) if n.dest and n.dest > 1 else n
+        for n in a.nodes
+    )
+    b = replace(a, nodes=moved, prompt=replace(a.prompt, token_ids=tuple(range(8))))
+    page = open_page([a, b], compare=True)
+    assert page.count(".edges .edge.only") == 0
+    assert "whatever the position" in page.page.locator("#panel").inner_text()
+
+
+def test_a_switch_changes_the_circuit(open_page):
+    page = open_page(
+        [small_circuit(), random_circuit(60, n_tokens=6), random_circuit(30, n_tokens=6, seed=4)]
+    )
+    assert page.count(".frame") == 1
+    page.redrawn(lambda: page.page.locator("#first").select_option("1"))
+    assert page.count(".edges .edge") == 60
+    page.redrawn(lambda: page.page.locator("#second").select_option("2"))
+    assert page.count(".frame") == 2
+    page.redrawn(lambda: page.page.locator("#second").select_option(""))
+    assert page.count(".frame") == 1
+    assert page.errors == []
+
+
+def test_a_narrow_window_shows_everything_without_scrolling_sideways(open_page):
+    page = open_page(small_circuit(), width=380, height=800)
+    assert page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.count(".edges .edge") == 11
+    page.page.locator("#toolbar summary").click()
+    assert page.page.locator("#detail").is_visible()
+    assert page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

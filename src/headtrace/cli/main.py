@@ -22,7 +22,19 @@ app = typer.Typer(
 )
 
 # One module per command (or family of commands); each has `register(app)`.
-COMMANDS = ["models", "record", "decompose", "emerge", "trace", "show", "view", "verify", "intervene", "tasks"]
+COMMANDS = [
+    "models",
+    "record",
+    "decompose",
+    "emerge",
+    "trace",
+    "show",
+    "view",
+    "verify",
+    "intervene",
+    "tasks",
+    "toy",
+]
 
 
 def _show_version(value: bool) -> None:

@@ -1,0 +1,68 @@
+"""Feature strengths: what is in each token, drawn from a stream that only its seed and shape decide.
+
+All settings of one seed read the same uniform numbers, so that between two settings of a sweep nothing
+changes but the setting, and a model trained alone sees what it sees in an ensemble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+KEYS_PER_STEP = 1024
+
+_INITIAL, _TRAINING, _EVALUATION = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How the tokens of a step are laid out: the queries, then block by block their keys."""
+
+    context: int
+    n_features: int
+    keys: int = KEYS_PER_STEP
+
+    @property
+    def queries(self) -> int:
+        return self.keys // self.context
+
+    @property
+    def strengths(self) -> int:
+        """One per feature, and one that is always 1."""
+        return self.n_features + 1
+
+    @property
+    def tokens(self) -> int:
+        return self.queries * (1 + self.context)
+
+
+class UniformStream:
+    """An endless stream of uniform numbers for one seed and one batch shape."""
+
+    def __init__(self, seed: int, shape: BatchShape, *, evaluation: bool = False) -> None:
+        key = [seed, _EVALUATION if evaluation else _TRAINING]
+        self._generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
+        self._numbers = np.empty((shape.tokens, shape.strengths), np.float32)
+
+    def draw(self) -> Float[Tensor, "tokens strengths"]:
+        """The next batch, with a last column of ones; it shares its memory with the batch before."""
+        self._generator.random(out=self._numbers, dtype=np.float32)
+        self._numbers[:, -1] = 1
+        return torch.from_numpy(self._numbers)
+
+
+def strengths(
+    uniform: Float[Tensor, "tokens strengths"], probability: float, out: Tensor | None = None
+) -> Float[Tensor, "tokens strengths"]:
+    """Bernoulli(p) times U(0, 1) from one uniform number u: (u - (1 - p)) / p is positive with probability p,
+    and uniform where it is."""
+    return torch.sub(uniform, 1 - probability, out=out).clamp_(min=0).mul_(1 / probability)
+
+
+def initial_generator(seed: int) -> np.random.Generator:
+    """The numbers that a model's first weights come from."""
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence([seed, _INITIAL])))

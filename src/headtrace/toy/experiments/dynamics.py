@@ -1,0 +1,218 @@
+"""Four pairs over training: they align one by one, as a rule in the order of their target logits.
+
+A pair is aligned from the first snapshot after which both of its cosines stay above 0.9. Where training
+starts decides much about a single run, so the question is asked of many seeds, and also of heads that start
+at a tenth of the size.
+
+Who moves first, singular vector or feature? Asked in two ways: which of the two first comes, for good,
+within a cosine of 0.9 of where it ends; and whether the singular vector now is more like the feature later
+than the other way round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from headtrace.toy.alignment import Channels, align, channels, cosines
+from headtrace.toy.experiment import Experiment, against_paper
+from headtrace.toy.setting import Setting
+from headtrace.toy.train import Model, Progress, train
+
+CLOSE = 0.9
+STARTS = (1.0, 0.1)
+"""Sizes of the head's first weights."""
+
+
+def _plan(quick: bool) -> tuple[int, int, int]:
+    """Seeds, steps, steps between snapshots."""
+    return (1, 5000, 100) if quick else (12, 10_000, 100)
+
+
+def units(quick: bool) -> int:
+    seeds, steps, _ = _plan(quick)
+    return len(STARTS) * seeds * steps
+
+
+def dynamics(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
+    """Follow default models through training and time every alignment."""
+    n_seeds, steps, every = _plan(quick)
+    settings = [Setting(head_initial=start) for start in STARTS]
+    seeds = range(seed, seed + n_seeds)
+    trained = train(settings, seeds, steps, snapshots=range(0, steps, every), progress=progress)
+    table = pl.DataFrame([row for model in trained.models for row in _rows(model)], infer_schema_length=None)
+    arrays = {**_arrays(trained.of(1, seed)), **_times(table)}
+    return Experiment("dynamics", _findings(table, trained.models, quick, steps), table, arrays)
+
+
+def settled(close: np.ndarray, steps: tuple[int, ...]) -> int | None:
+    """The first step from which `close` holds to the end.
+
+    >>> settled(np.array([True, False, True, True]), (0, 10, 20, 30))
+    20
+    """
+    if not close[-1]:
+        return None
+    wrong = np.flatnonzero(~close)
+    return steps[0 if len(wrong) == 0 else int(wrong[-1]) + 1]
+
+
+def followed(found: Channels) -> Channels:
+    """Channels of all snapshots, each put in the place of the final channel that it is most like.
+
+    Early in training singular values cross, so the k-th largest is not the same direction from one snapshot
+    to the next.
+    """
+    left, right, values = found.left.clone(), found.right.clone(), found.values.clone()
+    for step in range(len(found.values)):
+        like = cosines(found.left[step], found.left[-1]) * cosines(found.right[step], found.right[-1])
+        order = linear_sum_assignment(-like.abs().numpy())[1]
+        left[step], right[step] = found.left[step][:, order], found.right[step][:, order]
+        values[step] = found.values[step][order]
+    return Channels(left, values, right)
+
+
+def _similarity(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
+    """|cosine| of one vector's path (snapshots x d_model), down, with another's, across."""
+    return cosines(a.T, b.T).abs().T.numpy()
+
+
+def _rows(model: Model) -> list[dict[str, object]]:
+    found = channels(model.query, model.key)
+    ranked, traced, steps = align(model.setting, model.features, found), followed(found), model.snapshot_steps
+    upper, lower = np.triu_indices(len(steps), 1), np.tril_indices(len(steps), -1)
+    rows: list[dict[str, object]] = []
+    for place, pair in enumerate(model.setting.ordered_pairs):
+        for side, vectors, feature in (("query", traced.left, pair.query), ("key", traced.right, pair.key)):
+            vector, path = vectors[:, :, place], model.features[:, :, feature].double()
+            likeness = _similarity(vector, path)
+            rows.append(
+                {
+                    "head_initial": model.setting.head_initial,
+                    "seed": model.seed,
+                    "pair": place,
+                    "side": side,
+                    "target_logit": pair.logit,
+                    "aligned_at": settled((ranked.worst[:, place] >= CLOSE).numpy(), steps),
+                    "vector_settled_at": settled(_similarity(vector, vector)[:, -1] >= CLOSE, steps),
+                    "feature_settled_at": settled(_similarity(path, path)[:, -1] >= CLOSE, steps),
+                    "vector_now_feature_later": float(likeness[upper].mean()),
+                    "feature_now_vector_later": float(likeness[lower].mean()),
+                    "final_cosine": float(ranked.worst[-1, place]),
+                }
+            )
+    return rows
+
+
+def _excess(model: Model) -> np.ndarray:
+    return (model.attention_loss - model.attention_floor).clamp(min=1e-7).numpy()
+
+
+def _aligned_at(table: pl.DataFrame, start: float) -> np.ndarray:
+    """Seeds x pairs; infinite where a pair did not align."""
+    part = table.filter(pl.col("head_initial") == start, pl.col("side") == "query")
+    return (
+        part["aligned_at"].cast(pl.Float64).fill_null(np.inf).to_numpy().reshape(-1, part["pair"].n_unique())
+    )
+
+
+def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
+    return {f"aligned_at_{start:g}": _aligned_at(table, start) for start in STARTS}
+
+
+def _drops(models: list[Model], at: np.ndarray) -> list[float]:
+    """The median factor by which excess attention loss falls within 300 steps of each alignment."""
+    falls: list[list[float]] = []
+    for model, times in zip(models, at, strict=True):
+        steps, excess = np.array(model.snapshot_steps), _excess(model)
+        falls += (
+            [
+                [
+                    float(np.interp(max(0, t - 300), steps, excess) / np.interp(t + 300, steps, excess))
+                    for t in times
+                ]
+            ]
+            if np.isfinite(times).all()
+            else []
+        )
+    return [float(x) for x in np.median(falls, axis=0)] if falls else []
+
+
+def _order(table: pl.DataFrame, models: tuple[Model, ...], start: float) -> dict[str, object]:
+    at = _aligned_at(table, start)
+    median = np.median(at, axis=0)
+    part = table.filter(pl.col("head_initial") == start)
+    first = part.drop_nulls(["vector_settled_at", "feature_settled_at"])
+    earlier = (first["vector_settled_at"] <= first["feature_settled_at"]).to_numpy()
+    leads = (part["vector_now_feature_later"] > part["feature_now_vector_later"]).to_numpy()
+    return {
+        "aligned_at": [[int(t) if np.isfinite(t) else None for t in row] for row in at],
+        "median_aligned_at": [float(t) if np.isfinite(t) else None for t in median],
+        "median_is_in_order_of_logits": bool((np.diff(median) >= 0).all()),
+        "seeds_in_exact_order": float(np.mean([(row[:-1] <= row[1:]).all() for row in at])),
+        "highest_before_lowest": float((at[:, 0] < at[:, -1]).mean()),
+        "neighbours_in_order": float((at[:, :-1] <= at[:, 1:]).mean()),
+        "fall_of_excess_attention_loss_at_alignment": _drops(
+            [model for model in models if model.setting.head_initial == start], at
+        ),
+        "vectors_settled_no_later_than_their_feature": float(earlier.mean()),
+        "vectors_leading_in_likeness": float(leads.mean()),
+        "median_settled_at": {
+            "singular_vectors": float(np.median(first["vector_settled_at"].to_numpy())),
+            "features": float(np.median(first["feature_settled_at"].to_numpy())),
+        },
+        "smallest_final_cosine": float(part["final_cosine"].to_numpy().min()),
+    }
+
+
+def _findings(table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps: int) -> dict[str, object]:
+    orders = {start: _order(table, models, start) for start in STARTS}
+    exact = {f"{start:g}": order["seeds_in_exact_order"] for start, order in orders.items()}
+    leading = {
+        f"{start:g}": order["vectors_settled_no_later_than_their_feature"] for start, order in orders.items()
+    }
+    return {
+        "quick": quick,
+        "seeds": sorted({model.seed for model in models}),
+        "steps": steps,
+        "aligned_means_both_cosines_stay_above": CLOSE,
+        "by_size_of_first_head_weights": {f"{start:g}": order for start, order in orders.items()},
+        "paper": [
+            against_paper(
+                "pairs align in the order of their target logits",
+                "always",
+                {f"{start:g}": order["median_aligned_at"] for start, order in orders.items()},
+                all(bool(order["median_is_in_order_of_logits"]) for order in orders.values()),
+                f"median step of each pair over seeds; single seeds in exact order: {exact}",
+            ),
+            against_paper(
+                "singular vectors tend to shift first",
+                "tend to",
+                leading,
+                all(float(str(share)) > 0.5 for share in leading.values()),
+                "share of singular vectors that settle no later than their feature",
+            ),
+        ],
+    }
+
+
+def _arrays(model: Model) -> dict[str, np.ndarray]:
+    found = channels(model.query, model.key)
+    traced, ranked = followed(found), align(model.setting, model.features, found)
+    arrays = {
+        "steps": np.array(model.snapshot_steps),
+        "excess_attention_loss": _excess(model),
+        "reconstruction_loss": model.reconstruction_loss.numpy(),
+        "query_cosine": ranked.query.numpy(),
+        "key_cosine": ranked.key.numpy(),
+        "values": found.values.numpy(),
+        "logits": ranked.logits.numpy(),
+    }
+    for place, pair in enumerate(model.setting.ordered_pairs):
+        vector, path = traced.left[:, :, place], model.features[:, :, pair.query].double()
+        arrays[f"vector_{place}"] = _similarity(vector, vector)
+        arrays[f"feature_{place}"] = _similarity(path, path)
+        arrays[f"both_{place}"] = _similarity(vector, path)
+    return arrays

@@ -1,0 +1,186 @@
+"""Train many toy models at once: every setting with every seed, as one batched computation.
+
+    trained = train([Setting(), Setting(probability=0.1)], seeds=range(5), steps=10_000)
+    trained.of(setting=0, seed=3).omega
+
+Models of one shape (features, model dimension, context) form a group, and a group takes each step together;
+head dimensions, probabilities, loss weights and targets may differ inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import cos, pi
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.errors import InputError
+from headtrace.toy.data import BatchShape, UniformStream, strengths
+from headtrace.toy.gradient import Batch, losses, teacher, write_gradient
+from headtrace.toy.setting import Setting
+from headtrace.toy.weights import Weights
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of model steps taken since the last call."""
+
+LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.01
+
+# The strengths and errors of a few models stay in the processor's cache; those of a hundred do not.
+NUMBERS_AT_ONCE = 250_000
+EVALUATION_KEYS = 8192
+
+
+@dataclass(frozen=True)
+class Model:
+    """One trained model and what it was at each snapshot."""
+
+    setting: Setting
+    seed: int
+    snapshot_steps: tuple[int, ...]
+    features: Float[Tensor, "snapshots d_model features"]
+    bias: Float[Tensor, "snapshots features"]
+    query: Float[Tensor, "snapshots d_head d_model"]
+    key: Float[Tensor, "snapshots d_head d_model"]
+    reconstruction_loss: Float[Tensor, " snapshots"]
+    attention_loss: Float[Tensor, " snapshots"]
+    attention_floor: Float[Tensor, " snapshots"]
+
+    @property
+    def omega(self) -> Float[Tensor, "snapshots d_model d_model"]:
+        """The head's bilinear form W_Q^T W_K at each snapshot; the last one is the trained head."""
+        return self.query.transpose(1, 2) @ self.key
+
+
+@dataclass(frozen=True)
+class Trained:
+    """All models of a training run, setting by setting and seed by seed."""
+
+    settings: tuple[Setting, ...]
+    seeds: tuple[int, ...]
+    models: tuple[Model, ...]
+
+    def of(self, setting: int, seed: int) -> Model:
+        """The model of the setting with this index and this seed."""
+        return self.models[setting * len(self.seeds) + self.seeds.index(seed)]
+
+
+def train(
+    settings: Sequence[Setting],
+    seeds: Iterable[int],
+    steps: int,
+    snapshots: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> Trained:
+    """Train every setting with every seed. Snapshots are taken before the given steps, and after the last."""
+    seeds = tuple(seeds)
+    if steps < 1 or not settings or not seeds:
+        raise InputError(
+            f"{len(settings)} settings, {len(seeds)} seeds, {steps} steps; all must be at least 1."
+        )
+    taken = tuple(sorted({step for step in snapshots if 0 <= step < steps} | {steps}))
+    runs = [(setting, seed) for setting in settings for seed in seeds]
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for index, (setting, _) in enumerate(runs):
+        groups.setdefault((setting.n_features, setting.d_model, setting.context), []).append(index)
+    models: dict[int, Model] = {}
+    with torch.no_grad():
+        for members in groups.values():
+            group = Group([runs[i][0] for i in members], [runs[i][1] for i in members], steps)
+            models.update(zip(members, group.run(taken, progress), strict=True))
+    return Trained(tuple(settings), seeds, tuple(models[i] for i in range(len(runs))))
+
+
+class Group:
+    """Models of one shape that take every step together."""
+
+    def __init__(self, settings: Sequence[Setting], seeds: Sequence[int], steps: int) -> None:
+        self.settings, self.seeds, self.steps = settings, seeds, steps
+        self.shape = BatchShape(settings[0].context, settings[0].n_features)
+        self.weights = Weights.initial(settings, seeds)
+        flat = self.weights.flat
+        self.gradient = self.weights.with_flat(torch.zeros_like(flat))
+        self.momentum, self.variance = torch.zeros_like(flat), torch.zeros_like(flat)
+        self.target = teacher(settings)
+        self.attention_weight = torch.tensor([s.attention_weight for s in settings]).view(-1, 1, 1)
+        size = max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths))
+        batch = Batch.empty(min(size, len(seeds)), self.shape)
+        starts = range(0, len(seeds), size)
+        self.parts = [(i, min(i + size, len(seeds)), batch.first(len(seeds) - i)) for i in starts]
+        self.streams = {seed: UniformStream(seed, self.shape) for seed in seeds}
+
+    def run(self, snapshots: tuple[int, ...], progress: Progress | None) -> list[Model]:
+        taken: list[tuple[Tensor, Tensor]] = []
+        for step in range(self.steps):
+            if step in snapshots:
+                taken.append(self._snapshot())
+            self.step(step)
+            if progress is not None and (step + 1) % 20 == 0:
+                progress(20 * len(self.seeds))
+        if progress is not None:
+            progress(self.steps % 20 * len(self.seeds))
+        taken.append(self._snapshot())
+        return self._models(snapshots, taken)
+
+    def step(self, step: int) -> None:
+        """One step of every model of the group."""
+        uniform = {seed: stream.draw() for seed, stream in self.streams.items()}
+        for start, stop, batch in self.parts:
+            for index in range(start, stop):
+                room = batch.strengths[index - start]
+                strengths(uniform[self.seeds[index]], self.settings[index].probability, out=room)
+            write_gradient(
+                self.gradient.with_flat(self.gradient.flat[start:stop]),
+                self.weights.with_flat(self.weights.flat[start:stop]),
+                batch,
+                self.target[start:stop],
+                self.attention_weight[start:stop],
+            )
+        self._adamw(step)
+
+    def _adamw(self, step: int) -> None:
+        """AdamW as PyTorch defines it, with the learning rate on a cosine from its start to zero."""
+        rate = LEARNING_RATE * (1 + cos(pi * step / self.steps)) / 2
+        flat, gradient = self.weights.flat, self.gradient.flat
+        flat.mul_(1 - rate * WEIGHT_DECAY)
+        self.momentum.lerp_(gradient, 1 - BETAS[0])
+        self.variance.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        scale = self.variance.sqrt().div_((1 - BETAS[1] ** (step + 1)) ** 0.5).add_(EPSILON)
+        flat.addcdiv_(self.momentum, scale, value=-rate / (1 - BETAS[0] ** (step + 1)))
+
+    def _snapshot(self) -> tuple[Tensor, Tensor]:
+        """The weights, and their losses on a held-out batch that stays the same during the whole training."""
+        shape = BatchShape(self.shape.context, self.shape.n_features, EVALUATION_KEYS)
+        drawn = {s: UniformStream(s, shape, evaluation=True).draw() for s in self.streams}
+        batch = Batch.empty(1, shape)
+        rows: list[Tensor] = []
+        for index, (setting, seed) in enumerate(zip(self.settings, self.seeds, strict=True)):
+            strengths(drawn[seed], setting.probability, out=batch.strengths[0])
+            one = self.weights.with_flat(self.weights.flat[index : index + 1])
+            lost = losses(one, batch, self.target[index : index + 1])
+            rows.append(torch.cat([lost.reconstruction, lost.attention, lost.floor]))
+        return self.weights.flat.clone(), torch.stack(rows)
+
+    def _models(self, steps: tuple[int, ...], taken: list[tuple[Tensor, Tensor]]) -> list[Model]:
+        lost = torch.stack([row for _, row in taken])
+        stacked = [self.weights.with_flat(flat) for flat, _ in taken]
+        return [
+            Model(
+                setting,
+                seed,
+                steps,
+                torch.stack([weights.features[index] for weights in stacked]),
+                torch.stack([weights.bias[index] for weights in stacked]),
+                torch.stack([weights.query[index, : setting.d_head] for weights in stacked]),
+                torch.stack([weights.key[index, : setting.d_head] for weights in stacked]),
+                lost[:, index, 0],
+                lost[:, index, 1],
+                lost[:, index, 2],
+            )
+            for index, (setting, seed) in enumerate(zip(self.settings, self.seeds, strict=True))
+        ]

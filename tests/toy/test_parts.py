@@ -1,0 +1,128 @@
+"""Small parts of the toy lab: data, alignment, measures, frames, recovery."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kstest
+
+from headtrace.errors import InputError
+from headtrace.toy.alignment import align, channels
+from headtrace.toy.data import BatchShape, UniformStream, strengths
+from headtrace.toy.experiments.dynamics import settled
+from headtrace.toy.frames import FRAMES, deviation, orthogonal
+from headtrace.toy.geometry import antipodal_pairs, isotropy_error
+from headtrace.toy.measures import n_recon, relative_attention, rotated, sparseness
+from headtrace.toy.recovery import channels_in_use, ideal_omega, recover
+from headtrace.toy.setting import Pair, Setting, falling_pairs
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.52, 0.05])
+def test_strengths_are_bernoulli_times_uniform(probability: float) -> None:
+    shape = BatchShape(context=4, n_features=40)
+    stream = UniformStream(0, shape)
+    drawn = torch.cat([strengths(stream.draw(), probability)[:, :-1].clone() for _ in range(4)]).flatten()
+    present = drawn[drawn > 0].numpy()
+    share = len(present) / len(drawn)
+    assert abs(share - probability) < 4 * (probability * (1 - probability) / len(drawn)) ** 0.5 + 1e-6
+    assert kstest(present, "uniform").pvalue > 1e-3
+
+
+def test_the_extra_strength_is_one() -> None:
+    drawn = UniformStream(0, BatchShape(4, 20)).draw()
+    np.testing.assert_allclose(strengths(drawn, 0.02)[:, -1].numpy(), 1, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"probability": 0.0}, {"context": 1}, {"d_head": 11}, {"pairs": (Pair(0, 20, 1.0),)}]
+)
+def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        Setting(**wrong)  # type: ignore[arg-type]
+
+
+def test_alignment_of_a_head_built_from_its_features_is_exact() -> None:
+    setting = Setting(pairs=(Pair(3, 1, 2.0), Pair(0, 2, 5.0)), n_features=6, d_model=6, d_head=4)
+    features = orthogonal(6, torch.Generator().manual_seed(0))
+    features[:, 3] *= -1
+    omega_query = torch.stack([5 * features[:, 0], 2 * features[:, 3]])
+    omega_key = torch.stack([features[:, 2], features[:, 1]])
+    pad = torch.zeros(2, 6, dtype=torch.float64)
+    aligned = align(setting, features, channels(torch.cat([omega_query, pad]), torch.cat([omega_key, pad])))
+    torch.testing.assert_close(aligned.worst, torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(aligned.value_error, torch.zeros(2, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12).filter(lambda v: max(map(abs, v)) > 1e-3))
+def test_sparseness_lies_between_one_over_n_and_one(values: list[float]) -> None:
+    measured = float(sparseness(torch.tensor(values, dtype=torch.float64)))
+    assert 1 / len(values) - 1e-9 <= measured <= 1 + 1e-9
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12))
+def test_n_recon_is_the_smallest_number_of_largest_terms(values: list[float]) -> None:
+    terms = torch.tensor(values, dtype=torch.float64)
+    count = int(n_recon(terms))
+    ordered = sorted(values, reverse=True)
+    assert sum(ordered[:count]) >= sum(values) - 1e-9
+    assert count == 1 or sum(ordered[: count - 1]) < sum(values)
+
+
+def test_terms_sum_to_relative_attention_and_rotation_keeps_the_spectrum() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(4, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    r, s, others = (
+        torch.randn(*n, 7, generator=generator, dtype=torch.float64) for n in ((5,), (5,), (5, 3))
+    )
+    found = channels(query, key)
+    omega = query.T @ key
+    wanted = torch.einsum("pd,de,pe->p", r, omega, s - others.mean(1))
+    torch.testing.assert_close(relative_attention(found, r, s, others).sum(1), wanted)
+    turned = rotated(found, generator)
+    torch.testing.assert_close(turned.left.T @ turned.left, torch.eye(4, dtype=torch.float64))
+    assert not torch.allclose(turned.left, found.left)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_are_tight_and_of_unit_length(name: str) -> None:
+    frame = FRAMES[name](6, 12, torch.Generator().manual_seed(2))
+    assert deviation(frame) < 1e-12
+    torch.testing.assert_close(frame.norm(dim=0), torch.ones(12, dtype=torch.float64))
+
+
+def test_geometry_of_antipodal_pairs() -> None:
+    basis = orthogonal(5, torch.Generator().manual_seed(0))
+    assert antipodal_pairs(torch.cat([basis, -basis], dim=1)) == 5
+    assert antipodal_pairs(basis) == 0
+    assert isotropy_error(basis) < 1e-12
+    assert isotropy_error(torch.cat([basis, basis[:, :1]], dim=1)) > 0.5
+
+
+def test_recovery_reads_the_pairs_off_a_clean_head() -> None:
+    setting = Setting(pairs=falling_pairs(3, 9.0), n_features=12, d_model=8, d_head=8)
+    frame = orthogonal(8, torch.Generator().manual_seed(3))
+    features = torch.cat(
+        [
+            frame,
+            -frame[:, 6:],
+            frame[:, 6:] * 0.5,
+        ],
+        dim=1,
+    )
+    found = recover(ideal_omega(features, setting.target()), features)
+    assert found.share_of({(0, 3), (1, 4), (2, 5)}) == 1
+    assert found.precision({(0, 3), (1, 4), (2, 5)}) == 1
+    assert min(found.margin) > 0.99
+
+
+def test_channels_in_use_stop_at_the_steepest_fall() -> None:
+    assert channels_in_use(torch.tensor([9.0, 8.0, 7.0, 1e-9, 1e-12])) == 3
+
+
+def test_settled_needs_the_condition_to_hold_to_the_end() -> None:
+    assert settled(np.array([True, False, True]), (0, 5, 10)) == 10
+    assert settled(np.array([True, True]), (0, 5)) == 0
+    assert settled(np.array([True, False]), (0, 5)) is None

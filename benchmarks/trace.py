@@ -1,4 +1,4 @@
-"""Cost of tracing in forward passes, all in one run: IOI prompts alone and in batches, growth with length, budget. JSON.
+"""Cost of tracing in forward passes, all in one run: IOI prompts alone and in batches, growth with length, budget.
 
 python benchmarks/trace.py [--quick]
 """

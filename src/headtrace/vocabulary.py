@@ -17,12 +17,21 @@ from headtrace.errors import InputError
 Side = Literal["query", "key", "root"]
 Kind = Literal["head", "mlp", "embedding", "attention_bias", "offset", "root"]
 
+_HEAD = re.compile(r"\s*L(\d+)H(\d+)\s*", re.IGNORECASE)
 _FIRING = re.compile(r"\s*L(\d+)H(\d+)\s*[: ]\s*(\d+)\s*(?::|->)\s*(\d+)\s*", re.IGNORECASE)
 
 
 def head_name(layer: int, head: int) -> str:
     """How a head prints: ``L9H6``."""
     return f"L{layer}H{head}"
+
+
+def parse_head(text: str) -> tuple[int, int]:
+    """Layer and head of ``L9H6``."""
+    match = _HEAD.fullmatch(text)
+    if match is None:
+        raise InputError(f"{text!r} is not a head. Write layer and head like L9H6.")
+    return int(match[1]), int(match[2])
 
 
 @dataclass(frozen=True, order=True)

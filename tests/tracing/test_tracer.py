@@ -159,6 +159,18 @@ def test_the_earlier_methods_give_circuits(name: str, method: str) -> None:
         assert sizes == {model.d_head}
 
 
+def test_svt_starts_from_given_heads_at_the_last_token() -> None:
+    model, ids = tiny_model("llama"), prompts()[0]
+    circuit = headtrace.Tracer(model, method="svt").trace(ids, heads=["L3H1", "L2H0"])
+    seeds = [circuit.node(e.source) for e in circuit.edges if e.side == "root"]
+    assert {(n.layer, n.head) for n in seeds} == {(3, 1), (2, 0)}
+    assert all(n.dest == 10 for n in seeds)
+    with pytest.raises(InputError, match="no L9H0"):
+        headtrace.Tracer(model).trace(ids, heads=["L9H0"])
+    with pytest.raises(InputError, match="not a head"):
+        headtrace.Tracer(model).trace(ids, heads=["9.0"])
+
+
 def test_acc_components_make_up_the_relative_attention_inside_their_channels() -> None:
     model = tiny_model("llama", dtype=torch.float64)
     recording = model.record(prompts()[0])

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -75,7 +75,8 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadM
     # Two choices that let heads form sooner. Waves make "the position before" a rotation; and queries that
     # start out equal to keys make like tokens attract each other from the first step on.
     with torch.no_grad():
-        for block in model.transformer.h:
+        blocks: Any = model.transformer.h
+        for block in blocks:
             query, key, _ = block.attn.c_attn.weight.split(recipe.d_model, dim=1)
             query.copy_(key)
         model.transformer.wpe.weight.copy_(

@@ -58,8 +58,8 @@ class Signal:
     def of(cls, circuit: Circuit, edge: Edge) -> Signal:
         if edge.side == "root":
             raise InputError(
-                f"The edge from {circuit.node(edge.source).name} goes to the root: it is a share of the output, not a signal "
-                "that a head reads. Choose an edge on the query or key side."
+                f"The edge from {circuit.node(edge.source).name} goes to the root: it is a share of the output, not "
+                "a signal that a head reads. Choose an edge on the query or key side."
             )
         target, source = circuit.node(edge.target), circuit.node(edge.source)
         return cls(firing_of(target), edge.side, component_of(source), edge.channels or ())
@@ -69,7 +69,8 @@ class Signal:
 
 
 def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
-    """An edge by the names of its ends; an error lists what there is."""
+    """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
+    source, target = _node_name(source), _node_name(target)
     wanted = circuit.node(target)
     for edge in circuit.edges_into(wanted):
         if edge.side == side and circuit.node(edge.source).name == source:
@@ -79,6 +80,13 @@ def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
         or "none"
     )
     raise InputError(f"There is no {side} edge from {source!r} to {target!r}. Into {target!r} go: {there}.")
+
+
+def _node_name(text: str) -> str:
+    try:
+        return str(Firing.parse(text))
+    except InputError:
+        return text.strip()
 
 
 def coefficients(
@@ -104,8 +112,8 @@ def edit(
     if reach == "global":
         if signal.component.kind == "offset":
             raise InputError(
-                f"The offset of {signal.firing} is the head's own bias: no component writes it, so a global intervention has "
-                "nothing to change. Use a local one."
+                f"The offset of {signal.firing} is the head's own bias: no component writes it, so a global "
+                "intervention has nothing to change. Use a local one."
             )
         return GlobalEdit(signal.component, reader.in_residual(change))
     moved = reader.in_head(change)

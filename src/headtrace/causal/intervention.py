@@ -81,49 +81,62 @@ class _Acting(AttentionObserver):
         model = recording.model
         self.recording, self.group = recording, model.weights.group
         self.attention = torch.full((len(interventions),), torch.nan, dtype=model.dtype, device=model.device)
-        local = [
-            (i, e) for i, what in enumerate(interventions) for e in what.edits if isinstance(e, LocalEdit)
-        ]
-        self.queries = _by_layer(
-            [(i, e.firing, e.query) for i, e in local if e.query is not None], model.device
-        )
-        self.keys = _by_layer([(i, e.firing, e.keys) for i, e in local if e.keys is not None], model.device)
-        read = [
-            (i, what.firing, self.attention.new_zeros(0))
-            for i, what in enumerate(interventions)
-            if what.firing
-        ]
-        self.read = _by_layer(read, model.device)
+        self.edits = _merged(recording, interventions)
+        self.read: dict[int, tuple[Tensor, ...]] = {}
+        for layer in {what.firing.layer for what in interventions if what.firing}:
+            mine = [(i, what.firing) for i, what in enumerate(interventions) if what.firing]
+            places = [(i, f.head, f.dest, f.src) for i, f in mine if f.layer == layer]
+            self.read[layer] = torch.tensor(places, device=model.device).unbind(dim=1)
 
     def edit_scores(self, call: AttentionCall, scores: Tensor) -> None:
-        if call.layer in self.queries:
-            (copy, head, dest, _), added = self.queries[call.layer]
-            # Where the model scales queries itself, the recorded scale is not the one that attention is called with.
-            scale = self.recording.scales[call.layer]
-            rows = (call.key[copy, head // self.group] @ added[..., None])[..., 0] * scale
-            scores.index_put_((copy, head, dest), rows, accumulate=True)
-        if call.layer in self.keys:
-            (copy, head, dest, _), added = self.keys[call.layer]
-            rows = (added @ call.query[copy, head, dest][..., None])[..., 0] * call.scale
-            scores.index_put_((copy, head, dest), rows, accumulate=True)
+        if call.layer not in self.edits:
+            return
+        (copy, head, dest), queries, keys = self.edits[call.layer]
+        # Where the model scales queries itself, the recorded scale is not the one that attention is called with.
+        scale = self.recording.scales[call.layer]
+        theirs = call.key[copy, head // self.group]
+        rows = call.query.new_zeros(len(copy), scores.shape[-1])
+        if queries is not None:
+            rows += ((theirs if keys is None else theirs + keys) @ queries[..., None])[..., 0] * scale
+        if keys is not None:
+            rows += (keys @ call.query[copy, head, dest][..., None])[..., 0] * call.scale
+        scores[copy, head, dest] += rows
 
     def see(self, call: AttentionCall, pattern: Tensor) -> None:
         if call.layer in self.read:
-            (copy, head, dest, src), _ = self.read[call.layer]
+            copy, head, dest, src = self.read[call.layer]
             self.attention[copy] = pattern[copy, head, dest, src]
 
 
-Grouped = dict[int, tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]]
+Merged = tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None]
+"""Copy, head and destination of every edited row of scores; what is added to its query; what is added to its keys."""
 
 
-def _by_layer(items: list[tuple[int, Firing, Tensor]], device: torch.device) -> Grouped:
-    """Edits (copy, firing, tensor) as index tensors and a stack, layer by layer."""
-    grouped: Grouped = {}
-    for layer in {firing.layer for _, firing, _ in items}:
-        mine = [item for item in items if item[1].layer == layer]
-        places = torch.tensor([(copy, f.head, f.dest, f.src) for copy, f, _ in mine], device=device)
-        grouped[layer] = (places.unbind(dim=1), torch.stack([tensor for *_, tensor in mine]))  # type: ignore[assignment]
-    return grouped
+def _merged(recording: Recording, interventions: Sequence[Intervention]) -> dict[int, Merged]:
+    """Local edits layer by layer. Edits that meet in one row of scores act together: (q + dq) . (k + dk)."""
+    model, length = recording.model, recording.lengths[0]
+    rows: dict[int, dict[tuple[int, int, int], list[LocalEdit]]] = {}
+    for copy, intervention in enumerate(interventions):
+        for edit in intervention.edits:
+            if isinstance(edit, LocalEdit):
+                f = edit.firing
+                rows.setdefault(f.layer, {}).setdefault((copy, f.head, f.dest), []).append(edit)
+    merged: dict[int, Merged] = {}
+    for layer, places in rows.items():
+        zero = recording.residuals.new_zeros(())
+        queries, keys = zero.new_zeros(len(places), model.d_head), None
+        if any(e.keys is not None for edits in places.values() for e in edits):
+            keys = zero.new_zeros(len(places), length, model.d_head)
+        for row, edits in enumerate(places.values()):
+            for edit in edits:
+                if edit.query is not None:
+                    queries[row] += edit.query
+                if edit.keys is not None and keys is not None:
+                    keys[row] += edit.keys
+        none = all(e.query is None for edits in places.values() for e in edits)
+        copy, head, dest = torch.tensor(list(places), device=model.device).unbind(dim=1)
+        merged[layer] = ((copy, head, dest), None if none else queries, keys)
+    return merged
 
 
 def _global_hooks(recording: Recording, interventions: Sequence[Intervention], stack: ExitStack) -> None:

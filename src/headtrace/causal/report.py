@@ -74,6 +74,8 @@ class Report:
     scope: str
     controls: int
     seed: int
+    left_out: int = 0
+    """Offset edges that a global intervention cannot reach: no component writes them."""
 
     @property
     def max_prediction_error(self) -> float:
@@ -87,11 +89,9 @@ class Report:
     @property
     def edges(self) -> pl.DataFrame:
         """One row per edge: changes of attention and metric, controls averaged, cosine and norm ratio."""
-        import polars as pl
+        from headtrace.causal.tables import edge_table
 
-        from headtrace.causal.tables import edge_rows
-
-        return pl.DataFrame(edge_rows(self.effects), infer_schema_length=None)
+        return edge_table(self.effects)
 
     @property
     def firings(self) -> pl.DataFrame:
@@ -110,7 +110,9 @@ class Report:
             }
             for c in self.predictions
         ]
-        return pl.DataFrame(rows)
+        numbers = dict.fromkeys(("attention", "predicted", "measured", "error"), pl.Float64)
+        schema: Any = {"node": pl.Int64, "firing": pl.String, "side": pl.String, **numbers}
+        return pl.DataFrame(rows, schema=schema)
 
     def summary(self) -> str:
         """A few lines: do the predictions hold, and do claimed signals matter more than random channels?"""
@@ -118,8 +120,13 @@ class Report:
             f"Predictions: {len(self.predictions)} firing sides, largest |measured - predicted| attention "
             f"{self.max_prediction_error:.1e}, median {self.median_prediction_error:.1e}"
         ]
+        if self.left_out:
+            lines.append(
+                f"Left out: {self.left_out} edges from offsets, which no component writes (a global intervention has "
+                "nothing to change)"
+            )
         if not self.effects:
-            return lines[0]
+            return "\n".join(lines)
         lines.append(
             f"Edges: {len(self.effects)} ({self.reach}, scope {self.scope}), {self.controls} controls each"
         )
@@ -149,6 +156,7 @@ class Report:
             "median_prediction_error": self.median_prediction_error,
             "n_predictions": len(self.predictions),
             "n_edges": len(self.effects),
+            "n_left_out": self.left_out,
             "metric": self.metric,
             "clean_metric": self.clean_metric,
             "reach": self.reach,

@@ -1,7 +1,7 @@
 """Signals: what a component writes into a firing's channels, in the head's own space and as a residual vector.
 
-The signal of component c in channels S is the minimal-norm residual vector that carries exactly those coefficients and none
-in the other channels. It is computed here from the component's recorded write, not from the tracer's attributions.
+The signal of component c in channels S is the minimal-norm residual vector that carries exactly those coefficients and
+none in the other channels. It is computed here from the component's recorded write, not from the tracer's attributions.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Reader:
         return x if rotary is None else rotary.rotate(x[None, None])[0, 0].to(x.dtype)
 
     def _turn_back(self, x: Float[Tensor, "*n token d_head"]) -> Float[Tensor, "*n token d_head"]:
-        """The inverse of the turn: the transpose, divided by cos^2 + sin^2 (which scaled rotary makes differ from one)."""
+        """The inverse of the turn: the transpose over cos^2 + sin^2 (which scaled rotary makes differ from one)."""
         rotary = self.recording.rotary[self.firing.layer]
         if rotary is None:
             return x

@@ -6,10 +6,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.causal.report import EdgeEffect
 
 _MEASURES = ("ablate_attention", "boost_attention", "ablate_metric", "boost_metric")
 _RESIDUAL = ("cosine", "norm_ratio", "boost_cosine", "boost_norm_ratio")
+
+
+def edge_table(effects: Sequence[EdgeEffect]) -> pl.DataFrame:
+    """One row per edge; the columns are there even when no edge was measured."""
+    import polars as pl
+
+    schema: dict[str, Any] = {"source": pl.Int64, "target": pl.Int64}
+    schema |= dict.fromkeys(("source_name", "target_name", "side"), pl.String)
+    schema |= {"weight": pl.Float64, "channels": pl.List(pl.Int64), "attention": pl.Float64}
+    schema |= dict.fromkeys(_MEASURES, pl.Float64)
+    schema |= {f"control_{name}": pl.Float64 for name in _MEASURES}
+    schema |= {f"controls_{name}": pl.List(pl.Float64) for name in _MEASURES}
+    schema |= dict.fromkeys(_RESIDUAL, pl.Float64)
+    return pl.DataFrame(edge_rows(effects), schema=schema)
 
 
 def edge_rows(effects: Sequence[EdgeEffect]) -> list[dict[str, Any]]:

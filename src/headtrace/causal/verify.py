@@ -4,14 +4,14 @@
     print(report.summary())
     report.save("verification/")
 
-For every firing and side, exactly the claimed signals are removed in the running model and the attention it then shows is
-compared with what the trace predicted. For every edge, ablation and boost are measured against random channels.
+For every firing and side, exactly the claimed signals are removed in the running model and the attention it then shows
+is compared with what the trace predicted. For every edge, ablation and boost are measured against random channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -26,7 +26,7 @@ from headtrace.causal.edges import (
     open_circuit,
     residual_change,
 )
-from headtrace.causal.intervention import Intervention, Outcome, run
+from headtrace.causal.intervention import TOKENS_AT_ONCE, Intervention, Outcome, run
 from headtrace.causal.metric import Metric
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
 from headtrace.causal.signals import random_channels
@@ -51,12 +51,14 @@ def verify(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> Report:
-    """Measure what a circuit claims. ``edges`` is ``"all"``, ``"top:20"`` (the heaviest), ``"none"`` or a list of edges."""
+    """Measure what a circuit claims. ``edges``: ``"all"``, ``"top:20"`` (the heaviest), ``"none"`` or a list."""
+    check_options(controls, reach, scope)
     recording = open_circuit(circuit, model)
     predictions = check_predictions(recording, circuit)
-    chosen = choose_edges(circuit, edges)
-    if reach == "global":
-        chosen = [e for e in chosen if circuit.node(e.source).kind != "offset"]
+    asked = choose_edges(circuit, edges)
+    chosen = asked
+    if reach == "global" and isinstance(edges, str):
+        chosen = [e for e in asked if circuit.node(e.source).kind != "offset"]
     effects = measure_edges(recording, circuit, chosen, controls, reach, scope, seed, on_progress)
     metric = Metric.of(circuit.root, recording.last_logits())
     return Report(
@@ -69,7 +71,18 @@ def verify(
         scope=scope,
         controls=controls,
         seed=seed,
+        left_out=len(asked) - len(chosen),
     )
+
+
+def check_options(controls: int, reach: str, scope: str) -> None:
+    """What can be wrong with the options of a verification, said before anything runs."""
+    if controls < 0:
+        raise InputError(f"controls={controls}: expected 0 or more random draws per edge.")
+    if reach not in ("local", "global"):
+        raise InputError(f"reach={reach!r}: expected 'local' (one head) or 'global' (every reader).")
+    if scope not in ("claim", "token"):
+        raise InputError(f"scope={scope!r}: expected 'claim' (every visible key) or 'token' (one position).")
 
 
 def choose_edges(circuit: Circuit, which: str | Sequence[Edge]) -> list[Edge]:
@@ -89,16 +102,17 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge]) -> list[Edge]:
 
 def check_predictions(recording: Recording, circuit: Circuit) -> list[PredictionCheck]:
     """Remove each firing side's claimed signals, run that layer, and compare with the prediction."""
+    sides: tuple[Literal["query", "key"], ...] = ("query", "key")
     asked = [
         (node, side)
         for node in circuit.nodes
         if node.expanded and node.predicted is not None
-        for side in ("query", "key")
+        for side in sides
         if node.predicted.get(side) is not None
     ]
     outcome = run(
         recording, [claim(recording, circuit, node, side) for node, side in asked], attention_only=True
-    )  # type: ignore[arg-type]
+    )
     checks: list[PredictionCheck] = []
     for (node, side), measured in zip(asked, outcome.attention.tolist(), strict=True):
         assert node.predicted is not None
@@ -118,36 +132,50 @@ def measure_edges(
     seed: int,
     on_progress: Progress | None = None,
 ) -> list[EdgeEffect]:
-    """Ablation and boost of every edge and of its random-channel controls: attention and metric."""
+    """Ablation and boost of every edge and of its random-channel controls: attention and metric.
+
+    Edges whose signals enter at similar layers run together; the interventions of a few edges exist at a time, so that
+    memory does not grow with the circuit.
+    """
     metric = Metric.of(circuit.root, recording.last_logits())
+    clean = None if metric is None else float(metric(recording.last_logits()))
     generator = torch.Generator().manual_seed(seed)
-    size = recording.model.d_head
-    interventions: list[Intervention] = []
-    signals = [Signal.of(circuit, e) for e in edges]
-    for signal in signals:
-        draws = random_channels(signal.channels, size, controls, generator)
-        for variant in (signal, *(signal.with_channels(d) for d in draws)):
-            for factor in (ABLATE, BOOST):
-                change = edit(recording, variant, factor, reach, scope)
-                interventions.append(Intervention((change,), signal.firing))
+    variants: list[tuple[Signal, ...]] = []
+    for signal in (Signal.of(circuit, e) for e in edges):
+        draws = random_channels(signal.channels, recording.model.d_head, controls, generator)
+        variants.append((signal, *(signal.with_channels(d) for d in draws)))
+    per_edge = 2 * (controls + 1)
     done = [0]
 
     def tick(n: int) -> None:
         done[0] += n
         if on_progress is not None:
-            on_progress(done[0], len(interventions))
+            on_progress(done[0], per_edge * len(edges))
 
-    outcome = run(recording, interventions, on_done=tick)
-    values = _metric_values(metric, outcome)
-    clean = None if metric is None else float(metric(recording.last_logits()))
-    per_edge = 2 * (controls + 1)
-    effects: list[EdgeEffect] = []
-    for i, (edge, signal) in enumerate(zip(edges, signals, strict=True)):
-        rows = slice(i * per_edge, (i + 1) * per_edge)
-        attention = outcome.attention[rows].tolist()
-        numbers = None if values is None else values[rows]
-        effects.append(_effect(recording, circuit, edge, signal, attention, numbers, clean))
-    return effects
+    order = sorted(range(len(edges)), key=lambda i: _entry(variants[i][0], reach))
+    together = max(1, TOKENS_AT_ONCE // (recording.lengths[0] * per_edge))
+    effects: dict[int, EdgeEffect] = {}
+    for start in range(0, len(order), together):
+        group = order[start : start + together]
+        interventions = [
+            Intervention((edit(recording, variant, factor, reach, scope),), variant.firing)
+            for i in group
+            for variant in variants[i]
+            for factor in (ABLATE, BOOST)
+        ]
+        outcome = run(recording, interventions, on_done=tick)
+        values = _metric_values(metric, outcome)
+        for place, i in enumerate(group):
+            rows = slice(place * per_edge, (place + 1) * per_edge)
+            attention = outcome.attention[rows].tolist()
+            numbers = None if values is None else values[rows]
+            effects[i] = _effect(recording, circuit, edges[i], variants[i][0], attention, numbers, clean)
+    return [effects[i] for i in range(len(edges))]
+
+
+def _entry(signal: Signal, reach: Reach) -> int:
+    """The layer where an intervention on the signal begins."""
+    return signal.firing.layer if reach == "local" else signal.component.layer or 0
 
 
 def _metric_values(metric: Metric | None, outcome: Outcome) -> list[float] | None:

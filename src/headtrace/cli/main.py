@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 # One module per command (or family of commands); each has `register(app)`.
-COMMANDS: list[str] = ["models", "record", "decompose", "emerge", "trace", "show", "view", "tasks"]
+COMMANDS = ["models", "record", "decompose", "emerge", "trace", "show", "view", "verify", "intervene", "tasks"]
 
 
 def _show_version(value: bool) -> None:

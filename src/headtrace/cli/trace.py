@@ -51,6 +51,9 @@ def trace(
     top_p: Annotated[
         float | None, typer.Option(help="Explain the likeliest answers up to this probability.")
     ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Start from these heads at the last token: L9H9,L10H0.")
+    ] = None,
     method: MethodName = "acc++",
     tau: TauNumber = None,
     max_firings: Annotated[
@@ -100,7 +103,8 @@ def trace(
         _save_many(_trace_file(tracer, prompts, answers, wrongs, how), out)
         return
     with console.status("Tracing"):
-        circuit = tracer.trace(options.read_prompt(prompt, tokens), answers, wrongs, **how)
+        start = [] if heads is None else heads.split(",")
+        circuit = tracer.trace(options.read_prompt(prompt, tokens), answers, wrongs, heads=start, **how)
     show(circuit)
     if out is not None:
         circuit.save(out)

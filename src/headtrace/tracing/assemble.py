@@ -64,6 +64,7 @@ def assemble(
             layer=root.layer if root.kind == "direction" else None,
             support=root.support,
             answer_tokens=model.token_labels(answer) or None,
+            label=root.label,
             wrong_tokens=None if wrong is None else model.token_labels(wrong),
         ),
         method=method,

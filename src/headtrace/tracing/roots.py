@@ -7,6 +7,7 @@ component has an exact share.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +19,7 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import IG_STEPS, path_weights
 from headtrace.tracing.upstream import Catalogue
-from headtrace.vocabulary import Component
+from headtrace.vocabulary import Component, head_name, parse_head
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -49,6 +50,8 @@ class RootSeeds:
     reason: str | None = None
     """Why there are no seeds, if there are none."""
     support: tuple[int, ...] | None = None
+    label: str | None = None
+    """What the root is, where neither answers nor a direction say it."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,25 @@ def direction_root(
         f"the residual has no positive part along the direction (total {value:.4g})" if value <= 0 else None
     )
     return _finish("direction", value, shares, seeds, reason)
+
+
+@torch.inference_mode()
+def heads_root(recording: Recording, prompt: int, heads: Sequence[str]) -> RootSeeds:
+    """Start from given heads at the last token, each at the source it attends to most; weights are attention."""
+    model, last = recording.model, recording.lengths[prompt] - 1
+    seeds: list[Seed] = []
+    for layer, head in dict.fromkeys(parse_head(name) for name in heads):
+        if layer >= model.n_layers or head >= model.n_heads:
+            raise InputError(
+                f"There is no {head_name(layer, head)}: the model has layers 0 to {model.n_layers - 1} and heads 0 to "
+                f"{model.n_heads - 1}."
+            )
+        row = recording.patterns[layer, prompt, head, last, : last + 1]
+        src = int(row.argmax())
+        seeds.append(Seed(Component("head", layer, head, src), float(row[src])))
+    total = sum(seed.weight for seed in seeds)
+    label = "attention of " + ", ".join(heads)
+    return RootSeeds("linear", total, last, model.n_layers, tuple(seeds), None, None, label)
 
 
 @torch.inference_mode()

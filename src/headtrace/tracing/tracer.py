@@ -8,7 +8,7 @@ why = tracer.explain("When Mary ...", firing="L9H6:14:3")
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,7 +21,14 @@ from headtrace.tracing.accpp import ACCpp
 from headtrace.tracing.assemble import assemble, method_record
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.firing import Tau
-from headtrace.tracing.roots import RootKind, RootSeeds, direction_root, linear_root, probability_root
+from headtrace.tracing.roots import (
+    RootKind,
+    RootSeeds,
+    direction_root,
+    heads_root,
+    linear_root,
+    probability_root,
+)
 from headtrace.tracing.svt import SVT
 from headtrace.tracing.sweep import Budget, Method, sweep
 from headtrace.tracing.upstream import Composer, LayerFirings
@@ -49,8 +56,11 @@ class RootRequest:
     direction: Tensor | None = None
     layer: int | None = None
     position: int = -1
+    heads: tuple[str, ...] = ()
 
     def seeds(self, recording: Recording, prompt: int) -> RootSeeds:
+        if self.heads:
+            return heads_root(recording, prompt, self.heads)
         if self.kind == "direction":
             if self.direction is None or self.layer is None:
                 raise InputError(
@@ -129,14 +139,18 @@ class Tracer:
         direction: Tensor | None = None,
         layer: int | None = None,
         position: int = -1,
+        heads: Sequence[str] = (),
         bos: bool | None = None,
     ) -> Circuit:
         """The circuit of one prompt (text or token ids).
 
         ``answer`` and ``wrong`` are text, a token id, or a list of either. Without ``root``, a wrong answer
         makes it ``"linear"`` (the logit difference) and anything else ``"probability"``.
+        ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
         """
         request = self._request(answer, wrong, root, top_k, top_p, direction, layer, position)
+        if heads:
+            request = replace(request, heads=tuple(heads))
         return self._trace([prompt], [request], bos)[0]
 
     def trace_batch(

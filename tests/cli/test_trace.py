@@ -1,0 +1,101 @@
+"""`headtrace trace` and `headtrace explain` end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import headtrace
+from tests.cli.test_models_and_record import run
+from tests.tiny import prompts, tiny_hf, top_two
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    tiny_hf("qwen2").save_pretrained(folder)
+    ids = prompts()[0]
+    answer, wrong = top_two(headtrace.load(folder), ids)
+    return str(folder), ids, answer, wrong
+
+
+def test_trace_with_token_ids_writes_a_circuit_file(case, tmp_path) -> None:
+    folder, ids, answer, wrong = case
+    file = tmp_path / "c.json"
+    tokens = ",".join(map(str, ids))
+    done = run(
+        "trace",
+        folder,
+        "--tokens",
+        tokens,
+        "--answer-id",
+        str(answer),
+        "--wrong-id",
+        str(wrong),
+        "--out",
+        str(file),
+    )
+    assert done.returncode == 0, done.stderr
+    circuit = headtrace.load_circuit(file)
+    assert circuit.root.kind == "linear"
+    assert circuit.edges
+    assert "Straight into the root" in done.stdout
+    shown = run("show", str(file))
+    assert shown.returncode == 0
+    assert circuit.heads()[0].name in shown.stdout
+
+
+def test_an_empty_circuit_has_a_reason_and_exit_code_zero(case) -> None:
+    folder, ids, answer, wrong = case
+    tokens = ",".join(map(str, ids))
+    done = run("trace", folder, "--tokens", tokens, "--answer-id", str(wrong), "--wrong-id", str(answer))
+    assert done.returncode == 0
+    assert "Empty circuit" in done.stdout
+
+
+def test_many_prompts_go_to_parquet_or_to_a_folder(case, tmp_path) -> None:
+    folder, ids, answer, wrong = case
+    lines = [{"tokens": ids, "answer": answer, "wrong": wrong}, {"tokens": ids[:8], "answer": answer}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    done = run("trace", folder, "--prompts", str(file), "--out", str(tmp_path / "many.parquet"))
+    assert done.returncode == 0, done.stderr
+    assert len(headtrace.circuits.read_parquet(tmp_path / "many.parquet")) == 2
+    assert run("trace", folder, "--prompts", str(file), "--out", str(tmp_path / "folder")).returncode == 0
+    assert len(list((tmp_path / "folder").glob("circuit-*.json"))) == 2
+
+
+def test_explain_prints_both_sides_and_writes_json(case, tmp_path) -> None:
+    folder, ids, *_ = case
+    file = tmp_path / "why.json"
+    tokens = ",".join(map(str, ids))
+    done = run("explain", folder, "--tokens", tokens, "--firing", "L3H1:10:2", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "query side" in done.stdout
+    assert "key side" in done.stdout
+    assert json.loads(file.read_text())["firing"] == {"layer": 3, "head": 1, "dest": 10, "src": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "5,6", "--prompts", "x"), "Give one of"),
+        (("--prompts", "missing.jsonl", "--answer-id", "5"), "cannot be read"),
+        (("--tokens", "5,6,7", "--answer-id", "999"), "Unknown token id 999"),
+        (("--tokens", "5,6,7", "--answer-id", "5", "--method", "magic"), "no method 'magic'"),
+        (("--tokens", "5,6,7"), "exactly one of"),
+    ],
+)
+def test_bad_input_ends_with_exit_code_two(case, arguments, message: str) -> None:
+    done = run("trace", case[0], *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_damaged_prompts_file_names_the_line(case, tmp_path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"tokens": [5, 6]}\n{"tokens": [5,\n')
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
+    assert done.returncode == 2
+    assert "line 2" in done.stderr

@@ -27,7 +27,7 @@ demo: $(VENV)/base.stamp
 	$(BIN)/headtrace view demo/verification/circuit.json --out demo/circuit.html --no-open
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

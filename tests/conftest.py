@@ -12,7 +12,8 @@ import torch
 # Set before anything loads a model, so that tests never depend on a reachable hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-torch.set_num_threads(2)
+# One thread per worker: the suite runs in two processes, and small models gain nothing from more.
+torch.set_num_threads(1)
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, Tau, firing_chunks, threshold
+from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, Tau, in_chunks, threshold
 from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
 from headtrace.vocabulary import Firing
 
@@ -58,12 +58,10 @@ class ACC:
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        found: list[FiringCauses] = []
-        for chunk, upstream in firing_chunks(recording, firings, self.composer):
-            found.extend(self._chunk(recording, chunk, upstream))
-        return found
+        return in_chunks(recording, firings, self.composer, self._chunk)
 
-    def _chunk(self, recording: Recording, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
+    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
+        recording = upstream.recording
         scores = FiringScores.of(recording, firings, upstream.length, 1)
         scores = replace(scores, w=relative_weights(scores))
         terms = scores.a * (scores.w[:, None] @ scores.b)[:, 0] * scores.scale
@@ -73,18 +71,17 @@ class ACC:
             self._side(scores, kind.of(scores, upstream), upstream, subspace, clean)
             for kind in (QueryCandidates, KeyCandidates)
         ]
-        places = torch.stack((firings.prompt, firings.head, firings.dest, firings.src), dim=1).tolist()
         keys = scores.visible.sum(-1).tolist()
         return [
             FiringCauses(
-                p,
-                Firing(firings.layer, h, d, s),
+                prompt,
+                firing,
                 float(clean[f]),
                 self.threshold(keys[f]),
                 sides[0][f],
                 sides[1][f],
             )
-            for f, (p, h, d, s) in enumerate(places)
+            for f, (prompt, firing) in enumerate(firings.named())
         ]
 
     def _side(

@@ -7,7 +7,7 @@ only, in growing chunks, for all firings of a layer together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -92,10 +92,22 @@ def trace_firings(
     recording: Recording, firings: LayerFirings, composer: Composer, tau: Tau = None, ig_steps: int = IG_STEPS
 ) -> list[FiringCauses]:
     """Causes of many firings of one layer."""
-    found: list[FiringCauses] = []
-    for chunk, upstream in firing_chunks(recording, firings, composer):
-        found.extend(_trace_chunk(recording, chunk, upstream, tau, ig_steps))
-    return found
+
+    def trace_chunk(chunk: LayerFirings, upstream: Upstream) -> Iterator[FiringCauses]:
+        return _trace_chunk(recording, chunk, upstream, tau, ig_steps)
+
+    return in_chunks(recording, firings, composer, trace_chunk)
+
+
+def in_chunks(
+    recording: Recording,
+    firings: LayerFirings,
+    composer: Composer,
+    trace_chunk: Callable[[LayerFirings, Upstream], Iterable[FiringCauses]],
+) -> list[FiringCauses]:
+    """Trace firings in groups whose candidates fit into memory together."""
+    chunks = firing_chunks(recording, firings, composer)
+    return [found for chunk, upstream in chunks for found in trace_chunk(chunk, upstream)]
 
 
 def firing_chunks(
@@ -130,12 +142,11 @@ def _trace_chunk(
     limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
     query = remove_greedily(scores, QueryCandidates.of(scores, upstream), clean, limit)
     key = remove_greedily(scores, KeyCandidates.of(scores, upstream), clean, limit)
-    places = torch.stack((firings.prompt, firings.head, firings.dest, firings.src), dim=1).tolist()
-    for f, (prompt, head, dest, src) in enumerate(places):
-        sides = (_collect(removal, f, upstream, head) for removal in (query, key))
+    for f, (prompt, firing) in enumerate(firings.named()):
+        sides = (_collect(removal, f, upstream, firing.head) for removal in (query, key))
         yield FiringCauses(
             prompt,
-            Firing(firings.layer, head, dest, src),
+            firing,
             float(clean[f]),
             limits[f],
             *sides,  # type: ignore[arg-type]

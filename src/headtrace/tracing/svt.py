@@ -17,7 +17,7 @@ from headtrace.channels.sparsity import signal_set
 from headtrace.tracing.acc import smallest_prefix
 from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, Tau, firing_chunks
+from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, Tau, in_chunks
 from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
 from headtrace.vocabulary import Component, Firing
 
@@ -48,12 +48,10 @@ class SVT:
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        found: list[FiringCauses] = []
-        for chunk, upstream in firing_chunks(recording, firings, self.composer):
-            found.extend(self._chunk(recording, chunk, upstream))
-        return found
+        return in_chunks(recording, firings, self.composer, self._chunk)
 
-    def _chunk(self, recording: Recording, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
+    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
+        recording = upstream.recording
         scores = FiringScores.of(recording, firings, upstream.length, 1)
         n, heads_up = len(firings), firings.layer * recording.model.n_heads
         rows = torch.arange(n, device=firings.head.device)
@@ -82,18 +80,17 @@ class SVT:
                 inside,
             ),
         )
-        places = torch.stack((firings.prompt, firings.head, firings.dest, firings.src), dim=1).tolist()
         keys = scores.visible.sum(-1).tolist()
         return [
             FiringCauses(
-                p,
-                Firing(firings.layer, h, d, s),
+                prompt,
+                firing,
                 float(clean[f]),
                 self.threshold(keys[f]),
                 SideCauses(sides[0][f], float(clean[f]), bool(sides[0][f])),
                 SideCauses(sides[1][f], float(clean[f]), bool(sides[1][f])),
             )
-            for f, (p, h, d, s) in enumerate(places)
+            for f, (prompt, firing) in enumerate(firings.named())
         ]
 
     def _side(

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headtrace.vocabulary import Component
+from headtrace.vocabulary import Component, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -112,6 +112,11 @@ class LayerFirings:
 
     def __len__(self) -> int:
         return self.prompt.shape[0]
+
+    def named(self) -> list[tuple[int, Firing]]:
+        """Prompt and firing of each row."""
+        rows = torch.stack((self.prompt, self.head, self.dest, self.src), dim=1).tolist()
+        return [(prompt, Firing(self.layer, head, dest, src)) for prompt, head, dest, src in rows]
 
     def __getitem__(self, rows: slice | Tensor) -> LayerFirings:
         return LayerFirings(self.layer, self.prompt[rows], self.head[rows], self.dest[rows], self.src[rows])

@@ -108,6 +108,16 @@ def test_probability_of_the_answer_and_top_p_choose_their_support() -> None:
     assert float(probabilities[list(support[:-1])].sum()) < 0.6
 
 
+def test_a_final_softcap_is_honoured_by_the_probability_root() -> None:
+    """J is the log-likelihood that the model really gives, through its softcap."""
+    model, ids = tiny_model("gemma2", dtype=torch.float64), prompts()[0]
+    recording = model.record(ids)
+    answer = int(recording.last_logits().argmax())
+    circuit = headtrace.Tracer(model).trace(ids, answer)
+    expected = float(recording.last_logits().log_softmax(-1)[answer])
+    assert circuit.root.value == pytest.approx(expected, abs=1e-9)
+
+
 def test_an_answer_less_likely_than_the_wrong_one_gives_an_empty_circuit_with_the_reason() -> None:
     model, ids = tiny_model("llama"), prompts()[0]
     answer, wrong = top_two(model, ids)

@@ -227,6 +227,16 @@ def probability_root(
     return _finish("probability", clean, shares, seeds, reason, tuple(support))
 
 
+def _uncapped(recording: Recording, prompt: int, base: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+    """Output logits before the final softcap, from the residual: undoing a saturated cap would lose digits."""
+    weights, position = recording.model.weights, recording.lengths[prompt] - 1
+    residual = recording.residuals[-1, prompt, position]
+    if recording.model.architecture.norm == "layer":
+        residual = residual - residual.mean()
+    scale = recording.norm_scales[-1, prompt, position]
+    return weights.W_U @ (residual / scale * weights.final_gain) + base
+
+
 @dataclass(frozen=True)
 class _Objective:
     """``J(z) = sum over the support of q log softmax(cap(z))`` and the two ends of its path."""
@@ -244,7 +254,7 @@ class _Objective:
         if weights.b_U is not None:
             base = base + weights.b_U
         recorded = recording.last_logits(prompt)
-        clean = recorded if cap is None else cap * torch.atanh((recorded / cap).clamp(-1 + 1e-7, 1 - 1e-7))
+        clean = recorded if cap is None else _uncapped(recording, prompt, base)
         q = torch.zeros_like(recorded)
         q[support] = recorded[support].softmax(-1)
         return cls(clean, base, q, cap)

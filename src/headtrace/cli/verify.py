@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 def verify(
     circuit: CircuitFile,
     model: ModelChoice = None,
-    edges: Annotated[str, typer.Option(help="Edges to measure: all, none or top:N (heaviest).")] = "all",
+    edges: Annotated[
+        str, typer.Option(help="Edges to measure: all, none, top:N (heaviest) or random:N.")
+    ] = "all",
     controls: Annotated[int, typer.Option(help="Random-channel draws per edge.", min=0)] = 8,
     reach: ReachChoice = "local",
     scope: ScopeChoice = "claim",

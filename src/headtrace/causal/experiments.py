@@ -216,9 +216,9 @@ class ResidualChanges:
         )
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        from headtrace.figures.causal import residual_histograms
+        from headtrace.figures.causal import residual_distributions
 
-        return residual_histograms(self, path)
+        return residual_distributions(self, path)
 
 
 def residual_changes(circuits: Circuit | Sequence[Circuit], model: Model) -> ResidualChanges:

@@ -41,6 +41,10 @@ def violins(axis: Axes, groups: Sequence[tuple[str, Sequence[float], str]]) -> N
         reach * 1e-3, float(np.median([abs(v) for v in groups[0][1]] or [reach])) / 10
     )  # where most of the first group still shows
     axis.set_yscale("symlog", linthresh=linear, linscale=0.6)
+    decades = [10.0**k for k in range(int(np.ceil(np.log10(linear))), int(np.floor(np.log10(reach))) + 1)]
+    ticks = [*(-d for d in reversed(decades)), 0.0, *decades]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
     jitter = np.random.default_rng(0)
     for place, (_, values, colour) in enumerate(groups):
         if not len(values):
@@ -166,34 +170,25 @@ def additivity_scatter(found: Additivity, path: str | Path | None = None) -> Fig
         return save(figure, path)
 
 
-def residual_histograms(found: ResidualChanges, path: str | Path | None = None) -> Figure:
-    """Distribution of the cosine and of the norm ratio of residuals, for single edges and for whole sides."""
+def residual_distributions(found: ResidualChanges, path: str | Path | None = None) -> Figure:
+    """Cumulative share of edges, and of whole sides, up to a cosine and up to a norm ratio of their residuals."""
+    lines = (("edge", "ablate"), ("edge", "boost"), ("side", "ablate"), ("side", "boost"))
     with house_style():
         figure, axes = new_figure(7.2, 3.2, columns=2, sharey=True)
         for axis, name in zip(axes[0], ("cosine", "norm_ratio"), strict=True):
-            everything = np.asarray(found.table[name].to_list())
-            low, high = np.quantile(everything, (0.005, 0.995))
-            bins = np.linspace(low, high, 50).tolist()
-            for (what, action), colour, style in zip(
-                (("edge", "ablate"), ("edge", "boost"), ("side", "ablate"), ("side", "boost")),
-                (VERMILION, BLUE, VERMILION, BLUE),
-                ("-", "-", "--", "--"),
-                strict=True,
-            ):
-                values = found.table.filter(what=what, action=action)[name].to_list()
-                label = f"{action}, {'one edge' if what == 'edge' else 'a whole side'} ({len(values)})"
-                axis.hist(
+            for what, action in lines:
+                values = sorted(found.table.filter(what=what, action=action)[name].to_list())
+                axis.step(
                     values,
-                    bins=bins,
-                    histtype="step",
-                    density=True,
-                    color=colour,
-                    linestyle=style,
-                    label=label,
+                    np.arange(1, len(values) + 1) / len(values),
+                    where="post",
+                    color=VERMILION if action == "ablate" else BLUE,
+                    linestyle="-" if what == "edge" else "--",
+                    label=f"{action}, {'one edge' if what == 'edge' else 'a whole side'} ({len(values)})",
                 )
-            axis.set_yscale("log")
+            axis.axvline(1, color=INK, linewidth=0.6)
             axis.set_xlabel("cosine" if name == "cosine" else "norm ratio")
-        axes[0][0].set_ylabel("density")
+        axes[0][0].set_ylabel("share at or below")
         axes[0][0].legend(loc="upper left")
         figure.suptitle("The residual that a head reads, before and after", fontsize=11)
         return save(figure, path)
@@ -242,12 +237,14 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
             _faithfulness_axis(axis)
             axis.set_title(way, loc="left", fontsize=8)
         axes[0][0].legend(loc="upper left")
-        for spare in [a for row in axes for a in row][len(ways) :]:
-            spare.set_visible(False)
         for row in axes:
             row[0].set_ylabel("faithfulness")
-        for axis in axes[-1]:
+        flat = [a for row in axes for a in row]
+        for spare in flat[len(ways) :]:
+            spare.set_visible(False)
+        for axis in flat[max(0, len(ways) - columns) : len(ways)]:  # the lowest shown panel of each column
             axis.set_xlabel("share of firings kept")
+            axis.tick_params(labelbottom=True)
         figure.suptitle(f"Keeping only the circuit: share of the {metric} that attention brings", fontsize=11)
         return save(figure, path)
 

@@ -118,16 +118,17 @@ def _table(report: Report, rows: int) -> Table:
     """The edges that move attention most, with the average of their random channels beside them."""
     from headtrace.causal.report import mean
 
+    metric = "" if report.metric is None else f" and {report.metric} (metric)"
     table = Table(
-        title="Change when ablated, and of random channels (mean)",
+        title=f"Change of attention{metric} when ablated, and with random channels (mean)",
         title_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
     for name in ("from", "into", "side"):
         table.add_column(name, no_wrap=True)
-    for name in ("weight", "attention", "random", report.metric or "metric", "random"):
-        table.add_column(name, justify="right")
+    for name in ("weight", "attention", "random", "metric", "random"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     strongest = sorted(report.effects, key=lambda e: -abs(e.ablate_attention))[:rows]
     for effect in strongest:
         table.add_row(

@@ -135,9 +135,20 @@ def claim(recording: Recording, circuit: Circuit, node: Node, side: Literal["que
     return Intervention(edits, firing)
 
 
-def residual_change(recording: Recording, signal: Signal, factor: float = ABLATE) -> tuple[float, float]:
-    """Cosine and norm ratio of the residual that the head reads, before and after changing the signal there."""
+def residual_change(
+    recording: Recording, signals: Signal | Sequence[Signal], factor: float = ABLATE
+) -> tuple[float, float]:
+    """Cosine and norm ratio of the residual that the head reads, before and after changing signals there.
+
+    Several signals must be of one firing and side: they meet in one residual.
+    """
+    many = [signals] if isinstance(signals, Signal) else list(signals)
+    signal = many[0]
+    if any((s.firing, s.side) != (signal.firing, signal.side) for s in many):
+        raise InputError("Only signals of one firing and side meet in one residual.")
     reader, values = coefficients(recording, signal, "token")
+    for other in many[1:]:
+        values = values + coefficients(recording, other, "token")[1]
     position = signal.firing.dest if signal.side == "query" else signal.firing.src
     before = recording.residuals[signal.firing.layer, 0, position]
     if recording.model.architecture.norm == "layer":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,7 +19,10 @@ from headtrace.models.capture import Rotary
 from headtrace.vocabulary import Component, Firing
 
 if TYPE_CHECKING:
-    from headtrace.models import Recording
+    from headtrace.models import Model, Recording
+
+
+_INVERSES: WeakKeyDictionary[Model, dict[tuple[int, int, str], Tensor]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,16 @@ class Reader:
     ) -> Float[Tensor, "*n token d_model"]:
         """Coefficients as the minimal-norm residual vector that carries them."""
         part = self._turn_back(self.in_head(coefficients)) * self.head_scale
-        return (part @ torch.linalg.pinv(self.W.double()).to(part.dtype)) * self.norm_scale
+        return (part @ self._inverse.to(part.dtype)) * self.norm_scale
+
+    @property
+    def _inverse(self) -> Float[Tensor, "d_head d_model"]:
+        """The pseudo-inverse of the projection, computed once per model, layer, head and side."""
+        known = _INVERSES.setdefault(self.recording.model, {})
+        place = (self.firing.layer, self.firing.head if self.side == "query" else self._kv, self.side)
+        if place not in known:
+            known[place] = torch.linalg.pinv(self.W.double())
+        return known[place]
 
     def positions(self, scope: Literal["claim", "token"]) -> Bool[Tensor, " token"]:
         """Where an intervention acts: the destination; every visible key (claim), or the source alone (token)."""

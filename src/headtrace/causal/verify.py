@@ -30,7 +30,7 @@ from headtrace.causal.intervention import TOKENS_AT_ONCE, Intervention, Outcome,
 from headtrace.causal.metric import Metric
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
 from headtrace.causal.signals import random_channels
-from headtrace.circuits import Circuit, Edge
+from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def verify(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> Report:
-    """Measure what a circuit claims. ``edges``: ``"all"``, ``"top:20"`` (the heaviest), ``"none"`` or a list."""
+    """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
     check_options(controls, reach, scope)
     recording = open_circuit(circuit, model)
     predictions = check_predictions(recording, circuit)
-    asked = choose_edges(circuit, edges)
+    asked = choose_edges(circuit, edges, seed)
     chosen = asked
     if reach == "global" and isinstance(edges, str):
         chosen = [e for e in asked if circuit.node(e.source).kind != "offset"]
@@ -85,8 +85,8 @@ def check_options(controls: int, reach: str, scope: str) -> None:
         raise InputError(f"scope={scope!r}: expected 'claim' (every visible key) or 'token' (one position).")
 
 
-def choose_edges(circuit: Circuit, which: str | Sequence[Edge]) -> list[Edge]:
-    """Edges between components (not those to the root), all or the heaviest."""
+def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -> list[Edge]:
+    """Edges between components (not those to the root): all, the heaviest, or some drawn at random."""
     inner = [e for e in circuit.edges if e.side != "root"]
     if not isinstance(which, str):
         return list(which)
@@ -94,16 +94,19 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge]) -> list[Edge]:
         return inner
     if which == "none":
         return []
-    number = which.removeprefix("top:")
-    if which.startswith("top:") and number.isdigit():
+    how, _, number = which.partition(":")
+    if how == "top" and number.isdigit():
         return list(circuit.top(int(number)))
-    raise InputError(f"edges={which!r}: expected 'all', 'none' or 'top:N', such as 'top:20'.")
+    if how == "random" and number.isdigit():
+        order = torch.randperm(len(inner), generator=torch.Generator().manual_seed(seed)).tolist()
+        return [inner[i] for i in sorted(order[: int(number)])]
+    raise InputError(f"edges={which!r}: expected 'all', 'none', 'top:N' or 'random:N', such as 'top:20'.")
 
 
 def check_predictions(recording: Recording, circuit: Circuit) -> list[PredictionCheck]:
     """Remove each firing side's claimed signals, run that layer, and compare with the prediction."""
     sides: tuple[Literal["query", "key"], ...] = ("query", "key")
-    asked = [
+    asked: list[tuple[Node, Literal["query", "key"]]] = [
         (node, side)
         for node in circuit.nodes
         if node.expanded and node.predicted is not None

@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 def verify(
     circuit: CircuitFile,
     model: ModelChoice = None,
-    edges: Annotated[str, typer.Option(help="Edges to measure: all, none or top:N (heaviest).")] = "all",
+    edges: Annotated[
+        str, typer.Option(help="Edges to measure: all, none, top:N (heaviest) or random:N.")
+    ] = "all",
     controls: Annotated[int, typer.Option(help="Random-channel draws per edge.", min=0)] = 8,
     reach: ReachChoice = "local",
     scope: ScopeChoice = "claim",
@@ -116,16 +118,17 @@ def _table(report: Report, rows: int) -> Table:
     """The edges that move attention most, with the average of their random channels beside them."""
     from headtrace.causal.report import mean
 
+    metric = "" if report.metric is None else f" and {report.metric} (metric)"
     table = Table(
-        title="Change when ablated, and of random channels (mean)",
+        title=f"Change of attention{metric} when ablated, and with random channels (mean)",
         title_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
     for name in ("from", "into", "side"):
         table.add_column(name, no_wrap=True)
-    for name in ("weight", "attention", "random", report.metric or "metric", "random"):
-        table.add_column(name, justify="right")
+    for name in ("weight", "attention", "random", "metric", "random"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     strongest = sorted(report.effects, key=lambda e: -abs(e.ablate_attention))[:rows]
     for effect in strongest:
         table.add_row(

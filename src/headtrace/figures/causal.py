@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headtrace.figures.style import BLUE, GREY, INK, VERMILION, house_style, new_figure, save
+from headtrace.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    SEQUENCE,
+    VERMILION,
+    house_style,
+    new_figure,
+    save,
+)
 
 if TYPE_CHECKING:
+    import polars as pl
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from headtrace.causal import Report
+    from headtrace.causal.experiments import EdgesIntoHead, ResidualChanges, SingleEdges
+    from headtrace.causal.faithfulness import Faithfulness
+    from headtrace.causal.sets import Additivity
 
 
 def violins(axis: Axes, groups: Sequence[tuple[str, Sequence[float], str]]) -> None:
@@ -27,6 +41,10 @@ def violins(axis: Axes, groups: Sequence[tuple[str, Sequence[float], str]]) -> N
         reach * 1e-3, float(np.median([abs(v) for v in groups[0][1]] or [reach])) / 10
     )  # where most of the first group still shows
     axis.set_yscale("symlog", linthresh=linear, linscale=0.6)
+    decades = [10.0**k for k in range(int(np.ceil(np.log10(linear))), int(np.floor(np.log10(reach))) + 1)]
+    ticks = [*(-d for d in reversed(decades)), 0.0, *decades]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
     jitter = np.random.default_rng(0)
     for place, (_, values, colour) in enumerate(groups):
         if not len(values):
@@ -81,3 +99,156 @@ def edge_effects(reports: Sequence[Report], path: str | Path | None = None) -> F
         how = "" if first is None else f" ({first.reach}, scope {first.scope})"
         figure.suptitle(f"{len(effects)} edges{how}: claimed signals and random channels", fontsize=11)
         return save(figure, path)
+
+
+def single_edge_violins(found: SingleEdges, path: str | Path | None = None) -> Figure:
+    """Rows: attention, metric. Columns: local, global. Violins: ablate, boost, and each with random channels."""
+    reaches = found.table["reach"].unique(maintain_order=True).to_list()
+    measures = found.table["measure"].unique(maintain_order=True).to_list()
+    with house_style():
+        figure, axes = new_figure(
+            3.6 * len(reaches) + 0.6, 2.6 * len(measures) + 0.5, len(measures), len(reaches), sharey="row"
+        )
+        for row, measure in zip(axes, measures, strict=True):
+            groups = [_four(found, reach, measure) for reach in reaches]
+            for axis, reach, four in zip(row, reaches, groups, strict=True):
+                violins(axis, four)
+                edges = found.table.filter(reach=reach, action="ablate", measure=measure).height
+                axis.set_title(f"{reach}: {edges} edges", loc="left")
+            row[0].set_ylabel(f"change of {found.metric if measure == 'metric' else measure}")
+        figure.suptitle("Single edges: claimed signals, and random channels of the same heads", fontsize=11)
+        return save(figure, path)
+
+
+def _four(found: SingleEdges, reach: str, measure: str) -> list[tuple[str, list[float], str]]:
+    groups: list[tuple[str, list[float], str]] = []
+    for action, colour in (("ablate", VERMILION), ("boost", BLUE)):
+        part = found.table.filter(reach=reach, action=action, measure=measure)
+        randoms = part["randoms"].explode().drop_nulls().to_list()
+        groups += [(action, part["change"].to_list(), colour), (f"{action}\nrandom", randoms, GREY)]
+    return groups
+
+
+def edges_into_head_bars(found: EdgesIntoHead, path: str | Path | None = None) -> Figure:
+    """Edges into one head from the lightest to the heaviest: fall of attention and of the metric, local and global."""
+    reaches = found.table["reach"].unique(maintain_order=True).to_list()
+    with house_style():
+        figure, axes = new_figure(7.2, 2.3 * len(reaches) + 0.6, rows=len(reaches), columns=2, sharex="row")
+        for row, reach in zip(axes, reaches, strict=True):
+            part = found.table.filter(reach=reach).sort("rank")
+            for axis, name, colour in ((row[0], "attention", ORANGE), (row[1], "metric", BLUE)):
+                axis.bar(range(part.height), part[name].to_list(), color=colour, width=0.9)
+                axis.axhline(0, color=INK, linewidth=0.6)
+                axis.set_title(f"{reach}: change of {found.metric if name == 'metric' else name}", loc="left")
+            row[0].set_ylabel("ablated minus clean")
+        for axis in axes[-1]:
+            axis.set_xlabel("edges, by rising weight")
+        figure.suptitle(f"Edges into {found.head}, ablated one by one", fontsize=11)
+        return save(figure, path)
+
+
+def additivity_scatter(found: Additivity, path: str | Path | None = None) -> Figure:
+    """Joint effect of two edges against the sum of their single effects; on the diagonal they add up."""
+    kinds = found.table["arrangement"].unique(maintain_order=True).to_list()
+    with house_style():
+        figure, axes = new_figure(3.5 * len(kinds) + 0.4, 3.6, columns=len(kinds), sharex=True, sharey=True)
+        for axis, kind in zip(axes[0], kinds, strict=True):
+            part = found.table.filter(arrangement=kind)
+            ends = [float(min(part["sum"].min() or 0, 0)), float(max(part["sum"].max() or 0, 0))]  # type: ignore[type-var]
+            axis.plot(ends, ends, color=INK, linewidth=0.8, label="joint = sum")
+            for reach, colour, marker in (("local", ORANGE, "o"), ("global", BLUE, "^")):
+                some = part.filter(reach=reach)
+                axis.scatter(
+                    some["sum"].to_list(), some["joint"].to_list(), s=16, color=colour, marker=marker, alpha=0.7,
+                    linewidth=0, label=f"{reach} ({some.height} pairs)",
+                )  # fmt: skip
+            axis.set_title(f"{kind} edges", loc="left")
+            axis.set_xlabel("sum of single effects")
+            axis.legend(loc="upper left")
+        axes[0][0].set_ylabel(f"joint change of {found.metric}")
+        figure.suptitle("Two edges ablated together, and one by one", fontsize=11)
+        return save(figure, path)
+
+
+def residual_distributions(found: ResidualChanges, path: str | Path | None = None) -> Figure:
+    """Cumulative share of edges, and of whole sides, up to a cosine and up to a norm ratio of their residuals."""
+    lines = (("edge", "ablate"), ("edge", "boost"), ("side", "ablate"), ("side", "boost"))
+    with house_style():
+        figure, axes = new_figure(7.2, 3.2, columns=2, sharey=True)
+        for axis, name in zip(axes[0], ("cosine", "norm_ratio"), strict=True):
+            for what, action in lines:
+                values = sorted(found.table.filter(what=what, action=action)[name].to_list())
+                axis.step(
+                    values,
+                    np.arange(1, len(values) + 1) / len(values),
+                    where="post",
+                    color=VERMILION if action == "ablate" else BLUE,
+                    linestyle="-" if what == "edge" else "--",
+                    label=f"{action}, {'one edge' if what == 'edge' else 'a whole side'} ({len(values)})",
+                )
+            axis.axvline(1, color=INK, linewidth=0.6)
+            axis.set_xlabel("cosine" if name == "cosine" else "norm ratio")
+        axes[0][0].set_ylabel("share at or below")
+        axes[0][0].legend(loc="upper left")
+        figure.suptitle("The residual that a head reads, before and after", fontsize=11)
+        return save(figure, path)
+
+
+def faithfulness_curves(found: Sequence[Faithfulness], path: str | Path | None = None) -> Figure:
+    """Faithfulness over circuit size, firings by falling influence, beside random firings of the same layers."""
+    with house_style():
+        figure, axes = new_figure(5.2, 3.4)
+        axis = axes[0][0]
+        for one, colour in zip(found, SEQUENCE * len(found), strict=False):
+            sizes = one.curve["firings"].to_list()
+            label = f"{one.ablation}, {one.unit}, MLPs {'kept' if one.mlps == 'keep' else 'ablated'}"
+            axis.plot(sizes, one.curve["faithfulness"].to_list(), color=colour, marker="o", ms=3, label=label)
+            if one.curve["random"].null_count() == 0:
+                axis.plot(
+                    sizes, one.curve["random"].to_list(), color=colour, linestyle=":", label="random firings"
+                )
+        _faithfulness_axis(axis)
+        axis.set_ylabel("faithfulness")
+        axis.set_xlabel("firings kept, by falling influence")
+        axis.legend()
+        return save(figure, path)
+
+
+def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | None = None) -> Figure:
+    """Curves of many circuits, one panel per way of ablating: the share of each circuit kept, thin lines per prompt."""
+    ways = table["way"].unique(maintain_order=True).to_list()
+    columns = 3
+    rows = -(-len(ways) // columns)
+    grid = np.linspace(0, 1, 41)
+    with house_style():
+        figure, axes = new_figure(7.4, 2.4 * rows + 0.6, rows, columns, sharex=True, sharey=True)
+        for axis, way in zip([a for row in axes for a in row], ways, strict=False):
+            lines: dict[str, list[Any]] = {"faithfulness": [], "random": []}
+            for (_,), part in table.filter(way=way).group_by("circuit", maintain_order=True):
+                share = np.asarray(part["firings"].to_list()) / max(1, int(part["firings"].max()))  # type: ignore[arg-type]
+                for name, colour in (("faithfulness", BLUE), ("random", GREY)):
+                    lines[name].append(np.interp(grid, share, part[name].to_list()))
+                    axis.plot(share, part[name].to_list(), color=colour, alpha=0.3, linewidth=0.7)
+            for name, colour, label in (
+                ("faithfulness", BLUE, "circuit"),
+                ("random", GREY, "random firings"),
+            ):
+                axis.plot(grid, np.mean(lines[name], axis=0), color=colour, linewidth=2.2, label=label)
+            _faithfulness_axis(axis)
+            axis.set_title(way, loc="left", fontsize=8)
+        axes[0][0].legend(loc="upper left")
+        for row in axes:
+            row[0].set_ylabel("faithfulness")
+        flat = [a for row in axes for a in row]
+        for spare in flat[len(ways) :]:
+            spare.set_visible(False)
+        for axis in flat[max(0, len(ways) - columns) : len(ways)]:  # the lowest shown panel of each column
+            axis.set_xlabel("share of firings kept")
+            axis.tick_params(labelbottom=True)
+        figure.suptitle(f"Keeping only the circuit: share of the {metric} that attention brings", fontsize=11)
+        return save(figure, path)
+
+
+def _faithfulness_axis(axis: Axes) -> None:
+    axis.axhline(0, color=INK, linewidth=0.6)
+    axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")

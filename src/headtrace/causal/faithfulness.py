@@ -1,0 +1,272 @@
+"""Keep only the circuit: ablate every head component outside it, and see how much of the answer is left.
+
+    found = faithfulness(circuit, model, ablation="mean")
+    print(found.summary())
+    found.curve                       # one row per circuit size
+
+Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and (by default) all MLPs stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import polars as pl
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from headtrace.causal.edges import open_circuit
+from headtrace.causal.intervention import TOKENS_AT_ONCE
+from headtrace.causal.metric import Metric
+from headtrace.errors import InputError
+from headtrace.models.attention import AttentionCall, AttentionObserver, per_query_head, through
+from headtrace.models.capture import full_precision_norms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headtrace.circuits import Circuit, Node
+    from headtrace.models import Model, Recording
+
+Ablation = Literal["zero", "mean"]
+Unit = Literal["component", "position", "head"]
+Mlps = Literal["keep", "ablate"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one copy of the prompt keeps: masks over (layer, head, dest, src), and MLPs over (layer, token)."""
+
+    heads: Bool[Tensor, "layer head dest src"]
+    mlps: Bool[Tensor, "layer token"] | None = None
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """The metric of the whole model, of the circuit alone, with nothing kept, and without the circuit."""
+
+    metric: str
+    full: float
+    empty: float
+    circuit: float
+    without: float
+    """Everything but the circuit is kept."""
+    kept: int
+    """Head components (layer, head, dest, src) that the circuit keeps, of ``total``."""
+    total: int
+    curve: pl.DataFrame
+    """firings, kept, metric, faithfulness, random (faithfulness of as many random firings of the same layers)."""
+    ablation: str
+    unit: str
+    mlps: str
+
+    @property
+    def faithfulness(self) -> float:
+        """(m(circuit) - m(empty)) / (m(full) - m(empty)): 1 if the circuit does all that attention does."""
+        return normalised(self.circuit, self.full, self.empty)
+
+    def summary(self) -> str:
+        mlps = "all MLPs kept" if self.mlps == "keep" else "MLPs outside the circuit ablated too"
+        return (
+            f"{self.ablation} ablation of head components outside the circuit (unit: {self.unit}; {mlps}): "
+            f"{self.kept} of {self.total} kept\n"
+            f"{self.metric}: model {self.full:.3f}, circuit alone {self.circuit:.3f}, nothing kept {self.empty:.3f}, "
+            f"all but the circuit {self.without:.3f}\nfaithfulness {self.faithfulness:.3f}"
+        )
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        from headtrace.figures.causal import faithfulness_curves
+
+        return faithfulness_curves([self], path)
+
+
+def normalised(value: float, full: float, empty: float) -> float:
+    return (value - empty) / (full - empty) if full != empty else float("nan")
+
+
+def faithfulness(
+    circuit: Circuit,
+    model: Model,
+    *,
+    ablation: Ablation = "mean",
+    unit: Unit = "component",
+    mlps: Mlps = "keep",
+    reference: Recording | None = None,
+    controls: int = 4,
+    seed: int = 0,
+) -> Faithfulness:
+    """Run the model with only the circuit's attention, at every circuit size (firings by falling influence).
+
+    ``zero`` drops a component from its head's mixture; ``mean`` puts the mean of the head's value vectors in its place:
+    over the prompt's own positions, or over the prompts of a ``reference`` recording. ``unit`` says what a firing
+    keeps: its (dest, src) alone, all sources at its destination (``position``), or its whole head (``head``).
+    """
+    _check(ablation, unit, mlps)
+    recording = open_circuit(circuit, model)
+    metric = Metric.of(circuit.root, recording.last_logits())
+    if metric is None:
+        raise InputError(
+            "A direction root has no metric in the circuit file, so faithfulness to it cannot be measured."
+        )
+    firings = sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))
+    sizes = range(len(firings) + 1)
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = [[_random_like(recording, n, generator) for n in firings] for _ in range(controls)]
+
+    def keep(nodes: Sequence[Node]) -> Kept:
+        return Kept(
+            _head_mask(recording, nodes, unit),
+            None if mlps == "keep" else _mlp_mask(recording, circuit, nodes),
+        )
+
+    whole = keep(firings)
+    rest = Kept(~whole.heads, None if whole.mlps is None else ~whole.mlps)
+    runs: list[Callable[[], Kept]] = [lambda: rest]
+    runs += [lambda nodes=nodes[:size]: keep(nodes) for nodes in (firings, *shuffled) for size in sizes]
+    values = metric_with(recording, metric, runs, ablation, reference)
+    without, curve, others = values[0], values[1 : len(sizes) + 1], values[len(sizes) + 1 :]
+    full, empty = float(metric(recording.last_logits())), curve[0]
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        random = [normalised(v, full, empty) for v in others[size :: len(sizes)]]
+        kept = int(_head_mask(recording, firings[:size], unit).sum())
+        share = normalised(curve[size], full, empty)
+        mean = sum(random) / len(random) if random else None
+        rows.append(
+            {"firings": size, "kept": kept, "metric": curve[size], "faithfulness": share, "random": mean}
+        )
+    schema: Any = {"firings": pl.Int64, "kept": pl.Int64}
+    schema |= dict.fromkeys(("metric", "faithfulness", "random"), pl.Float64)
+    total = sum(int(v[0].sum()) for v in recording.visible) * model.n_heads
+    return Faithfulness(
+        metric=metric.name,
+        full=full,
+        empty=empty,
+        circuit=curve[-1],
+        without=without,
+        kept=rows[-1]["kept"],
+        total=total,
+        curve=pl.DataFrame(rows, schema=schema),
+        ablation=ablation if reference is None else f"{ablation} (reference)",
+        unit=unit,
+        mlps=mlps,
+    )
+
+
+def _check(ablation: str, unit: str, mlps: str) -> None:
+    for name, given, known in (
+        ("ablation", ablation, ("zero", "mean")),
+        ("unit", unit, ("component", "position", "head")),
+        ("mlps", mlps, ("keep", "ablate")),
+    ):
+        if given not in known:
+            raise InputError(f"{name}={given!r}: expected one of {', '.join(map(repr, known))}.")
+
+
+def _head_mask(
+    recording: Recording, nodes: Iterable[Node], unit: Unit
+) -> Bool[Tensor, "layer head dest src"]:
+    mask = torch.zeros_like(recording.patterns[:, 0], dtype=torch.bool)
+    for n in nodes:
+        place: Any = (n.layer, n.head, n.dest, n.src)
+        mask[place if unit == "component" else place[:3] if unit == "position" else place[:2]] = True
+    return mask & torch.stack([v[0] for v in recording.visible])[:, None]
+
+
+def _mlp_mask(recording: Recording, circuit: Circuit, nodes: Sequence[Node]) -> Bool[Tensor, "layer token"]:
+    """MLPs that write a signal to one of these firings, or straight to the root."""
+    mask = torch.zeros_like(recording.norm_scales[:-1, 0], dtype=torch.bool)
+    root = circuit.root_node
+    for target in [*nodes, *([] if root is None else [root])]:
+        for edge in circuit.edges_into(target) if target in circuit.nodes else ():
+            source: Any = circuit.node(edge.source)
+            if source.kind == "mlp":
+                mask[source.layer, source.dest] = True
+    return mask
+
+
+def _random_like(recording: Recording, node: Node, generator: torch.Generator) -> Node:
+    """A firing of the same layer that is somewhere else: any head, any destination, any key it sees."""
+    from dataclasses import replace
+
+    layer: Any = node.layer
+    places = recording.visible[layer][0].nonzero()
+    dest, src = places[int(torch.randint(len(places), (1,), generator=generator))].tolist()
+    head = int(torch.randint(recording.model.n_heads, (1,), generator=generator))
+    return replace(node, id=-1, head=head, dest=dest, src=src)
+
+
+class _Keeping(AttentionObserver):
+    """Mixes only the values that each copy keeps; in place of the others, one vector per head."""
+
+    def __init__(self, keep: list[Kept], instead: Float[Tensor, "layer head d_head"]) -> None:
+        self.keep, self.instead = keep, instead
+
+    def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"]:
+        mask = torch.stack([kept.heads[call.layer] for kept in self.keep])
+        other = self.instead[call.layer][None, :, None]
+        values = per_query_head(call.value, call.query.shape[1])
+        # Rows of the pattern sum to one: sum_kept a v + sum_dropped a r = sum_kept a (v - r) + r.
+        return (pattern * mask) @ (values - other) + other
+
+
+def replacement(
+    recording: Recording, ablation: Ablation, reference: Recording | None
+) -> Float[Tensor, "layer head d_head"]:
+    """What stands for an ablated component: the value bias (zero: the bias is no head's), or a mean value vector."""
+    weights = recording.model.weights
+    if ablation == "zero":
+        return weights.b_V.repeat_interleave(weights.group, dim=1)
+    source = recording if reference is None else reference
+    rows = [source.values[:, b, :, :n] for b, n in enumerate(source.lengths)]
+    return torch.cat(rows, dim=2).mean(dim=2).repeat_interleave(weights.group, dim=1)
+
+
+@torch.inference_mode()
+def metric_with(
+    recording: Recording,
+    metric: Metric,
+    runs: Sequence[Callable[[], Kept]],
+    ablation: Ablation,
+    reference: Recording | None = None,
+) -> list[float]:
+    """The metric of each run, many copies of the prompt at a time; masks exist only while they are in use."""
+    model = recording.model
+    instead = replacement(recording, ablation, reference)
+    size = max(1, TOKENS_AT_ONCE // recording.lengths[0])
+    values: list[float] = []
+    for start in range(0, len(runs), size):
+        keep = [make() for make in runs[start : start + size]]
+        with ExitStack() as stack:
+            if model.dtype == torch.float64:
+                stack.enter_context(full_precision_norms(model))
+            _mlp_hooks(recording, keep, ablation, reference, stack)
+            stack.enter_context(through(_Keeping(keep, instead), model.hf))
+            ids = recording.token_ids.expand(len(keep), -1)
+            output: Any = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
+        values += metric(output.logits[:, -1]).tolist()
+    return values
+
+
+def _mlp_hooks(
+    recording: Recording, keep: list[Kept], ablation: Ablation, reference: Recording | None, stack: ExitStack
+) -> None:
+    """Replace the writes of MLPs that a copy does not keep by zero, or by their mean over positions."""
+    if keep[0].mlps is None:
+        return
+    facts, source = recording.model.architecture, recording if reference is None else reference
+    layers = list(recording.model.hf.get_submodule(facts.layers).children())
+    for index, layer in enumerate(layers):
+        mask = torch.stack([kept.mlps[index] for kept in keep if kept.mlps is not None])[..., None]
+        writes = torch.cat([source.mlp_writes[index, b, :n] for b, n in enumerate(source.lengths)])
+        other = writes.mean(dim=0) if ablation == "mean" else torch.zeros_like(writes[0])
+
+        def after(_: nn.Module, __: Any, out: Tensor, mask: Tensor = mask, other: Tensor = other) -> Tensor:
+            return torch.where(mask, out.reshape(*mask.shape[:2], -1), other).reshape(out.shape)
+
+        stack.callback(layer.get_submodule(facts.mlp_write).register_forward_hook(after).remove)

@@ -236,6 +236,7 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
             ):
                 axis.plot(grid, np.mean(lines[name], axis=0), color=colour, linewidth=2.2, label=label)
             _faithfulness_axis(axis)
+            axis.set_ylim(-1.5, 1.5)  # where the metric hardly changes at all, the ratio can be anything
             axis.set_title(way, loc="left", fontsize=8)
         axes[0][0].legend(loc="upper left")
         for row in axes:

@@ -238,7 +238,7 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
             _faithfulness_axis(axis)
             axis.set_ylim(-1.5, 1.5)  # where the metric hardly changes at all, the ratio can be anything
             axis.set_title(way, loc="left", fontsize=8)
-        axes[0][0].legend(loc="upper left")
+        axes[0][0].legend(loc="lower left")
         for row in axes:
             row[0].set_ylabel("faithfulness")
         flat = [a for row in axes for a in row]

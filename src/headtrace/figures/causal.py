@@ -131,7 +131,8 @@ def _four(found: SingleEdges, reach: str, measure: str) -> list[tuple[str, list[
 
 def edges_into_head_bars(found: EdgesIntoHead, path: str | Path | None = None) -> Figure:
     """Edges into one head from the lightest to the heaviest: fall of attention and of the metric, local and global."""
-    reaches = found.table["reach"].unique(maintain_order=True).to_list()
+    known = set(found.table["reach"].to_list())
+    reaches = [reach for reach in ("local", "global") if reach in known]
     with house_style():
         figure, axes = new_figure(7.2, 2.3 * len(reaches) + 0.6, rows=len(reaches), columns=2, sharex="row")
         for row, reach in zip(axes, reaches, strict=True):
@@ -235,8 +236,9 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
             ):
                 axis.plot(grid, np.mean(lines[name], axis=0), color=colour, linewidth=2.2, label=label)
             _faithfulness_axis(axis)
+            axis.set_ylim(-1.5, 1.5)  # where the metric hardly changes at all, the ratio can be anything
             axis.set_title(way, loc="left", fontsize=8)
-        axes[0][0].legend(loc="upper left")
+        axes[0][0].legend(loc="lower left")
         for row in axes:
             row[0].set_ylabel("faithfulness")
         flat = [a for row in axes for a in row]

@@ -104,6 +104,8 @@ def capacity(experiment: Experiment) -> Figure:
             matrix = experiment.arrays[f"left_{name}"]
             image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
             axes.set(title=f"H = {d_head}, {len(matrix)} pairs", xlabel="channel")
+        for axes in line:
+            axes.set_visible(axes.has_data())
         line[0].set_ylabel("query feature, by falling logit")
     if image is not None:
         figure.colorbar(image, ax=grid, shrink=0.6, label="|cosine|")

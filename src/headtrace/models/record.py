@@ -176,8 +176,9 @@ class Recording:
     def bare_values(self) -> Float[Tensor, "layer batch head token d_head"]:
         """Value vectors without their bias, one row per query head."""
         weights = self.model.weights
-        bare = self.values - weights.b_V[:, None, :, None]
-        return bare.repeat_interleave(weights.group, dim=2)
+        bare = self.values.transpose(0, 1) - weights.b_V[None, :, :, None]
+        # Laid out prompt by prompt, so that the layers below a head are one block in memory.
+        return bare.repeat_interleave(weights.group, dim=2).transpose(0, 1)
 
     def write(self, component: Component, prompt: int | None = 0) -> Tensor:
         """What a component wrote to every token: (token, d_model), or all prompts' with ``prompt=None``.

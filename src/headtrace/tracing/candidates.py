@@ -109,8 +109,9 @@ class QueryCandidates:
         read = upstream.head_readings("query", firings)
         coefficients = plain.new_empty(len(firings), upstream.catalogue.n_components, plain.shape[-1])
         coefficients[:, : plain.shape[1]] = plain
-        heads = coefficients[:, plain.shape[1] :].view(read.shape)
-        torch.mul(read @ basis[:, None], strength.flatten(1, 2)[..., None], out=heads)
+        # One large product per firing, written in place, then weighted by attention.
+        torch.bmm(read.flatten(1, 2), basis, out=coefficients[:, plain.shape[1] :])
+        coefficients[:, plain.shape[1] :].mul_(strength.flatten(1)[..., None])
         candidates = cls(scores, coefficients)
         total = coefficients.sum(dim=1)
         error = ((scores.b @ (total - scores.a)[..., None])[..., 0] * scores.visible).abs().amax(
@@ -197,8 +198,12 @@ class KeyCandidates:
         rec, firings, layer = self.scores.recording, self.scores.firings, self.scores.firings.layer
         length, width = self.catalogue.length, table.shape[-1]
         sums = table.new_empty(len(firings), layer * self.catalogue.n_heads * length, width)
-        for prompt in torch.unique(firings.prompt).tolist():
-            mine = firings.prompt == prompt
+        prompts, counts = torch.unique_consecutive(firings.prompt, return_counts=True)
+        end = 0
+        for prompt, count in zip(
+            prompts.tolist(), counts.tolist(), strict=True
+        ):  # firings come sorted by prompt
+            mine = slice(end, end := end + count)
             columns = table[mine].mT.flatten(0, 1)
             if rec.post_norm_scales is not None:
                 columns = (columns / rec.post_norm_scales[:layer, prompt, None, :length])[:, None]

@@ -23,8 +23,10 @@ from headtrace.vocabulary import Component, Firing
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
-CANDIDATES_AT_ONCE = 48_000_000
-"""Firings are traced together as long as their candidates number at most this many (192 MB in float32)."""
+CANDIDATES_AT_ONCE = 2_000_000
+"""Firings are traced together as long as their candidates number at most this many (8 MB in float32: cache-sized)."""
+LONG_GROUP, LONG_CANDIDATES = 3, 48_000_000
+"""Firings of long prompts share the reading of attention patterns: up to three at a time, within 192 MB."""
 
 FIRST_CHUNK = 32
 CHUNK_GROWTH = 8
@@ -113,24 +115,25 @@ def in_chunks(
 def firing_chunks(
     recording: Recording, firings: LayerFirings, composer: Composer
 ) -> Iterator[tuple[LayerFirings, Upstream]]:
-    """Firings in groups with similar destinations whose candidates fit into memory together."""
-    order = torch.argsort(firings.dest, stable=True)
+    """Firings in groups, prompt by prompt and by destination, whose candidates fit into memory together."""
+    order = torch.argsort(firings.prompt * recording.token_ids.shape[1] + firings.dest, stable=True)
     dests = firings.dest[order].tolist()
     start = 0
     while start < len(dests):
-        end = start + 1
-        while (
-            end < len(dests)
-            and (end + 1 - start) * _size(recording, firings.layer, dests[end]) <= CANDIDATES_AT_ONCE
+        end, length = start + 1, dests[start] + 1
+        while end < len(dests) and end - start < _at_once(
+            recording, firings.layer, max(length, dests[end] + 1)
         ):
+            length = max(length, dests[end] + 1)
             end += 1
-        yield firings[order[start:end]], Upstream(recording, composer, firings.layer, dests[end - 1] + 1)
+        yield firings[order[start:end]], Upstream(recording, composer, firings.layer, length)
         start = end
 
 
-def _size(recording: Recording, layer: int, dest: int) -> int:
-    """Candidates of a firing at a destination."""
-    return Catalogue(layer, recording.model.n_heads, dest + 1).n_components * recording.model.d_head
+def _at_once(recording: Recording, layer: int, length: int) -> int:
+    """How many firings that see ``length`` tokens are traced together."""
+    size = Catalogue(layer, recording.model.n_heads, length).n_components * recording.model.d_head
+    return max(CANDIDATES_AT_ONCE // size, min(LONG_GROUP, LONG_CANDIDATES // size), 1)
 
 
 def _trace_chunk(

@@ -78,8 +78,13 @@ class Composer:
         self.keep = pairs * m.d_head**2 * width <= COMPOSED_BYTES
 
     def read(
-        self, side: ReadSide, layer: int, head: int, values: Float[Tensor, "upstream head token d_head"]
-    ) -> Float[Tensor, "upstream_head token d_head"]:
+        self,
+        side: ReadSide,
+        layer: int,
+        head: int,
+        values: Float[Tensor, "upstream head token d_head"],
+        out: Float[Tensor, "upstream_head token d_head"],
+    ) -> None:
         """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
         weights = self.model.weights
         W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
@@ -87,11 +92,13 @@ class Composer:
         flat = values.flatten(0, 1)
         d_model, d_head = W.shape
         if self.keep:
-            return flat @ self._composed(side, layer, head, W_O, W)
+            torch.bmm(flat, self._composed(side, layer, head, W_O, W), out=out)
+            return
         # Which order of the three factors costs less depends on the number of tokens.
         if flat.shape[1] * (d_model - d_head) < d_head * d_model:
-            return (flat @ W_O) @ W
-        return flat @ (W_O @ W)
+            torch.matmul(flat @ W_O, W, out=out)
+        else:
+            torch.bmm(flat, W_O @ W, out=out)
 
     def _composed(self, side: str, layer: int, head: int, W_O: Tensor, W: Tensor) -> Tensor:
         key = (side, layer, head)
@@ -145,10 +152,11 @@ class Upstream:
             readers = readers // self.recording.model.weights.group
         values = self.recording.bare_values[: self.layer, :, :, : self.length]
 
-        def read(prompt: int, reader: int) -> Tensor:
-            return self.composer.read(side, self.layer, reader, values[:, prompt])
+        def read(prompt: int, reader: int, out: Tensor) -> None:
+            self.composer.read(side, self.layer, reader, values[:, prompt], out)
 
-        return _once_per_pair(firings.prompt, readers, read)
+        shape = (len(firings), self.layer * values.shape[2], self.length, values.shape[-1])
+        return _once_per_pair(firings.prompt, readers, values.new_empty(shape), read)
 
     def plain_writes(self, prompt: int, token: Tensor | slice) -> Float[Tensor, "plain *token d_model"]:
         """Writes of embedding, MLPs and attention biases (the offset has no write) at some tokens of one prompt."""
@@ -176,21 +184,32 @@ class Upstream:
         """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         readers = firings.head // weights.group
+        known: dict[int, Tensor] = {}
 
-        def read(prompt: int, reader: int) -> Tensor:
-            writes = self.plain_writes(prompt, slice(0, self.length))
-            parts = (writes @ weights.W_K[l, reader]) / rec.norm_scales[l, prompt, : self.length, None]
-            return torch.cat((parts, weights.b_K[l, reader].expand(1, self.length, -1)))
+        def read(prompt: int, reader: int, out: Tensor) -> None:
+            if prompt not in known:  # firings come sorted by prompt
+                known.clear()
+                writes = self.plain_writes(prompt, slice(0, self.length))
+                known[prompt] = writes / rec.norm_scales[l, prompt, : self.length, None]
+            torch.matmul(known[prompt], weights.W_K[l, reader], out=out[:-1])
+            out[-1] = weights.b_K[l, reader]
 
-        return _once_per_pair(firings.prompt, readers, read)
+        shape = (len(firings), self.catalogue.n_plain, self.length, weights.W_K.shape[-1])
+        return _once_per_pair(firings.prompt, readers, rec.norm_scales.new_empty(shape), read)
 
 
 def _once_per_pair(
-    prompt: Int[Tensor, " firing"], reader: Int[Tensor, " firing"], read: Callable[[int, int], Tensor]
+    prompt: Int[Tensor, " firing"],
+    reader: Int[Tensor, " firing"],
+    out: Float[Tensor, "firing *rest"],
+    read: Callable[[int, int, Tensor], None],
 ) -> Float[Tensor, "firing *rest"]:
-    """One row per firing, computed once for firings that share a prompt and a reading head."""
-    pairs, where = torch.unique(torch.stack((prompt, reader)), dim=1, return_inverse=True)
-    rows = [read(p, r) for p, r in pairs.T.tolist()]
-    if len(rows) == 1:
-        return rows[0].expand(prompt.shape[0], *rows[0].shape)
-    return torch.stack(rows)[where]
+    """Fill one row per firing; firings that share a prompt and a reading head are computed once and copied."""
+    first: dict[tuple[int, int], int] = {}
+    for row, pair in enumerate(zip(prompt.tolist(), reader.tolist(), strict=True)):
+        if pair in first:
+            out[row] = out[first[pair]]
+        else:
+            first[pair] = row
+            read(*pair, out[row])
+    return out

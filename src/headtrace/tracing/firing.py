@@ -23,8 +23,8 @@ from headtrace.vocabulary import Component, Firing
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
-CANDIDATES_AT_ONCE = 2_000_000
-"""Firings are traced together as long as their candidates number at most this many (8 MB in float32: cache-sized)."""
+CANDIDATES_AT_ONCE = 3_000_000
+"""Firings are traced together as long as their candidates number at most this many (12 MB in float32)."""
 LONG_GROUP, LONG_CANDIDATES = 3, 48_000_000
 """Firings of long prompts share the reading of attention patterns: up to three at a time, within 192 MB."""
 

@@ -33,7 +33,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/dev.stamp
 	@set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done

@@ -53,6 +53,9 @@ class Capture(AttentionObserver):
     key_scales: Tensor | None = field(init=False, default=None)
     rotary: list[Rotary | None] = field(init=False, default_factory=list[Rotary | None])
     visible: list[Tensor] = field(init=False, default_factory=list[Tensor])
+    masks: dict[int, tuple[Tensor, Tensor]] = field(
+        init=False, default_factory=dict[int, tuple[Tensor, Tensor]]
+    )
     scales: list[float] = field(init=False, default_factory=list[float])
     softcaps: list[float | None] = field(init=False, default_factory=list[float | None])
 
@@ -95,11 +98,9 @@ class Capture(AttentionObserver):
         if mask is None:
             causal = torch.ones(self.length, self.length, dtype=torch.bool, device=self.model.device)
             return causal.tril().expand(self.batch, -1, -1)
-        known = getattr(self, "_masks", {})
-        self._masks: dict[int, tuple[Tensor, Tensor]] = known
-        if id(mask) not in known:
-            known[id(mask)] = (mask, (mask == 0)[:, 0].expand(self.batch, -1, -1))
-        return known[id(mask)][1]
+        if id(mask) not in self.masks:
+            self.masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(self.batch, -1, -1))
+        return self.masks[id(mask)][1]
 
     # -- the hooks -------------------------------------------------------------------------------------------
 

@@ -14,8 +14,6 @@ from headtrace.errors import InputError
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
-PromptLike = "str | Sequence[int] | Tensor"
-
 
 def _is_ids(prompt: Any) -> bool:
     if isinstance(prompt, Tensor):

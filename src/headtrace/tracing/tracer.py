@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 MethodName = Literal["acc++", "acc", "svt"]
-Answer = "str | int | Sequence[str | int] | None"
 
 TOKENS_AT_ONCE = 2048
 """Prompts are recorded and traced together as long as their padded tokens number at most this many."""

@@ -94,9 +94,10 @@ class Explanation:
         for name in ("query", "key"):
             part = self.found.side(name)
             note = "" if part.explained else ", which is not below the threshold: unexplained"
-            lines.append(
-                f"  {name} side: without these signals attention would be {part.predicted:.3f}{note}"
-            )
+            claim = "upstream heads that write into the firing's channels"
+            if part.predicted is not None:
+                claim = f"without these signals attention would be {part.predicted:.3f}{note}"
+            lines.append(f"  {name} side: {claim}")
             lines += [
                 f"    {cause.weight:+.3f}  {self.place(cause, name)}  channels {', '.join(map(str, cause.channels))}"
                 for cause in part.causes

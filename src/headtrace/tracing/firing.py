@@ -55,7 +55,8 @@ class SideCauses:
     """One side of a firing: its causes, and the attention that is left when their signals are removed."""
 
     causes: tuple[Cause, ...]
-    predicted: float
+    predicted: float | None
+    """None where the method makes no prediction (SVT)."""
     explained: bool
     """False if everything was removed and the attention still held."""
 

@@ -87,8 +87,8 @@ class SVT:
                 firing,
                 float(clean[f]),
                 self.threshold(keys[f]),
-                SideCauses(sides[0][f], float(clean[f]), bool(sides[0][f])),
-                SideCauses(sides[1][f], float(clean[f]), bool(sides[1][f])),
+                SideCauses(sides[0][f], None, bool(sides[0][f])),
+                SideCauses(sides[1][f], None, bool(sides[1][f])),
             )
             for f, (prompt, firing) in enumerate(firings.named())
         ]

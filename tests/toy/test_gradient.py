@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from headtrace.toy.data import BatchShape, UniformStream, strengths
-from headtrace.toy.gradient import Batch, losses, teacher, write_gradient
+from headtrace.toy.gradient import Batch, Teacher, losses, write_gradient
 from headtrace.toy.reference import ToyModel, train_one
 from headtrace.toy.setting import FOUR_PAIRS, Pair, Setting
 from headtrace.toy.train import train
@@ -30,25 +31,27 @@ def double() -> Iterator[None]:
 
 def _batch(setting: Setting, shape: BatchShape, seed: int, into: torch.Tensor) -> torch.Tensor:
     into.copy_(strengths(UniformStream(seed, shape).draw(), setting.probability))
-    into[:, -1] = 1
-    return into[:, :-1]
+    into[-1] = 1
+    return into[:-1].T
 
 
 @pytest.mark.usefixtures("double")
 def test_gradient_of_a_mixed_stack_equals_autograd_of_each_model() -> None:
+    """Three sets, and in each two models that share their tokens and teacher."""
     shape = BatchShape(context=4, n_features=20, keys=64)
-    weights = Weights.initial(SETTINGS, [0, 1, 2])
+    models = [one for s in SETTINGS for one in (s, replace(s, d_head=7, attention_weight=2.0))]
+    weights = Weights.initial(models, range(len(models)))
     weights.bias.normal_()
     gradient = weights.with_flat(torch.zeros_like(weights.flat))
-    batch, weight = Batch.empty(3, shape), torch.tensor([s.attention_weight for s in SETTINGS]).view(-1, 1, 1)
+    weight = torch.tensor([s.attention_weight for s in models]).view(-1, 1, 1)
+    batch, teacher = Batch.empty(len(SETTINGS), 2, shape), Teacher.of(SETTINGS)
     drawn = [_batch(s, shape, seed, batch.strengths[seed]) for seed, s in enumerate(SETTINGS)]
-    write_gradient(gradient, weights, batch, teacher(SETTINGS), weight)
-    lost = losses(weights, batch, teacher(SETTINGS))
-    for index, setting in enumerate(SETTINGS):
-        plain = ToyModel(setting, index)
+    write_gradient(gradient, weights, batch, teacher, weight)
+    lost = losses(weights, batch, teacher)
+    for index, setting in enumerate(models):
+        plain, tokens = ToyModel(setting, index), drawn[index // 2]
         plain.bias.data.copy_(weights.bias[index])
-        queries, keys = drawn[index][: shape.queries], drawn[index][shape.queries :].unflatten(0, (4, -1))
-        loss = plain(queries, keys)
+        loss = plain(tokens[: shape.queries], tokens[shape.queries :].unflatten(0, (4, -1)))
         loss.backward()
         total = lost.reconstruction[index] + setting.attention_weight * lost.attention[index]
         torch.testing.assert_close(total, loss.detach(), rtol=1e-12, atol=0)

@@ -24,7 +24,7 @@ from headtrace.toy.setting import Pair, Setting, falling_pairs
 def test_strengths_are_bernoulli_times_uniform(probability: float) -> None:
     shape = BatchShape(context=4, n_features=40)
     stream = UniformStream(0, shape)
-    drawn = torch.cat([strengths(stream.draw(), probability)[:, :-1].clone() for _ in range(4)]).flatten()
+    drawn = torch.cat([strengths(stream.draw(), probability)[:-1].clone() for _ in range(4)]).flatten()
     present = drawn[drawn > 0].numpy()
     share = len(present) / len(drawn)
     assert abs(share - probability) < 4 * (probability * (1 - probability) / len(drawn)) ** 0.5 + 1e-6
@@ -33,7 +33,7 @@ def test_strengths_are_bernoulli_times_uniform(probability: float) -> None:
 
 def test_the_extra_strength_is_one() -> None:
     drawn = UniformStream(0, BatchShape(4, 20)).draw()
-    np.testing.assert_allclose(strengths(drawn, 0.02)[:, -1].numpy(), 1, rtol=2e-6)
+    np.testing.assert_allclose(strengths(drawn, 0.02)[-1].numpy(), 1, rtol=2e-6)
 
 
 @pytest.mark.parametrize(

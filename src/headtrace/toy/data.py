@@ -20,7 +20,11 @@ _INITIAL, _TRAINING, _EVALUATION = 0, 1, 2
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How the tokens of a step are laid out: the queries, then block by block their keys."""
+    """How the tokens of a step are laid out: the queries, then block by block their keys.
+
+    Strengths are stored feature by feature, a row of tokens each: every sum is then over rows, and every row
+    is long.
+    """
 
     context: int
     n_features: int
@@ -46,18 +50,17 @@ class UniformStream:
     def __init__(self, seed: int, shape: BatchShape, *, evaluation: bool = False) -> None:
         key = [seed, _EVALUATION if evaluation else _TRAINING]
         self._generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
-        self._numbers = np.empty((shape.tokens, shape.strengths), np.float32)
+        self._numbers = np.ones((shape.strengths, shape.tokens), np.float32)
 
-    def draw(self) -> Float[Tensor, "tokens strengths"]:
-        """The next batch, with a last column of ones; it shares its memory with the batch before."""
-        self._generator.random(out=self._numbers, dtype=np.float32)
-        self._numbers[:, -1] = 1
+    def draw(self) -> Float[Tensor, "strengths tokens"]:
+        """The next batch, with a last row of ones; it shares its memory with the batch before."""
+        self._generator.random(out=self._numbers[:-1], dtype=np.float32)
         return torch.from_numpy(self._numbers)
 
 
 def strengths(
-    uniform: Float[Tensor, "tokens strengths"], probability: float, out: Tensor | None = None
-) -> Float[Tensor, "tokens strengths"]:
+    uniform: Float[Tensor, "strengths tokens"], probability: float, out: Tensor | None = None
+) -> Float[Tensor, "strengths tokens"]:
     """Bernoulli(p) times U(0, 1) from one uniform number u: (u - (1 - p)) / p is positive with probability p,
     and uniform where it is."""
     return torch.sub(uniform, 1 - probability, out=out).clamp_(min=0).mul_(1 / probability)

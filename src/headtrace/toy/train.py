@@ -4,13 +4,15 @@
     trained.of(setting=0, seed=3).omega
 
 Models of one shape (features, model dimension, context) form a group, and a group takes each step together;
-head dimensions, probabilities, loss weights and targets may differ inside it.
+head dimensions, probabilities, loss weights and targets may differ inside it. Models of a group that read the
+same tokens and have the same teacher form a set, and a set shares all that does not depend on weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import cos, pi
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from headtrace.errors import InputError
 from headtrace.toy.data import BatchShape, UniformStream, strengths
-from headtrace.toy.gradient import Batch, losses, teacher, write_gradient
+from headtrace.toy.gradient import Batch, Room, Teacher, losses, write_gradient
 from headtrace.toy.setting import Setting
 from headtrace.toy.weights import Weights
 
@@ -31,8 +33,8 @@ BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.01
 
-# The strengths and errors of a few models stay in the processor's cache; those of a hundred do not.
-NUMBERS_AT_ONCE = 250_000
+# Steps are cheaper the more models share them, until memory no longer holds what they compute.
+NUMBERS_AT_ONCE = 2_000_000
 EVALUATION_KEYS = 8192
 
 
@@ -96,23 +98,48 @@ def train(
     return Trained(tuple(settings), seeds, tuple(models[i] for i in range(len(runs))))
 
 
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring sets of equally many models, few enough for one pass."""
+
+    sets: slice
+    models: slice
+    batch: Batch
+
+
 class Group:
     """Models of one shape that take every step together."""
 
     def __init__(self, settings: Sequence[Setting], seeds: Sequence[int], steps: int) -> None:
-        self.settings, self.seeds, self.steps = settings, seeds, steps
+        self.steps = steps
         self.shape = BatchShape(settings[0].context, settings[0].n_features)
-        self.weights = Weights.initial(settings, seeds)
+        sets = _sets(settings, seeds, max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths)))
+        self.order = [model for members in sets for model in members]
+        self.settings, self.seeds = [settings[i] for i in self.order], [seeds[i] for i in self.order]
+        self.weights = Weights.initial(self.settings, self.seeds)
         flat = self.weights.flat
         self.gradient = self.weights.with_flat(torch.zeros_like(flat))
         self.momentum, self.variance = torch.zeros_like(flat), torch.zeros_like(flat)
-        self.target = teacher(settings)
-        self.attention_weight = torch.tensor([s.attention_weight for s in settings]).view(-1, 1, 1)
-        size = max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths))
-        batch = Batch.empty(min(size, len(seeds)), self.shape)
-        starts = range(0, len(seeds), size)
-        self.parts = [(i, min(i + size, len(seeds)), batch.first(len(seeds) - i)) for i in starts]
+        self.attention_weight = torch.tensor([s.attention_weight for s in self.settings]).view(-1, 1, 1)
+        self.sets = [(seeds[members[0]], settings[members[0]]) for members in sets]
+        self.teacher = Teacher.of([setting for _, setting in self.sets])
+        self.parts = self._parts([len(members) for members in sets])
         self.streams = {seed: UniformStream(seed, self.shape) for seed in seeds}
+
+    def _parts(self, sizes: list[int]) -> list[Part]:
+        most = max(max(sizes), NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths))
+        room = Room(most, most, self.shape)
+        parts: list[Part] = []
+        first_set = first_model = 0
+        for size, alike in groupby(sizes):
+            left = len(list(alike))
+            while left:
+                count = min(left, most // size)
+                sets = slice(first_set, first_set + count)
+                models = slice(first_model, first_model + count * size)
+                parts.append(Part(sets, models, Batch.within(room, count, size)))
+                first_set, first_model, left = sets.stop, models.stop, left - count
+        return parts
 
     def run(self, snapshots: tuple[int, ...], progress: Progress | None) -> list[Model]:
         taken: list[tuple[Tensor, Tensor]] = []
@@ -130,16 +157,15 @@ class Group:
     def step(self, step: int) -> None:
         """One step of every model of the group."""
         uniform = {seed: stream.draw() for seed, stream in self.streams.items()}
-        for start, stop, batch in self.parts:
-            for index in range(start, stop):
-                room = batch.strengths[index - start]
-                strengths(uniform[self.seeds[index]], self.settings[index].probability, out=room)
+        for part in self.parts:
+            for room, (seed, setting) in zip(part.batch.strengths, self.sets[part.sets], strict=True):
+                strengths(uniform[seed], setting.probability, out=room)
             write_gradient(
-                self.gradient.with_flat(self.gradient.flat[start:stop]),
-                self.weights.with_flat(self.weights.flat[start:stop]),
-                batch,
-                self.target[start:stop],
-                self.attention_weight[start:stop],
+                self.gradient.with_flat(self.gradient.flat[part.models]),
+                self.weights.with_flat(self.weights.flat[part.models]),
+                part.batch,
+                self.teacher.part(part.sets),
+                self.attention_weight[part.models],
             )
         self._adamw(step)
 
@@ -157,19 +183,19 @@ class Group:
         """The weights, and their losses on a held-out batch that stays the same during the whole training."""
         shape = BatchShape(self.shape.context, self.shape.n_features, EVALUATION_KEYS)
         drawn = {s: UniformStream(s, shape, evaluation=True).draw() for s in self.streams}
-        batch = Batch.empty(1, shape)
+        batch = Batch.empty(1, 1, shape)
         rows: list[Tensor] = []
         for index, (setting, seed) in enumerate(zip(self.settings, self.seeds, strict=True)):
             strengths(drawn[seed], setting.probability, out=batch.strengths[0])
             one = self.weights.with_flat(self.weights.flat[index : index + 1])
-            lost = losses(one, batch, self.target[index : index + 1])
+            lost = losses(one, batch, Teacher.of([setting]))
             rows.append(torch.cat([lost.reconstruction, lost.attention, lost.floor]))
         return self.weights.flat.clone(), torch.stack(rows)
 
     def _models(self, steps: tuple[int, ...], taken: list[tuple[Tensor, Tensor]]) -> list[Model]:
         lost = torch.stack([row for _, row in taken])
         stacked = [self.weights.with_flat(flat) for flat, _ in taken]
-        return [
+        models = [
             Model(
                 setting,
                 seed,
@@ -184,3 +210,13 @@ class Group:
             )
             for index, (setting, seed) in enumerate(zip(self.settings, self.seeds, strict=True))
         ]
+        return [model for _, model in sorted(zip(self.order, models, strict=True), key=lambda pair: pair[0])]
+
+
+def _sets(settings: Sequence[Setting], seeds: Sequence[int], most: int) -> list[list[int]]:
+    """Which models share tokens and teacher, at most `most` to a set, sets of one size next to each other."""
+    sharing: dict[object, list[int]] = {}
+    for index, (setting, seed) in enumerate(zip(settings, seeds, strict=True)):
+        sharing.setdefault((seed, setting.probability, setting.pairs), []).append(index)
+    sets = [members[i : i + most] for members in sharing.values() for i in range(0, len(members), most)]
+    return sorted(sets, key=len)

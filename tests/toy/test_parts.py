@@ -56,6 +56,20 @@ def test_alignment_of_a_head_built_from_its_features_is_exact() -> None:
     torch.testing.assert_close(aligned.value_error, torch.zeros(2, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
+def test_pairs_of_opposite_features_are_found_on_the_one_channel_they_share() -> None:
+    setting = Setting(
+        pairs=(Pair(0, 1, 3.0), Pair(2, 3, 2.0), Pair(4, 5, 1.0)), n_features=6, d_model=4, d_head=4
+    )
+    features = torch.eye(4, dtype=torch.float64)[:, [0, 1, 0, 1, 2, 3]]
+    features[:, [2, 3]] *= -1
+    query, key = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+    query[0, 0], key[0, 1], query[1, 2], key[1, 3] = 5.0, 1.0, 1.0, 1.0
+    aligned = align(setting, features, channels(query, key))
+    assert aligned.channel.tolist() == [0, 0, 1]
+    torch.testing.assert_close(aligned.nearest, torch.ones(3, dtype=torch.float64))
+    assert aligned.worst[1] < 1e-12  # channel 1, which the second pair's rank asks for, holds the third
+
+
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=12).filter(lambda v: max(map(abs, v)) > 1e-3))
 def test_sparseness_lies_between_one_over_n_and_one(values: list[float]) -> None:
     measured = float(sparseness(torch.tensor(values, dtype=torch.float64)))

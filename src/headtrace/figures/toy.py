@@ -28,7 +28,11 @@ FIGURES: dict[str, dict[str, Callable[[Experiment], Figure]]] = {
         "sparsity-examples": toy_training.examples,
         "sparsity-strength": toy_training.strength,
     },
-    "robustness": {"robustness": toy_sweeps.robustness, "robustness-p": toy_sweeps.probability},
+    "robustness": {
+        "robustness": toy_sweeps.robustness,
+        "robustness-values": toy_sweeps.values,
+        "robustness-p": toy_sweeps.probability,
+    },
     "capacity": {"capacity": toy_sweeps.capacity},
     "theorems": {"theorems": toy_theory.theorems},
     "recovery": {"recovery": toy_theory.recovery},

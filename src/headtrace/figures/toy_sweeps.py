@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from headtrace.toy.experiment import Experiment
-from headtrace.toy.experiments.robustness import ALIGNED
+from headtrace.toy.experiments.robustness import ALIGNED, DEFAULT
 
 LABELS = {
     "probability": "feature probability p",
@@ -19,74 +19,117 @@ LABELS = {
 }
 
 
-def _pairs(axes: Axes, part: pl.DataFrame) -> None:
-    """Mean over seeds of each pair's smaller cosine, and the range over seeds."""
+def _pairs(axes: Axes, part: pl.DataFrame, column: str = "cosine") -> None:
+    """Mean over seeds of each pair's number, and the range over seeds."""
     for (pair, logit), rows in part.group_by("pair", "target_logit", maintain_order=True):
         curve = (
             rows.group_by("value")
             .agg(
-                pl.col("cosine").mean(),
-                pl.col("cosine").min().alias("low"),
-                pl.col("cosine").max().alias("high"),
+                pl.col(column).mean(),
+                pl.col(column).min().alias("low"),
+                pl.col(column).max().alias("high"),
             )
             .sort("value")
         )
-        color = f"C{pair}"
-        axes.plot(
-            curve["value"],
-            curve["cosine"],
-            "o-",
-            color=color,
-            markersize=3,
-            label=f"pair {pair} (logit {logit:g})",
-        )
+        color, label = f"C{pair}", f"pair {pair} (logit {logit:g})"
+        axes.plot(curve["value"], curve[column], "o-", color=color, markersize=3, label=label)
         axes.fill_between(curve["value"], curve["low"], curve["high"], color=color, alpha=0.12, linewidth=0)
-    axes.set_ylim(-0.03, 1.03)
 
 
-def robustness(experiment: Experiment) -> Figure:
+def _plain_log_axis(axes: Axes, ticks: list[float]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
+TICKS: dict[str, list[float]] = {
+    "probability": [0.02, 0.05, 0.1, 0.2, 0.5, 1],
+    "attention_weight": [0.4, 1, 4, 10, 40],
+    "context": [2, 4, 8, 16, 32],
+}
+
+
+def _sweeps(table: pl.DataFrame, column: str, ylabel: str) -> Figure:
     """One panel per sweep, and one for the seeds of the default setting."""
-    table = experiment.table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
-    table = table.filter(pl.col("steps") == pl.col("steps").min())
     names = [name for name in LABELS if (table["sweep"] == name).any()]
     figure, grid = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained", sharey=True)
     for axes, name in zip(grid.flat, names, strict=False):
-        _pairs(axes, table.filter(pl.col("sweep") == name))
-        axes.set(
-            xlabel=LABELS[name],
-            xscale="log" if name in ("probability", "attention_weight", "context") else "linear",
-        )
-    seeds = table.filter(pl.col("sweep") == "probability", pl.col("value") == 0.52)
+        _pairs(axes, table.filter(pl.col("sweep") == name), column)
+        axes.set_xlabel(LABELS[name])
+        if name in TICKS:
+            _plain_log_axis(axes, TICKS[name])
+        else:
+            axes.set_xticks(sorted(set(table.filter(pl.col("sweep") == name)["value"].to_list())))
+    seeds = table.filter(pl.col("sweep") == "probability", pl.col("value") == DEFAULT.probability)
     last = grid.flat[len(names)]
-    _pairs(last, seeds.with_columns(pl.col("seed").cast(pl.Float64).alias("value")))
+    _pairs(last, seeds.with_columns(pl.col("seed").cast(pl.Float64).alias("value")), column)
     last.set(xlabel="seed (default setting)", xticks=sorted(set(seeds["seed"].to_list())))
     for axes in list(grid.flat)[len(names) + 1 :]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
-        axes.set_ylabel("smaller |cosine| of pair")
-    grid.flat[0].legend(frameon=False, fontsize=8)
+        axes.set_ylabel(ylabel)
+    last.legend(frameon=False, fontsize=8, loc="center")
     return figure
 
 
+def _first_training(experiment: Experiment) -> pl.DataFrame:
+    table = experiment.table.filter(pl.col("steps") == pl.col("steps").min())
+    return table.with_columns(
+        pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"),
+        (pl.col("singular_value") / pl.col("target_logit")).alias("ratio"),
+    )
+
+
+def robustness(experiment: Experiment) -> Figure:
+    """The smaller cosine of every pair with the channel of its rank."""
+    figure = _sweeps(_first_training(experiment), "cosine", "smaller |cosine| of pair")
+    figure.axes[0].set_ylim(-0.03, 1.03)
+    return figure
+
+
+def values(experiment: Experiment) -> Figure:
+    """Singular values as a share of their target logits."""
+    return _sweeps(_first_training(experiment), "ratio", "singular value / target logit")
+
+
 def probability(experiment: Experiment) -> Figure:
-    """Alignment against p for both lengths of training, and when it arises."""
+    """Alignment against p for both lengths of training: on the own channel, and on any; and when it arises."""
     table = experiment.table.filter(pl.col("sweep") == "probability")
     table = table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
-    for (steps,), part in table.group_by("steps", maintain_order=True):
-        curve = part.group_by("value").agg(pl.col("cosine").mean()).sort("value")
-        axes[0].plot(curve["value"], curve["cosine"], "o-", markersize=4, label=f"{steps:,} steps")
-    axes[0].axvline(0.038, color="k", linestyle=":", linewidth=1, label="paper: fails at 0.038 and below")
-    axes[0].set(xscale="log", xlabel=LABELS["probability"], ylabel="mean of smaller |cosine|", ylim=(0, 1.03))
-    axes[0].legend(frameon=False)
+    figure, axes = plt.subplots(1, 2, figsize=(11.5, 4.2), layout="constrained")
+    for number, ((steps,), part) in enumerate(table.group_by("steps", maintain_order=True)):
+        curve = (
+            part.group_by("value")
+            .agg(pl.col("cosine").median(), pl.col("nearest_cosine").median())
+            .sort("value")
+        )
+        for column, line, name in (
+            ("nearest_cosine", "o-", "any channel"),
+            ("cosine", "s:", "channel of its rank"),
+        ):
+            axes[0].plot(
+                curve["value"],
+                curve[column],
+                line,
+                color=f"C{number}",
+                markersize=4,
+                label=f"{name}, {steps:,} steps",
+            )
+    axes[0].axvline(0.038, color="k", linestyle="--", linewidth=0.8, label="paper: aligned down to 0.038")
+    axes[0].set(
+        xlabel=LABELS["probability"], ylabel="median over pairs and seeds of |cosine|", ylim=(0, 1.03)
+    )
+    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
     short = table.filter(pl.col("steps") == pl.col("steps").min(), pl.col("pair") == 0)
     reached = short.filter(pl.col("all_aligned_at").is_not_null())
     axes[1].plot(reached["value"], reached["all_aligned_at"], "o", alpha=0.5, color="tab:gray")
     axes[1].set(
-        xscale="log",
         xlabel=LABELS["probability"],
         ylabel=f"step at which all pairs reach {ALIGNED:g} (each seed)",
+        xlim=axes[0].get_xlim(),
     )
+    for panel in axes:
+        _plain_log_axis(panel, TICKS["probability"])
     return figure
 
 

@@ -63,21 +63,21 @@ def paths(experiment: Experiment) -> Figure:
 
 
 def order(experiment: Experiment) -> Figure:
-    """When each pair aligned, over all seeds: the order of the logits is the rule, not a law."""
+    """When each pair aligned, over all seeds, for each size of the first weights."""
     arrays = experiment.arrays
     starts = [name.removeprefix("aligned_at_") for name in arrays if name.startswith("aligned_at_")]
     figure, grid = plt.subplots(
-        1, len(starts), figsize=(4.6 * len(starts), 3.8), layout="constrained", sharey=True, squeeze=False
+        1, len(starts), figsize=(3.6 * len(starts), 3.8), layout="constrained", sharey=True, squeeze=False
     )
     for axes, start in zip(grid.flat, starts, strict=True):
         at = arrays[f"aligned_at_{start}"]
         shown = np.where(np.isfinite(at), at, np.nan)
         axes.plot(np.arange(at.shape[1]), shown.T, color="tab:gray", alpha=0.35, linewidth=0.8)
-        axes.plot(np.arange(at.shape[1]), np.nanmedian(shown, axis=0), "ko-", label="median over seeds")
+        median = np.median(at, axis=0)
+        median[~np.isfinite(median)] = np.nan
+        axes.plot(np.arange(at.shape[1]), median, "ko-", label="median over seeds")
         axes.set(xlabel="pair, by falling logit", xticks=range(at.shape[1]))
-        axes.set_title(
-            "head starts at Xavier size" if start == "1" else f"head starts at {start} of Xavier size"
-        )
+        axes.set_title("first weights: Xavier" if start == "1" else f"first weights: {start} of Xavier")
         axes.legend(frameon=False)
     grid[0, 0].set_ylabel("aligned from step")
     return figure

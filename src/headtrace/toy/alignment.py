@@ -2,6 +2,9 @@
 
 Singular pair k of Omega = U S V^T is expected to carry the feature pair with the k-th highest target logit:
 its left vector the query feature, its right vector the key feature. Signs are free, so cosines are absolute.
+
+A pair may also lie on another channel than the expected one, or share a channel with a second pair (features
+that are opposites of each other do): `nearest` asks for the best channel, whichever it is.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.toy.setting import Setting
@@ -33,6 +36,10 @@ class Alignment:
     key: Float[Tensor, "... pairs"]
     values: Float[Tensor, "... pairs"]
     logits: Float[Tensor, " pairs"]
+    nearest: Float[Tensor, "... pairs"]
+    """The smaller of a pair's two cosines on the channel where it is largest."""
+    channel: Int[Tensor, "... pairs"]
+    """That channel."""
 
     @property
     def worst(self) -> Float[Tensor, "... pairs"]:
@@ -70,10 +77,17 @@ def align(setting: Setting, features: Float[Tensor, "... d_model features"], fou
     """Feature pair k (by falling logit) against singular pair k."""
     pairs = setting.ordered_pairs[: found.values.shape[-1]]
     places = list(range(len(pairs)))
-    query = cosines(found.left, features)[..., [pair.query for pair in pairs], places]
-    key = cosines(found.right, features)[..., [pair.key for pair in pairs], places]
-    logits = torch.tensor([pair.logit for pair in pairs], dtype=torch.float64)
-    return Alignment(query.abs(), key.abs(), found.values[..., : len(pairs)], logits)
+    query = cosines(found.left, features)[..., [pair.query for pair in pairs], :].abs()
+    key = cosines(found.right, features)[..., [pair.key for pair in pairs], :].abs()
+    best = torch.minimum(query, key).max(-1)
+    return Alignment(
+        query[..., places, places],
+        key[..., places, places],
+        found.values[..., : len(pairs)],
+        torch.tensor([pair.logit for pair in pairs], dtype=torch.float64),
+        best.values,
+        best.indices,
+    )
 
 
 def alignment(model: Model) -> Alignment:

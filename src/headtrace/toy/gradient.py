@@ -123,7 +123,7 @@ class Teacher:
         most = max(len(setting.pairs) for setting in settings)
         pairs = [[*setting.pairs, *[(0, 0, 0.0)] * (most - len(setting.pairs))] for setting in settings]
         query, key, logit = (
-            torch.tensor([[pair[place] for pair in of_set] for of_set in pairs]).view(-1, most)
+            torch.tensor([[pair[place] for pair in of_set] for of_set in pairs]).view(len(pairs), most)
             for place in range(3)
         )
         return cls(query.long(), key.long(), logit.to(torch.get_default_dtype()).unsqueeze(2))

@@ -46,8 +46,8 @@ class Setting:
     """m, the number of keys that a query chooses among."""
     probability: float = 0.52
     """p, the chance that a feature is present in a token."""
-    head_initial: float = 1.0
-    """The size of the head's first weights, as a multiple of Xavier's."""
+    initial: float = 1.0
+    """The size of all first weights, as a multiple of Xavier's."""
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:

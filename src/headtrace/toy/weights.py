@@ -40,12 +40,12 @@ class Weights:
         weights = cls.zeros(len(settings), n_features, d_model, max(s.d_head for s in settings))
         for index, (setting, seed) in enumerate(zip(settings, seeds, strict=True)):
             generator = initial_generator(seed)
-            for place, rows, size in (
-                (weights.vectors[index, :n_features], n_features, 1.0),
-                (weights.query[index, : setting.d_head], setting.d_head, setting.head_initial),
-                (weights.key[index, : setting.d_head], setting.d_head, setting.head_initial),
+            for place, rows in (
+                (weights.vectors[index, :n_features], n_features),
+                (weights.query[index, : setting.d_head], setting.d_head),
+                (weights.key[index, : setting.d_head], setting.d_head),
             ):
-                deviation = size * (2 / (rows + d_model)) ** 0.5
+                deviation = setting.initial * (2 / (rows + d_model)) ** 0.5
                 place.copy_(torch.from_numpy(generator.standard_normal((rows, d_model)) * deviation))
         return weights
 

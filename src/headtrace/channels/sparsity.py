@@ -1,10 +1,6 @@
 """How sparse a decomposition is, and the controls that say whether that means anything.
 
 >>> import torch
->>> sparseness(torch.tensor([4.0, 0.0, 0.0, 0.0]))           # one term does it all: 1/n
-tensor(0.2500)
->>> n_recon(torch.tensor([3.0, 2.0, -1.0, -2.0]))            # 3 >= 3 + 2 - 1 - 2
-tensor(1)
 >>> signal_set(torch.tensor([5.0, 1.0, 0.5, -2.0]))          # noise: 0.5 + 1 - 2 <= 0
 tensor([ True, False, False, False])
 
@@ -28,35 +24,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.measures import n_recon, sparseness
+
 Control = Literal["basis", "spectrum"]
 CONTROLS: tuple[Control, ...] = ("basis", "spectrum")
 
 CHUNK_NUMBERS = 20_000_000
 """Rotated terms are made in chunks of firings of about this many numbers."""
-
-
-def sparseness(
-    values: Float[Tensor, "*batch n"], count: Int[Tensor, "*batch"] | int | None = None
-) -> Float[Tensor, "*batch"]:
-    """``(mean |v|)^2 / mean v^2``: 1 when all are equal (or all zero), 1/n when one is nonzero.
-
-    ``count`` is n where the values are padded with zeros (heads of lower rank).
-    """
-    n = values.shape[-1] if count is None else count
-    size = values.abs().amax(dim=-1, keepdim=True)
-    scaled = values.abs() / torch.where(size > 0, size, 1.0)  # squares neither overflow nor vanish
-    ratio = scaled.sum(dim=-1).square() / scaled.square().sum(dim=-1) / n
-    return torch.where(size[..., 0] > 0, ratio, 1.0)
-
-
-def n_recon(terms: Float[Tensor, "*batch n"]) -> Int[Tensor, "*batch"]:
-    """Size of the smallest set of terms whose sum reaches that of all (largest first); 0 for a total <= 0."""
-    total = terms.sum(dim=-1, keepdim=True)
-    reached = terms.sort(dim=-1, descending=True).values.cumsum(dim=-1) >= total
-    first = torch.where(reached.any(dim=-1), reached.int().argmax(dim=-1), terms.shape[-1]) + 1
-    # The positive terms always reach the total, also where rounding in another order says otherwise.
-    size = torch.minimum(first, (terms > 0).sum(dim=-1))
-    return torch.where(total[..., 0] > 0, size, 0)
 
 
 def signal_set(terms: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n"]:

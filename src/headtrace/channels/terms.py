@@ -22,10 +22,8 @@ from torch import Tensor
 from headtrace.channels.sparsity import (
     Control,
     RotationControl,
-    n_recon,
     rotation_control,
     signal_set,
-    sparseness,
 )
 from headtrace.channels.svd import (
     RANK_TOLERANCE,
@@ -36,6 +34,7 @@ from headtrace.channels.svd import (
     thin_triangle,
 )
 from headtrace.errors import IdentityError
+from headtrace.measures import n_recon, sparseness
 from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Firing
 

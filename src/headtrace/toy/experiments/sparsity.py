@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headtrace.measures import n_recon, sparseness
 from headtrace.toy.alignment import Channels, channels
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.measures import n_recon, relative_attention, rotated, sparseness
+from headtrace.toy.relative import relative_attention, rotated
 from headtrace.toy.setting import Setting
 from headtrace.toy.train import Model, Progress, train
 

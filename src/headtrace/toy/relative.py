@@ -1,33 +1,12 @@
-"""How few channels carry a head's attention: relative attention in the SVD basis, and two measures of it."""
+"""Relative attention of a toy head, channel by channel, and what low rank alone would show."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.toy.alignment import Channels
-
-
-def sparseness(terms: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
-    """(mean |v|)^2 / mean v^2: 1 when all terms are equal in size, 1/n when only one is not zero.
-
-    >>> sparseness(torch.tensor([3.0, 0.0, 0.0, 0.0]))
-    tensor(0.2500)
-    """
-    return terms.abs().mean(-1).square() / terms.square().mean(-1)
-
-
-def n_recon(terms: Float[Tensor, "... n"]) -> Int[Tensor, "..."]:
-    """How many of the largest terms it takes until their sum reaches the sum of all.
-
-    >>> n_recon(torch.tensor([5.0, 1.0, -1.0]))
-    tensor(1)
-    """
-    partial = terms.sort(dim=-1, descending=True).values.cumsum(-1)
-    # The sum in another order may differ by a rounding error; that must not ask for one more term.
-    slack = 8 * torch.finfo(terms.dtype).eps * terms.abs().sum(-1, keepdim=True)
-    return (partial < terms.sum(-1, keepdim=True) - slack).sum(-1) + 1
 
 
 def relative_attention(

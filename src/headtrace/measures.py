@@ -1,0 +1,38 @@
+"""How few terms carry a sum: measures that a real head and a toy head share.
+
+>>> import torch
+>>> sparseness(torch.tensor([4.0, 0.0, 0.0, 0.0]))           # one term does it all: 1/n
+tensor(0.2500)
+>>> n_recon(torch.tensor([3.0, 2.0, -1.0, -2.0]))            # 3 >= 3 + 2 - 1 - 2
+tensor(1)
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def sparseness(
+    values: Float[Tensor, "*batch n"], count: Int[Tensor, "*batch"] | int | None = None
+) -> Float[Tensor, "*batch"]:
+    """``(mean |v|)^2 / mean v^2``: 1 when all are equal (or all zero), 1/n when one is nonzero.
+
+    ``count`` is n where the values are padded with zeros (heads of lower rank).
+    """
+    n = values.shape[-1] if count is None else count
+    size = values.abs().amax(dim=-1, keepdim=True)
+    scaled = values.abs() / torch.where(size > 0, size, 1.0)  # squares neither overflow nor vanish
+    ratio = scaled.sum(dim=-1).square() / scaled.square().sum(dim=-1) / n
+    return torch.where(size[..., 0] > 0, ratio, 1.0)
+
+
+def n_recon(terms: Float[Tensor, "*batch n"]) -> Int[Tensor, "*batch"]:
+    """Size of the smallest set of terms whose sum reaches that of all (largest first); 0 for a total <= 0."""
+    total = terms.sum(dim=-1, keepdim=True)
+    reached = terms.sort(dim=-1, descending=True).values.cumsum(dim=-1) >= total
+    first = torch.where(reached.any(dim=-1), reached.int().argmax(dim=-1), terms.shape[-1]) + 1
+    # The positive terms always reach the total, also where rounding in another order says otherwise.
+    size = torch.minimum(first, (terms > 0).sum(dim=-1))
+    return torch.where(total[..., 0] > 0, size, 0)

@@ -76,6 +76,7 @@ def faithful(circuits: list[Circuit], model: headtrace.Model) -> pl.DataFrame:
                 "circuit": i,
             }
             ends = {"full": found.full, "empty": found.empty, "without": found.without, "total": found.total}
+            ends |= {"without_random": found.without_random, "without_matched": found.without_matched}
             rows.append(found.curve.with_columns(**{k: pl.lit(v) for k, v in (labels | ends).items()}))
     return pl.concat(rows)
 
@@ -129,7 +130,19 @@ def draw(out: Path) -> dict[str, Any]:
     errors = read("predictions")["error"]
     last = kept.filter(pl.col("firings") == pl.col("firings").max().over("way", "circuit"))
     ends = last.group_by("way", maintain_order=True).agg(
-        *(pl.col(c).mean() for c in ("full", "empty", "metric", "without", "kept", "total")),
+        *(
+            pl.col(c).mean()
+            for c in (
+                "full",
+                "empty",
+                "metric",
+                "without",
+                "without_random",
+                "without_matched",
+                "kept",
+                "total",
+            )
+        ),
         pl.col("faithfulness").mean(),
         pl.col("faithfulness").median().alias("faithfulness_median"),
         pl.col("faithfulness").min().alias("faithfulness_min"),

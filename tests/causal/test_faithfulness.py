@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headtrace.causal.faithfulness import Kept, faithfulness, metric_with, replacement
+from headtrace.causal.faithfulness import Kept, _matched, _random_like, faithfulness, metric_with, replacement
 from headtrace.causal.metric import Metric
 from headtrace.circuits import Node
 from headtrace.errors import InputError
@@ -119,6 +119,31 @@ def test_the_curve_goes_from_nothing_to_the_circuit(ablation: str, tmp_path) -> 
     assert "all MLPs kept" in found.summary()
     found.plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").exists()
+
+
+def test_matched_controls_lie_outside_the_circuit_and_carry_as_much_attention() -> None:
+    model, circuit, recording, _ = opened("qwen2")
+    firings = circuit.heads()
+    drawn = _matched(recording, firings, torch.Generator().manual_seed(0))
+    places = [(n.layer, n.head, n.dest, n.src) for n in drawn]
+    assert [n.layer for n in drawn] == [n.layer for n in firings]
+    assert len(set(places)) == len(places)
+    assert not set(places) & {(n.layer, n.head, n.dest, n.src) for n in firings}
+    attention = recording.patterns[:, 0]
+    gaps = [
+        abs(float(attention[a.layer, a.head, a.dest, a.src] - attention[b.layer, b.head, b.dest, b.src]))
+        for a, b in zip(firings, drawn, strict=True)
+    ]
+    any_places = [_random_like(recording, n, torch.Generator().manual_seed(1)) for n in firings]
+    far = [
+        abs(float(attention[a.layer, a.head, a.dest, a.src] - attention[b.layer, b.head, b.dest, b.src]))
+        for a, b in zip(firings, any_places, strict=True)
+    ]
+    assert sum(gaps) < sum(far)
+    found = faithfulness(circuit, model, controls=2)
+    assert found.without_matched is not None
+    assert f"with as much attention: {found.without_matched:.3f}" in found.summary()
+    assert faithfulness(circuit, model, controls=0).without_random is None
 
 
 def test_larger_units_keep_more_and_mlps_can_be_ablated_too() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +56,10 @@ class Faithfulness:
     circuit: float
     without: float
     """Everything but the circuit is kept."""
+    without_random: float | None
+    """Everything is kept but as many random components of the same layers: mean over the control draws."""
+    without_matched: float | None
+    """The same with components of the same layers that carry about as much attention as those of the circuit."""
     kept: int
     """Head components (layer, head, dest, src) that the circuit keeps, of ``total``."""
     total: int
@@ -72,11 +76,17 @@ class Faithfulness:
 
     def summary(self) -> str:
         mlps = "all MLPs kept" if self.mlps == "keep" else "MLPs outside the circuit ablated too"
+        controls = (
+            ""
+            if self.without_random is None or self.without_matched is None
+            else f" (as many random components of the same layers: {self.without_random:.3f}; "
+            f"with as much attention: {self.without_matched:.3f})"
+        )
         return (
             f"{self.ablation} ablation of head components outside the circuit (unit: {self.unit}; {mlps}): "
             f"{self.kept} of {self.total} kept\n"
             f"{self.metric}: model {self.full:.3f}, circuit alone {self.circuit:.3f}, nothing kept {self.empty:.3f}, "
-            f"all but the circuit {self.without:.3f}\nfaithfulness {self.faithfulness:.3f}"
+            f"all but the circuit {self.without:.3f}{controls}\nfaithfulness {self.faithfulness:.3f}"
         )
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -124,22 +134,25 @@ def faithfulness(
             None if mlps == "keep" else _mlp_mask(recording, circuit, nodes),
         )
 
-    whole = keep(firings)
-    rest = Kept(~whole.heads, None if whole.mlps is None else ~whole.mlps)
-    runs: list[Callable[[], Kept]] = [lambda: rest]
+    def remove(nodes: Sequence[Node]) -> Kept:
+        whole = keep(nodes)
+        return Kept(~whole.heads, None if whole.mlps is None else ~whole.mlps)
+
+    matched = [_matched(recording, firings, generator) for _ in range(controls)]
+    removed = [firings, *shuffled, *matched]
+    runs: list[Callable[[], Kept]] = [lambda nodes=nodes: remove(nodes) for nodes in removed]
     runs += [lambda nodes=nodes[:size]: keep(nodes) for nodes in (firings, *shuffled) for size in sizes]
     values = metric_with(recording, metric, runs, ablation, reference)
-    without, curve, others = values[0], values[1 : len(sizes) + 1], values[len(sizes) + 1 :]
+    without, values = values[: len(removed)], values[len(removed) :]
+    curve, others = values[: len(sizes)], values[len(sizes) :]
     full, empty = float(metric(recording.last_logits())), curve[0]
     rows: list[dict[str, Any]] = []
     for size in sizes:
         random = [normalised(v, full, empty) for v in others[size :: len(sizes)]]
         kept = int(_head_mask(recording, firings[:size], unit).sum())
         share = normalised(curve[size], full, empty)
-        mean = sum(random) / len(random) if random else None
-        rows.append(
-            {"firings": size, "kept": kept, "metric": curve[size], "faithfulness": share, "random": mean}
-        )
+        row = {"firings": size, "kept": kept, "metric": curve[size], "faithfulness": share}
+        rows.append({**row, "random": _mean(random)})
     schema: Any = {"firings": pl.Int64, "kept": pl.Int64}
     schema |= dict.fromkeys(("metric", "faithfulness", "random"), pl.Float64)
     total = sum(int(v[0].sum()) for v in recording.visible) * model.n_heads
@@ -148,7 +161,9 @@ def faithfulness(
         full=full,
         empty=empty,
         circuit=curve[-1],
-        without=without,
+        without=without[0],
+        without_random=_mean(without[1 : 1 + controls]),
+        without_matched=_mean(without[1 + controls :]),
         kept=rows[-1]["kept"],
         total=total,
         curve=pl.DataFrame(rows, schema=schema),
@@ -156,6 +171,10 @@ def faithfulness(
         unit=unit,
         mlps=mlps,
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _check(ablation: str, unit: str, mlps: str) -> None:
@@ -192,13 +211,36 @@ def _mlp_mask(recording: Recording, circuit: Circuit, nodes: Sequence[Node]) -> 
 
 def _random_like(recording: Recording, node: Node, generator: torch.Generator) -> Node:
     """A firing of the same layer that is somewhere else: any head, any destination, any key it sees."""
-    from dataclasses import replace
-
     layer: Any = node.layer
     places = recording.visible[layer][0].nonzero()
     dest, src = places[int(torch.randint(len(places), (1,), generator=generator))].tolist()
     head = int(torch.randint(recording.model.n_heads, (1,), generator=generator))
     return replace(node, id=-1, head=head, dest=dest, src=src)
+
+
+def _matched(recording: Recording, firings: Sequence[Node], generator: torch.Generator) -> list[Node]:
+    """For each firing a component of its layer, none of them a firing and none twice, of about its attention.
+
+    Drawn from the sixteen components whose attention is nearest.
+    """
+    free = torch.stack([v[0] for v in recording.visible])[:, None] & ~_head_mask(
+        recording, firings, "component"
+    )
+    chosen: list[Node] = []
+    for node in firings:
+        layer: Any = node.layer
+        if not free[layer].any():
+            continue  # a circuit that holds the whole layer leaves nothing to draw
+        pattern = recording.patterns[layer, 0]
+        gap = (
+            (pattern - pattern[node.head, node.dest, node.src]).abs().masked_fill(~free[layer], float("inf"))
+        )
+        near = gap.flatten().topk(min(16, int(free[layer].sum())), largest=False).indices
+        place = int(near[int(torch.randint(len(near), (1,), generator=generator))])
+        head, dest, src = (int(i) for i in torch.unravel_index(torch.tensor(place), pattern.shape))
+        free[layer, head, dest, src] = False
+        chosen.append(replace(node, id=-1, head=head, dest=dest, src=src))
+    return chosen
 
 
 class _Keeping(AttentionObserver):

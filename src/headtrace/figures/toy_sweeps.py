@@ -6,6 +6,7 @@ import polars as pl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from headtrace.toy.experiment import Experiment
 from headtrace.toy.experiments.robustness import ALIGNED, DEFAULT
@@ -125,11 +126,11 @@ def probability(experiment: Experiment) -> Figure:
     axes[1].plot(reached["value"], reached["all_aligned_at"], "o", alpha=0.5, color="tab:gray")
     axes[1].set(
         xlabel=LABELS["probability"],
-        ylabel=f"step at which all pairs reach {ALIGNED:g} (each seed)",
-        xlim=axes[0].get_xlim(),
+        ylabel=f"step at which all pairs reach {ALIGNED:g},\neach on the channel of its rank (each seed)",
     )
     for panel in axes:
         _plain_log_axis(panel, TICKS["probability"])
+        panel.set_xlim(0.017, 1.2)
     return figure
 
 
@@ -147,6 +148,8 @@ def capacity(experiment: Experiment) -> Figure:
             matrix = experiment.arrays[f"left_{name}"]
             image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
             axes.set(title=f"H = {d_head}, {len(matrix)} pairs", xlabel="channel")
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         for axes in line:
             axes.set_visible(axes.has_data())
         line[0].set_ylabel("query feature, by falling logit")

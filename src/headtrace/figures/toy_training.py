@@ -7,6 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from headtrace.toy.experiment import Experiment
+from headtrace.toy.experiments.dynamics import in_order
 
 
 def dynamics(experiment: Experiment) -> Figure:
@@ -63,23 +64,26 @@ def paths(experiment: Experiment) -> Figure:
 
 
 def order(experiment: Experiment) -> Figure:
-    """When each pair aligned, over all seeds, for each size of the first weights."""
+    """When each pair was aligned and when it was learned, over all seeds, for each size of the first weights."""
     arrays = experiment.arrays
     starts = [name.removeprefix("aligned_at_") for name in arrays if name.startswith("aligned_at_")]
     figure, grid = plt.subplots(
-        1, len(starts), figsize=(3.6 * len(starts), 3.8), layout="constrained", sharey=True, squeeze=False
+        2, len(starts), figsize=(3.4 * len(starts), 6.2), layout="constrained", sharex=True, sharey="row"
     )
-    for axes, start in zip(grid.flat, starts, strict=True):
-        at = arrays[f"aligned_at_{start}"]
-        shown = np.where(np.isfinite(at), at, np.nan)
-        axes.plot(np.arange(at.shape[1]), shown.T, color="tab:gray", alpha=0.35, linewidth=0.8)
-        median = np.median(at, axis=0)
-        median[~np.isfinite(median)] = np.nan
-        axes.plot(np.arange(at.shape[1]), median, "ko-", label="median over seeds")
-        axes.set(xlabel="pair, by falling logit", xticks=range(at.shape[1]))
-        axes.set_title("first weights: Xavier" if start == "1" else f"first weights: {start} of Xavier")
-        axes.legend(frameon=False)
-    grid[0, 0].set_ylabel("aligned from step")
+    for line, event in zip(grid, ("aligned", "learned"), strict=True):
+        for axes, start in zip(line, starts, strict=True):
+            at = arrays[f"{event}_at_{start}"]
+            shown, median = np.where(np.isfinite(at), at, np.nan), np.median(at, axis=0)
+            exact = sum(in_order(row) for row in at)
+            axes.plot(np.arange(at.shape[1]), shown.T, color="tab:gray", alpha=0.35, linewidth=0.8)
+            axes.plot(np.where(np.isfinite(median), median, np.nan), "ko-", label="median over seeds")
+            size = "Xavier" if start == "1" else f"{start} of Xavier"
+            axes.set_title(f"first weights: {size}\n{exact} of {len(at)} seeds in exact order", fontsize=9)
+            axes.set_xticks(range(at.shape[1]))
+        line[0].set_ylabel(f"{event} from step")
+    for axes in grid[-1]:
+        axes.set_xlabel("pair, by falling logit")
+    grid[0, 0].legend(frameon=False)
     return figure
 
 

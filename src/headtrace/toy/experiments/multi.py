@@ -26,7 +26,7 @@ ALIGNED = 0.95
 
 
 def _plan(quick: bool) -> tuple[Setting, int, int]:
-    return (QUICK, 1, 5000) if quick else (SETTING, 3, 20_000)
+    return (QUICK, 1, 5000) if quick else (SETTING, 3, 60_000)
 
 
 def units(quick: bool) -> int:

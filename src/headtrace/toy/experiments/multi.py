@@ -35,7 +35,7 @@ def units(quick: bool) -> int:
 
 
 def multi(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
-    """Train the head with twenty pairs (six when quick) and match pair k with singular pair k."""
+    """Train the head with twenty pairs (three when quick) and match pair k with singular pair k."""
     setting, n_seeds, steps = _plan(quick)
     trained = train([setting], range(seed, seed + n_seeds), steps, progress=progress)
     rows: list[dict[str, object]] = []
@@ -51,6 +51,7 @@ def multi(*, quick: bool = False, seed: int = 0, progress: Progress | None = Non
                     "query_cosine": float(aligned.query[-1, place]),
                     "key_cosine": float(aligned.key[-1, place]),
                     "interference": float(interference(features, [pair.query, pair.key]).max()),
+                    "features_kept": int(kept(features).sum()),
                 }
             )
     table = pl.DataFrame(rows)
@@ -88,6 +89,10 @@ def _findings(table: pl.DataFrame, setting: Setting, quick: bool, steps: int) ->
             np.corrcoef(table["singular_value"], table["target_logit"])[0, 1]
         ),
         "largest_interference_of_a_pair": float(table["interference"].to_numpy().max()),
+        "features_kept": table.group_by("seed")
+        .agg(pl.col("features_kept").first())
+        .sort("seed")["features_kept"]
+        .to_list(),
         "paper": [
             against_paper(
                 f"all {len(setting.pairs)} pairs align, pair k with singular pair k",

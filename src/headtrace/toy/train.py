@@ -113,7 +113,8 @@ class Group:
     def __init__(self, settings: Sequence[Setting], seeds: Sequence[int], steps: int) -> None:
         self.steps = steps
         self.shape = BatchShape(settings[0].context, settings[0].n_features)
-        sets = _sets(settings, seeds, max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths)))
+        most = max(1, NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths))
+        sets = _sets(settings, seeds, most)
         self.order = [model for members in sets for model in members]
         self.settings, self.seeds = [settings[i] for i in self.order], [seeds[i] for i in self.order]
         self.weights = Weights.initial(self.settings, self.seeds)
@@ -123,11 +124,11 @@ class Group:
         self.attention_weight = torch.tensor([s.attention_weight for s in self.settings]).view(-1, 1, 1)
         self.sets = [(seeds[members[0]], settings[members[0]]) for members in sets]
         self.teacher = Teacher.of([setting for _, setting in self.sets])
-        self.parts = self._parts([len(members) for members in sets])
+        self.parts = self._parts([len(members) for members in sets], min(most, len(settings)))
         self.streams = {seed: UniformStream(seed, self.shape) for seed in seeds}
 
-    def _parts(self, sizes: list[int]) -> list[Part]:
-        most = max(max(sizes), NUMBERS_AT_ONCE // (self.shape.tokens * self.shape.strengths))
+    def _parts(self, sizes: list[int], most: int) -> list[Part]:
+        """Sets of one size side by side, at most `most` models to a part."""
         room = Room(most, most, self.shape)
         parts: list[Part] = []
         first_set = first_model = 0

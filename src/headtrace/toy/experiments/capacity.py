@@ -67,7 +67,6 @@ def capacity(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
             chosen = [pair.query for pair in setting.ordered_pairs]
             name = f"{setting.d_head}_{len(setting.pairs)}"
             arrays[f"left_{name}"] = cosines(found.left, model.features[-1]).abs().numpy()[chosen]
-            arrays[f"values_{name}"] = found.values.numpy()
     table = pl.DataFrame(rows)
     return Experiment("capacity", _findings(table, quick), table, arrays)
 
@@ -92,8 +91,6 @@ def _rows(model: Model) -> list[dict[str, object]]:
                 "key_cosine": float(right[pair.key, best]),
                 "singular_value": float(found.values[best]),
                 "smallest_singular_value": float(found.values[-1]),
-                "query_norm": float(model.features[-1][:, pair.query].norm()),
-                "key_norm": float(model.features[-1][:, pair.key].norm()),
             }
         )
     return rows

@@ -27,6 +27,7 @@ from headtrace.toy.train import Model, Progress, train
 CLOSE, HALF = 0.9, 0.5
 STARTS = (1.0, 0.3, 0.1, 0.03)
 """Sizes of the first weights, as multiples of Xavier's."""
+EVENTS = ("aligned", "learned")
 SHOWN = 0.1
 """The size whose first seed in exact order is drawn."""
 
@@ -146,8 +147,9 @@ def _when(table: pl.DataFrame, start: float, column: str) -> np.ndarray:
 
 
 def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
-    events = ("aligned_at", "learned_at")
-    return {f"{event}_{start:g}": _when(table, start, event) for event in events for start in STARTS}
+    return {
+        f"{event}_at_{start:g}": _when(table, start, f"{event}_at") for event in EVENTS for start in STARTS
+    }
 
 
 def _drops(models: list[Model], at: np.ndarray) -> list[float]:
@@ -188,8 +190,6 @@ def _start(table: pl.DataFrame, models: tuple[Model, ...], start: float) -> dict
     earlier = (first["vector_settled_at"] <= first["feature_settled_at"]).to_numpy()
     leads = (part["vector_now_feature_later"] > part["feature_now_vector_later"]).to_numpy()
     return {
-        "aligned": _timing(at),
-        "learned": _timing(_when(table, start, "learned_at")),
         "fall_of_excess_attention_loss_at_alignment": _drops(
             [model for model in models if model.setting.initial == start], at
         ),
@@ -215,11 +215,12 @@ def _against_paper(start: float, event: str, timing: dict[str, object]) -> dict[
 
 def _findings(table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps: int) -> dict[str, object]:
     timings = {
-        (start, event): _timing(_when(table, start, f"{event}_at"))
-        for event in ("aligned", "learned")
+        (start, event): _timing(_when(table, start, f"{event}_at")) for event in EVENTS for start in STARTS
+    }
+    starts = {
+        start: {event: timings[start, event] for event in EVENTS} | _start(table, models, start)
         for start in STARTS
     }
-    starts = {start: _start(table, models, start) for start in STARTS}
     leading = {
         f"{start:g}": found["vectors_settled_no_later_than_their_feature"] for start, found in starts.items()
     }

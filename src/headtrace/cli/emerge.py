@@ -15,7 +15,8 @@ from headtrace.cli.options import console
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
-    from headtrace.channels.emergence import Case, Emergence
+    from headtrace.channels.cases import Case
+    from headtrace.channels.emergence import Emergence
     from headtrace.models import Model
 
 
@@ -113,7 +114,8 @@ def _cases(
             "Say what to follow: a file with --firings, or prompts with -p (or --tokens) to take the "
             "strongest firings of."
         )
-    from headtrace.channels.emergence import read_cases, strongest_cases
+    from headtrace.channels.cases import read_cases
+    from headtrace.channels.emergence import strongest_cases
 
     if firings is not None:
         return read_cases(firings)

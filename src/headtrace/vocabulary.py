@@ -1,21 +1,38 @@
-"""The words of headtrace that every room shares: sides, kinds of components, heads and firings.
+"""The words of headtrace that every room shares: sides, kinds of components, heads, firings and sites.
 
 >>> Firing.parse("L9H6:14:3")
 Firing(layer=9, head=6, dest=14, src=3)
 >>> print(Firing(9, 6, 14, 3))
 L9H6 14->3
+>>> print(Site("mlp", layer=5, dest=13))
+MLP 5 @13
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from headtrace.errors import InputError
 
-Side = Literal["query", "key", "root"]
-Kind = Literal["head", "mlp", "embedding", "attention_bias", "offset", "root"]
+Prompt = str | Sequence[int]
+"""What a user gives: text, or token ids."""
+
+Kind = Literal["root", "head", "mlp", "attention_bias", "offset", "rounding", "embedding"]
+Side = Literal["query", "key", "value", "input", "root"]
+AttentionSide = Literal["query", "key"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SIDES: tuple[Side, ...] = get_args(Side)
+ATTENTION_SIDES: tuple[AttentionSide, ...] = get_args(AttentionSide)
+
+SIDES_OF: dict[Kind, tuple[Side, ...]] = {
+    "head": ("query", "key", "value"),
+    "mlp": ("input",),
+    "root": ("root",),
+}
+"""What can be caused, and on which sides: why a head attends and what it moves, what an MLP reads, the root."""
 
 _HEAD = re.compile(r"\s*L(\d+)H(\d+)\s*", re.IGNORECASE)
 _FIRING = re.compile(r"\s*L(\d+)H(\d+)\s*[: ]\s*(\d+)\s*(?::|->)\s*(\d+)\s*", re.IGNORECASE)
@@ -57,6 +74,11 @@ class Firing:
         layer, head, dest, src = (int(group) for group in match.groups())
         return cls(layer, head, dest, src)
 
+    @property
+    def site(self) -> Site:
+        """The head that fires, as a site: what it read from ``src``, written at ``dest``."""
+        return Site("head", self.layer, self.head, self.dest, self.src)
+
     def __str__(self) -> str:
         return f"{head_name(self.layer, self.head)} {self.dest}->{self.src}"
 
@@ -64,6 +86,8 @@ class Firing:
 @dataclass(frozen=True, order=True)
 class Component:
     """Something that writes into the residual: a head reading one source, an MLP, the embedding, a bias.
+
+    An ``offset`` is the bias of a reader: of a head's query or key (layer and head), or of the root (neither).
 
     >>> print(Component("head", 5, 3, src=7))
     L5H3 from 7
@@ -74,8 +98,64 @@ class Component:
     head: int | None = None
     src: int | None = None
 
+    def at(self, position: int) -> Site:
+        """The component where it is read."""
+        return Site(self.kind, self.layer, self.head, position, self.src)
+
     def __str__(self) -> str:
         if self.kind == "head" and self.layer is not None and self.head is not None:
             name = head_name(self.layer, self.head)
             return name if self.src is None else f"{name} from {self.src}"
         return self.kind if self.layer is None else f"{self.kind} {self.layer}"
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """A component at a position: what a node of a circuit stands for. The root is a site without a place.
+
+    >>> Site("head", 9, 6, 14, 3).firing
+    Firing(layer=9, head=6, dest=14, src=3)
+    >>> Site("embedding", dest=2).component
+    Component(kind='embedding', layer=None, head=None, src=None)
+    """
+
+    kind: Kind
+    layer: int | None = None
+    head: int | None = None
+    dest: int | None = None
+    """The position it sits at: a head's destination."""
+    src: int | None = None
+    """The position that a head read."""
+
+    @property
+    def component(self) -> Component:
+        return Component(self.kind, self.layer, self.head, self.src)
+
+    @property
+    def firing(self) -> Firing:
+        """The firing of a head that reads one source."""
+        if self.kind != "head" or None in (self.layer, self.head, self.dest, self.src):
+            raise InputError(f"{self} is not a firing: only a head attends.")
+        return Firing(self.layer, self.head, self.dest, self.src)  # type: ignore[arg-type]
+
+    @property
+    def possible(self) -> bool:
+        """False for a head that would have to read a token after the one it writes at."""
+        return self.src is None or self.dest is None or self.src <= self.dest
+
+    def __str__(self) -> str:
+        if self.kind == "root":
+            return "Root"
+        if self.kind == "head":
+            return f"{head_name(self.layer or 0, self.head or 0)} {self.dest}->{self.src}"
+        if self.kind == "offset":
+            reader = "root" if self.layer is None else f"L{self.layer}" + (
+                "" if self.head is None else f"H{self.head}"
+            )
+            return f"Offset {reader} @{self.dest}"
+        words = {"mlp": "MLP", "attention_bias": "Attention bias", "rounding": "Rounding", "embedding": "Embedding"}
+        layer = "" if self.layer is None else f" {self.layer}"
+        return f"{words[self.kind]}{layer} @{self.dest}"
+
+
+ROOT = Site("root")

@@ -1,0 +1,121 @@
+"""Roots: what a circuit explains. Four cases, each a type with its own fields.
+
+A root is made from a question (``LogitDifference(answer=(5,), wrong=(7,))``); a trace fills in what it found: the value
+and the place where it is read. Seeds (`headtrace.tracing.roots`), metric (`headtrace.causal.metric`), wording and file
+all dispatch on the type.
+
+>>> LogitDifference(answer=(5,), wrong=(7,), answer_tokens=(" Mary",), wrong_tokens=(" John",)).question()
+'" Mary" rather than " John"'
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+Index = Annotated[int, Field(strict=True, ge=0)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True)]
+Ids = tuple[Index, ...]
+Words = tuple[Text, ...]
+
+CHECKED = ConfigDict(extra="forbid")
+"""Fields are checked when an object is made; a name that is not one of them is refused."""
+
+
+def words(ids: Ids, tokens: Words | None, joint: str = " / ") -> str:
+    """Token text where it is known, else the ids."""
+    return joint.join(tokens or [f"token {i}" for i in ids])
+
+
+@dataclass(frozen=True, config=CHECKED)
+class LogitDifference:
+    """The logit of an answer (the mean over several) less that of a wrong one, or than the vocabulary's mean."""
+
+    answer: Annotated[Ids, Field(min_length=1)]
+    wrong: Ids | None = None
+    value: Number | None = None
+    """The model's own logit difference at the last position, biases of the output included."""
+    position: Index | None = None
+    answer_tokens: Words | None = None
+    wrong_tokens: Words | None = None
+    kind: Literal["linear"] = "linear"
+    measure: ClassVar[str] = "logit difference"
+
+    def question(self) -> str:
+        answer = f'"{words(self.answer, self.answer_tokens)}"'
+        return answer if self.wrong is None else f'{answer} rather than "{words(self.wrong, self.wrong_tokens)}"'
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Likelihood:
+    """The log-likelihood of one or more alternatives for the next token, or of a continuation of several tokens."""
+
+    answer: Ids = ()
+    """Alternatives for the next token (their likelihood is weighted by the model's own probabilities); with
+    ``continuation``, tokens that follow one another, each given those before it."""
+    continuation: bool = False
+    top_k: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """Ask for the k likeliest next tokens instead of an answer."""
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    """Ask for the likeliest next tokens up to this probability instead of an answer."""
+    value: Number | None = None
+    """The log-likelihood, in nats."""
+    position: Index | None = None
+    """Where the (first) token is predicted."""
+    support: Ids | None = None
+    """The alternatives that were asked for, by name or by probability."""
+    answer_tokens: Words | None = None
+    wrong: None = None
+    kind: Literal["probability"] = "probability"
+    measure: ClassVar[str] = "log-likelihood"
+
+    def question(self) -> str:
+        if self.answer:
+            return f'"{words(self.answer, self.answer_tokens, "" if self.continuation else " / ")}"'
+        if self.top_k == 1:
+            return "the likeliest next token"
+        if self.top_k is not None:
+            return f"the {self.top_k} likeliest next tokens"
+        return "the next token" if self.top_p is None else f"the likeliest next tokens up to {self.top_p:g}"
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Direction:
+    """The residual at the input of a layer (or of the final norm) and one position, along a vector: a probe."""
+
+    layer: Index
+    position: Index | None = None
+    """None: the last position."""
+    vector: tuple[Number, ...] | None = None
+    """d_model numbers. Files of version 1 did not keep them."""
+    value: Number | None = None
+    label: Text | None = None
+    kind: Literal["direction"] = "direction"
+    measure: ClassVar[str] = "projection"
+
+    def question(self) -> str:
+        return self.label or f"a direction at layer {self.layer}"
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Heads:
+    """The attention of given heads at the last position, each on the source that it attends to most."""
+
+    heads: Annotated[Words, Field(min_length=1)]
+    """Names such as ``L9H6``."""
+    value: Number | None = None
+    """The attention of all of them, added up."""
+    position: Index | None = None
+    kind: Literal["heads"] = "heads"
+    measure: ClassVar[str] = "attention"
+
+    def question(self) -> str:
+        return "the attention of " + ", ".join(self.heads)
+
+
+Root = LogitDifference | Likelihood | Direction | Heads
+ROOTS: dict[str, type[Root]] = {root.kind: root for root in get_args(Root)}
+"""The four cases by the name that files and options use."""

@@ -73,11 +73,16 @@ def tiny_hf(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **chan
     config = AutoConfig.for_model(name, **options, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     torch.manual_seed(seed)
     hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    return randomise(hf, dtype, seed)
+
+
+def randomise(hf: Any, dtype: torch.dtype, seed: int = 0) -> Any:
+    """Random weights that make heads attend sharply, with biases and gains away from their trivial values."""
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for label, parameter in hf.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or "norm" in label:
                 # Sharper queries and keys where they are normed: there only the gain decides how sharp attention is.
                 parameter.add_(0.3 * noise + (0.8 if "q_norm" in label or "k_norm" in label else 0.0))
             elif "embed" in label or "wte" in label or "wpe" in label:

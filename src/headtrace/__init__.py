@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from headtrace.tracing import Tracer
 
 _HOME = {
+    "Component": "headtrace.vocabulary",
+    "Firing": "headtrace.vocabulary",
+    "Site": "headtrace.vocabulary",
     "Circuit": "headtrace.circuits",
     "load_circuit": "headtrace.circuits",
     "load": "headtrace.models",

@@ -1,63 +1,53 @@
-"""The one door into the model: an attention function registered with transformers under the name ``headtrace``.
+"""The attention function that transformers calls while headtrace runs a model, registered under ``headtrace``.
 
 Every layer's queries, keys and values pass through it after biases, QK-norm and rotary positions, together with
 the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by
-operation. Inside ``through(observer, hf)`` an observer sees each call, and may change the scores of one head at
-one destination, even where heads share keys.
+operation, and shows each call to the observer of the pass, which may change the scores of one head at one
+destination, even where heads share keys. `headtrace.models.door` is where a pass is begun and ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from headtrace.models.observer import AttentionCall, Observer
 
 NAME = "headtrace"
 
 
 @dataclass(frozen=True)
-class AttentionCall:
-    """What one layer's attention was called with."""
+class Watch:
+    """Who watches the attention of the pass that runs in this thread."""
 
-    layer: int
-    query: Float[Tensor, "batch head dest d_head"]
-    key: Float[Tensor, "batch kv_head src d_head"]
-    value: Float[Tensor, "batch kv_head src d_head"]
-    mask: Float[Tensor, "batch 1 dest src"] | None
-    scale: float
-    softcap: float | None
+    observer: Observer
+    head_order: Int[Tensor, " d_head"] | None
+    """The order in which the observer sees a head's dimensions, where it is not the model's own."""
 
 
-class AttentionObserver:
-    """Sees every attention call of a forward pass, and may act on it. Subclasses override what they need."""
-
-    def edit_scores(self, call: AttentionCall, scores: Float[Tensor, "batch head dest src"]) -> None:
-        """Change scores in place, before softcap and mask: here one head's one destination can see other keys."""
-
-    def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"] | None:
-        """Another mixture of values than ``pattern @ values``, or None."""
-        return None
-
-    def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
-        """Where the attention pattern should be written, or None for a new tensor."""
-        return None
-
-    def see(self, call: AttentionCall, pattern: Float[Tensor, "batch head dest src"]) -> None:
-        """Called with the pattern of the layer."""
+watching: ContextVar[Watch | None] = ContextVar("headtrace_attention", default=None)
 
 
-_observer: ContextVar[AttentionObserver | None] = ContextVar("headtrace_attention_observer", default=None)
+def softcap(logits: Tensor, cap: float | None) -> Tensor:
+    """The cap that some models put on logits: ``cap * tanh(logits / cap)``."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def per_query_head(tensor: Tensor, n_heads: int) -> Tensor:
+def softcap_slope(logits: Tensor, cap: float | None) -> Tensor | float:
+    """The derivative of the cap."""
+    return 1.0 if cap is None else 1 - torch.tanh(logits / cap).square()
+
+
+def per_query_head(
+    tensor: Float[Tensor, "batch kv_head token d_head"], n_heads: int
+) -> Float[Tensor, "batch head token d_head"]:
     """Repeat grouped keys or values so that every query head has its own row."""
     batch, n_kv, length, d_head = tensor.shape
     if n_kv == n_heads:
@@ -80,42 +70,29 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Eager attention, with a place to look and to act. The signature is the one transformers calls."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    call = AttentionCall(layer, query, key, value, attention_mask, scale, softcap)
-    observer = _observer.get()
-    buffer = None
     n_heads = query.shape[1]
     scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
-    if observer is not None:
-        observer.edit_scores(call, scores)
-        buffer = observer.pattern_buffer(call)
+    watch, call, buffer = watching.get(), None, None
+    if watch is not None:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        order = watch.head_order
+        seen = (query, key) if order is None else (query[..., order], key[..., order])
+        call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
+        watch.observer.edit_scores(call, scores)
+        buffer = watch.observer.pattern_buffer(call)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     if attention_mask is not None:
         scores = scores.add_(attention_mask)
     # transformers computes the softmax in float32 whatever the model's dtype; a float64 model keeps float64 here.
     pattern = torch.softmax(scores, dim=-1) if buffer is None else torch.softmax(scores, dim=-1, out=buffer)
-    output = None if observer is None else observer.mix(call, pattern)
+    output = None if watch is None or call is None else watch.observer.mix(call, pattern)
     if output is None:
         output = torch.matmul(pattern, per_query_head(value, n_heads))
-    if observer is not None:
-        observer.see(call, pattern)
+    if watch is not None and call is not None:
+        watch.observer.see(call, pattern)
     return output.transpose(1, 2).contiguous(), pattern
 
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, eager_mask)
-
-
-@contextmanager
-def through(observer: AttentionObserver, hf: PreTrainedModel) -> Generator[None]:
-    """Run the model's attention through ``observer`` inside this block; the model is left as it was."""
-    config: Any = hf.config
-    before = config._attn_implementation
-    token = _observer.set(observer)
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        _observer.reset(token)

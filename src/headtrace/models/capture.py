@@ -1,218 +1,100 @@
-"""One forward pass of the model itself, seen by an attention observer and a few forward hooks."""
+"""The observer that makes a recording: it fills preallocated tensors while the model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from headtrace.models.attention import AttentionCall, AttentionObserver, through
-from headtrace.models.view import norm_eps, norm_gain, norm_scale, rms_scale
+from headtrace.models.fields import Recorded
+from headtrace.models.norms import norm_eps, norm_scale
+from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
-
-@dataclass(frozen=True)
-class Rotary:
-    """Rotary positions as the model made them for one layer: ``q <- q * cos + rotate(q) * sin``."""
-
-    cos: Float[Tensor, "batch token rotary"]
-    sin: Float[Tensor, "batch token rotary"]
-
-    def rotate(self, x: Float[Tensor, "batch head token d_head"]) -> Float[Tensor, "batch head token d_head"]:
-        """Turn queries or keys as the model does; dimensions beyond the rotary ones stay."""
-        width = self.cos.shape[-1]
-        turned, rest = x[..., :width], x[..., width:]
-        half = width // 2
-        quarter_turn = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
-        turned = turned * self.cos[:, None] + quarter_turn * self.sin[:, None]
-        return torch.cat((turned, rest), dim=-1)
+_SCALES: dict[NormPlace, str] = {
+    "query": "query_scales",
+    "key": "key_scales",
+    "attention_post_norm": "post_norm_scales",
+    "mlp_norm": "mlp_norm_scales",
+    "mlp_post_norm": "mlp_post_norm_scales",
+}
 
 
-@dataclass
-class Capture(AttentionObserver):
-    """Fills preallocated tensors while the model runs. Layers are the first axis of everything."""
+class Capture(Observer):
+    """Copies what is wanted into tensors whose first axis is the layer."""
 
-    model: Model
-    batch: int
-    length: int
-    residuals: Tensor = field(init=False)
-    queries: Tensor = field(init=False)
-    keys: Tensor = field(init=False)
-    values: Tensor = field(init=False)
-    patterns: Tensor = field(init=False)
-    mlp_writes: Tensor = field(init=False)
-    post_norm_scales: Tensor | None = field(init=False, default=None)
-    query_scales: Tensor | None = field(init=False, default=None)
-    key_scales: Tensor | None = field(init=False, default=None)
-    rotary: list[Rotary | None] = field(init=False, default_factory=list[Rotary | None])
-    visible: list[Tensor] = field(init=False, default_factory=list[Tensor])
-    masks: dict[int, tuple[Tensor, Tensor]] = field(
-        init=False, default_factory=dict[int, tuple[Tensor, Tensor]]
-    )
-    scales: list[float] = field(init=False, default_factory=list[float])
-    softcaps: list[float | None] = field(init=False, default_factory=list[float | None])
+    def __init__(self, model: Model, fields: Mapping[str, Recorded], sizes: Mapping[str, int]) -> None:
+        self.model, self.sizes = model, sizes
+        self.tensors: dict[str, Tensor] = {
+            name: torch.empty(field.shape(sizes), dtype=field.dtype or model.dtype, device=model.device)
+            for name, field in fields.items()
+        }
+        if model.architecture.mlp_norm is None and "mlp_norm_scales" in self.tensors:
+            self.tensors["mlp_norm_scales"].fill_(1.0)
+        self.rotary: list[Rotary | None] = []
+        self.visible: list[Tensor] = []
+        self.scales: list[float] = []
+        self.softcaps: list[float | None] = []
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __post_init__(self) -> None:
-        m, B, T = self.model, self.batch, self.length
-        L, H, KV, d, r = m.n_layers, m.n_heads, m.n_kv_heads, m.d_model, m.d_head
-        empty: Any = lambda *shape: torch.empty(shape, dtype=m.dtype, device=m.device)  # noqa: E731
-        self.residuals, self.mlp_writes = empty(L + 1, B, T, d), empty(L, B, T, d)
-        self.queries, self.keys, self.values = (
-            empty(L, B, H, T, r),
-            empty(L, B, KV, T, r),
-            empty(L, B, KV, T, r),
-        )
-        self.patterns = empty(L, B, H, T, T)
-        if m.architecture.attention_post_norm is not None:
-            self.post_norm_scales = empty(L, B, T)
-        if m.architecture.query_key_norm is not None:
-            self.query_scales, self.key_scales = empty(L, B, H, T), empty(L, B, KV, T)
+    def _keep(self, name: str, layer: int, tensor: Tensor) -> None:
+        if name in self.tensors:
+            self.tensors[name][layer] = tensor
 
-    # -- the attention function ------------------------------------------------------------------------------
+    def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
+        self._keep("residuals", layer, residual)
+        self.rotary.append(rotary)
 
-    def pattern_buffer(self, call: AttentionCall) -> Tensor:
-        return self.patterns[call.layer]
+    def final_input(self, residual: Tensor) -> None:
+        self._keep("residuals", -1, residual)
+
+    def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
+        return self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
 
     def see(self, call: AttentionCall, pattern: Tensor) -> None:
         scale = call.scale
         if self.model.architecture.query_prescaled:
             scale = self.model.d_head**-0.5
-            torch.div(call.query, scale, out=self.queries[call.layer])
+            if "queries" in self.tensors:
+                torch.div(call.query, scale, out=self.tensors["queries"][call.layer])
         else:
-            self.queries[call.layer] = call.query
-        self.keys[call.layer] = call.key
-        self.values[call.layer] = call.value
+            self._keep("queries", call.layer, call.query)
+        self._keep("keys", call.layer, call.key)
+        self._keep("values", call.layer, call.value)
         self.scales.append(scale)
         self.softcaps.append(call.softcap)
         self.visible.append(self._visible(call.mask))
 
     def _visible(self, mask: Tensor | None) -> Tensor:
         """Which keys each destination sees. Layers that share a mask share the tensor."""
+        batch, length = self.sizes["batch"], self.sizes["token"]
         if mask is None:
-            causal = torch.ones(self.length, self.length, dtype=torch.bool, device=self.model.device)
-            return causal.tril().expand(self.batch, -1, -1)
-        if id(mask) not in self.masks:
-            self.masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(self.batch, -1, -1))
-        return self.masks[id(mask)][1]
+            causal = torch.ones(length, length, dtype=torch.bool, device=self.model.device)
+            return causal.tril().expand(batch, -1, -1)
+        if id(mask) not in self._masks:
+            self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1))
+        return self._masks[id(mask)][1]
 
-    # -- the hooks -------------------------------------------------------------------------------------------
+    def mlp_input(self, layer: int, read: Tensor) -> None:
+        self._keep("mlp_inputs", layer, read)
 
-    @contextmanager
-    def running(self) -> Generator[None]:
-        """Hooks in, attention through this observer; both undone afterwards."""
-        hf, facts = self.model.hf, self.model.architecture
-        with ExitStack() as stack:
-            if self.model.dtype == torch.float64:  # first, so that the hooks below see what it returns
-                stack.enter_context(full_precision_norms(self.model))
-            for index, layer in enumerate(hf.get_submodule(facts.layers).children()):
-                handles = [
-                    layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True),
-                    layer.get_submodule(facts.mlp_write).register_forward_hook(self._mlp_output(index)),
-                ]
-                if self.post_norm_scales is not None:
-                    norm = layer.get_submodule(facts.attention_post_norm or "")
-                    handles.append(norm.register_forward_pre_hook(self._post_norm_input(index)))
-                if facts.query_key_norm is not None:
-                    attention = layer.get_submodule(facts.attention)
-                    for path, target in zip(
-                        facts.query_key_norm, (self.query_scales, self.key_scales), strict=True
-                    ):
-                        norm = attention.get_submodule(path)
-                        assert target is not None
-                        handles.append(norm.register_forward_pre_hook(self._head_norm_input(target[index])))
-                for handle in handles:
-                    stack.callback(handle.remove)
-            final = hf.get_submodule(facts.final_norm)
-            stack.callback(final.register_forward_pre_hook(self._final_input).remove)
-            stack.enter_context(through(self, hf))
-            yield
+    def mlp_write(self, layer: int, write: Tensor) -> None:
+        self._keep("mlp_writes", layer, write)
 
-    def _layer_input(self, index: int) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.residuals[index] = args[0] if args else kwargs["hidden_states"]
-            positions = kwargs.get("position_embeddings")
-            self.rotary.append(None if positions is None else Rotary(*positions))
-
-        return hook
-
-    def _final_input(self, _: nn.Module, args: tuple[Any, ...]) -> None:
-        self.residuals[-1] = args[0]
-
-    def _mlp_output(self, index: int) -> Any:
-        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
-            self.mlp_writes[index] = output.reshape(self.batch, self.length, -1)
-
-        return hook
-
-    def _post_norm_input(self, index: int) -> Any:
-        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            assert self.post_norm_scales is not None
-            self.post_norm_scales[index] = norm_scale(args[0], norm, self.model.architecture)
-
-        return hook
-
-    def _head_norm_input(self, target: Float[Tensor, "batch head token"]) -> Any:
-        axes = self.model.architecture.query_key_norm_axes
-
-        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            scale = rms_scale(args[0], norm_eps(norm))
-            if axes == "token projection":
-                scale = scale[:, None]
-            elif axes == "token head d_head":
-                scale = scale.transpose(1, 2)
-            target.copy_(scale.expand_as(target))
-
-        return hook
-
-
-@contextmanager
-def full_precision_norms(model: Model) -> Generator[None]:
-    """Let a float64 model's RMSNorms compute in float64.
-
-    transformers rounds to float32 inside RMSNorm whatever the model's dtype, so that a float64 model would be exact
-    to seven digits only; with this it is a float64 model throughout.
-    """
-    facts, hf = model.architecture, model.hf
-    if facts.norm == "layer":
-        yield
-        return
-
-    def hook(norm: nn.Module, args: tuple[Any, ...], _: Tensor) -> Tensor:
-        x: Tensor = args[0]
-        return x / rms_scale(x, norm_eps(norm))[..., None] * norm_gain(norm, facts)
-
-    kind = type(hf.get_submodule(facts.final_norm))
-    handles = [m.register_forward_hook(hook) for m in hf.modules() if isinstance(m, kind)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@torch.inference_mode()
-def capture(
-    model: Model, token_ids: Int[Tensor, "batch token"], lengths: tuple[int, ...], keep: Tensor | None
-) -> tuple[Capture, Float[Tensor, "batch kept vocab"]]:
-    """Run the model once on right-padded prompts. ``keep``: positions whose output logits are wanted (None: all)."""
-    batch, length = token_ids.shape
-    seen = Capture(model, batch, length)
-    mask = None
-    if len(set(lengths)) > 1:
-        positions = torch.arange(length, device=token_ids.device)
-        mask = (positions < torch.tensor(lengths, device=token_ids.device)[:, None]).long()
-    with seen.running():
-        output: Any = model.hf(
-            input_ids=token_ids,
-            attention_mask=mask,
-            use_cache=False,
-            logits_to_keep=0 if keep is None else keep,
-        )
-    return seen, output.logits
+    def norm_input(self, place: NormPlace, layer: int, x: Tensor, norm: nn.Module) -> None:
+        if _SCALES[place] not in self.tensors:
+            return
+        facts, target = self.model.architecture, self.tensors[_SCALES[place]][layer]
+        if place not in ("query", "key"):
+            target.copy_(norm_scale(x, norm_eps(norm), facts.norm).reshape(target.shape))
+            return
+        scale = norm_scale(x, norm_eps(norm), facts.query_key_norm_kind)
+        if facts.query_key_norm_axes == "token projection":
+            scale = scale[:, None]
+        elif facts.query_key_norm_axes == "token head d_head":
+            scale = scale.transpose(1, 2)
+        target.copy_(scale.expand_as(target))

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.errors import IdentityError
+from headtrace.models.attention import softcap
 
 if TYPE_CHECKING:
     from headtrace.models.record import Recording
@@ -114,34 +115,20 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
 
 
 def output_logits(
-    recording: Recording, residual: Float[Tensor, "batch token d_model"], scale: Tensor
-) -> Tensor:
+    recording: Recording, residual: Float[Tensor, "batch kept d_model"], scale: Float[Tensor, "batch kept"]
+) -> Float[Tensor, "batch kept vocab"]:
     """Output logits of a final residual, with the final norm's scale frozen."""
     model, weights = recording.model, recording.model.weights
-    if model.architecture.norm == "layer":
-        residual = residual - residual.mean(dim=-1, keepdim=True)
-    normed = residual / scale[..., None] * weights.final_gain + weights.final_bias
-    logits = normed @ weights.W_U.T
-    if weights.b_U is not None:
-        logits = logits + weights.b_U
-    cap = model.final_softcap
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    normed = model.architecture.centred(residual) / scale[..., None] * weights.final_gain
+    return softcap(normed @ weights.W_U.T + weights.output_bias, model.final_softcap)
 
 
 def _output_error(recording: Recording, total: Tensor, allowed: float) -> float:
-    scale = recording.norm_scales[-1]
-    kept_all = recording.logits.shape[1] == recording.token_ids.shape[1]
-    if kept_all:
-        real = _real(recording)
-    else:
-        rows = torch.arange(len(recording), device=total.device)
-        ends = torch.tensor(recording.lengths, device=total.device) - 1
-        total, scale = total[rows, ends][:, None], scale[rows, ends][:, None]
-        real = torch.ones_like(scale, dtype=torch.bool)
-    made = output_logits(recording, total, scale)
-    error = (made - recording.logits).abs().amax(dim=-1) / recording.logits.abs().amax(dim=-1).clamp_min(
-        1e-30
-    )
-    return _worst(
-        error * real, allowed, "The shares at the final norm do not give the output", ("prompt", "position")
-    )
+    where = recording.logit_positions
+    scale = recording.norm_scales[-1].gather(1, where)
+    kept = total.gather(1, where[..., None].expand(-1, -1, total.shape[-1]))
+    size = recording.logits.abs().amax(dim=-1).clamp_min(1e-30)
+    error = (output_logits(recording, kept, scale) - recording.logits).abs().amax(dim=-1) / size
+    real = _real(recording).gather(1, where)
+    what = "The shares at the final norm do not give the output"
+    return _worst(error * real, allowed, what, ("prompt", "position"))

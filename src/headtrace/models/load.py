@@ -30,7 +30,7 @@ def load(
     name_or_path_or_model: str | os.PathLike[str] | PreTrainedModel,
     *,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: str | None = None,
     revision: str | None = None,
     tokenizer: Any = None,
 ) -> Model:
@@ -42,22 +42,39 @@ def load(
         headtrace.load("model.Q4_1.gguf")
         headtrace.load(hf_model, tokenizer=tokenizer)           # already loaded
 
-    ``dtype`` is ``"float32"`` or ``"float64"``; ``device="auto"`` takes a GPU if there is one. Code that comes with a
-    model is never run.
+    ``dtype`` is ``"float32"`` (the default) or ``"float64"``; ``device="auto"`` takes a GPU if there is one. A model
+    that is already loaded keeps its own dtype and device. Code that comes with a model is never run.
     """
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise InputError(
             f"dtype={dtype!r} is not supported: decompositions are exact in 'float32' and 'float64' only."
         )
+    if isinstance(name_or_path_or_model, PreTrainedModel):
+        return _loaded(name_or_path_or_model, tokenizer, device, dtype, revision)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if isinstance(name_or_path_or_model, PreTrainedModel):
-        return Model(name_or_path_or_model, tokenizer, revision=revision)
     name = os.fspath(name_or_path_or_model)
-    source = _Source(name, revision, DTYPES[dtype])
+    source = _Source(name, revision, DTYPES[dtype or "float32"])
     with _quiet():
         hf, found_tokenizer = source.read()
     return Model(hf.to(device), tokenizer or found_tokenizer, name=name, revision=revision)  # type: ignore[arg-type]
+
+
+def _loaded(
+    hf: PreTrainedModel, tokenizer: Any, device: str, dtype: str | None, revision: str | None
+) -> Model:
+    """A model that the caller loaded is taken as it is: changing it here would change it everywhere."""
+    if dtype is not None and hf.dtype != DTYPES[dtype]:
+        raise InputError(
+            f"dtype={dtype!r}, but the model that was given is in {str(hf.dtype).removeprefix('torch.')}. Convert it "
+            f"first (model.to(torch.{dtype})), or leave dtype out."
+        )
+    if device != "auto" and hf.device != torch.device(device):
+        raise InputError(
+            f"device={device!r}, but the model that was given is on {str(hf.device)!r}. Move it first "
+            f"(model.to({device!r})), or leave device out."
+        )
+    return Model(hf, tokenizer, revision=revision)
 
 
 @contextmanager

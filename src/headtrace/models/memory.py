@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from headtrace.errors import OutOfMemoryError
+from headtrace.models.fields import axis_sizes, choose
+from headtrace.models.record import Recording
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
 
-def recording_bytes(model: Model, length: int, batch: int = 1, logits: int | None = None) -> int:
+def recording_bytes(
+    model: Model, length: int, batch: int = 1, logits: int | None = None, keep: Iterable[str] | None = None
+) -> int:
     """Bytes that a recording of ``batch`` prompts of ``length`` tokens takes at its peak, weights not included."""
-    width = torch.finfo(model.dtype).bits // 8
-    L, H, KV, d, r = model.n_layers, model.n_heads, model.n_kv_heads, model.d_model, model.d_head
-    patterns = L * H * length * length
-    working = 3 * H * length * length
-    residuals = (2 * L + 1) * length * d
-    heads = L * (H + 2 * KV) * length * r
-    mlp = 4 * length * getattr(model.hf.config, "intermediate_size", 4 * d)
-    output = 2 * (length if logits is None else logits) * model.d_vocab
-    return width * batch * (patterns + working + residuals + heads + mlp + output)
+    kept = length if logits is None else logits
+    sizes = axis_sizes(model, batch, length, kept)
+    fields = choose(Recording.FIELDS, keep, model)
+    recorded = sum(math.prod(fields[name].shape(sizes)) for name in fields)
+    # While a layer runs: scores and their softmax, the MLP's hidden units, and the output logits once more.
+    hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
+    working = batch * (3 * model.n_heads * length**2 + 4 * length * hidden + kept * model.d_vocab)
+    return torch.finfo(model.dtype).bits // 8 * (recorded + working)
 
 
-def available_bytes() -> int | None:
-    """Memory that can still be had, or None where the system does not tell."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be had where the model is."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def human(n_bytes: float) -> str:
@@ -49,14 +45,12 @@ def human(n_bytes: float) -> str:
     return f"{n_bytes:.1f} TB"
 
 
-def require_memory(model: Model, length: int, batch: int, logits: int | None) -> None:
+def require_memory(
+    model: Model, length: int, batch: int, logits: int | None, keep: Iterable[str] | None = None
+) -> None:
     """Stop before the run if the estimate is more than there is."""
-    needed = recording_bytes(model, length, batch, logits)
-    if model.device.type == "cuda":
-        available: int | None = torch.cuda.mem_get_info(model.device)[0]
-    else:
-        available = available_bytes()
-    if available is not None and needed > available:
+    needed, available = recording_bytes(model, length, batch, logits, keep), available_bytes(model.device)
+    if needed > available:
         raise OutOfMemoryError(
             f"Recording {batch} prompt(s) of {length} tokens needs about {human(needed)}, and {human(available)} is "
             "available. Shorten the prompt, record fewer prompts at once, or use a machine with more memory."

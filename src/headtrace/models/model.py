@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headtrace.errors import InputError
-from headtrace.models import tokens
+from headtrace.models import door
 from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
-from headtrace.models.record import Recording
+from headtrace.models.observer import Observer
+from headtrace.models.record import Recording, record
 from headtrace.models.view import FoldedWeights, fold_weights
+from headtrace.prompts import PromptReader, as_prompts
+from headtrace.vocabulary import Prompt
 
 if TYPE_CHECKING:
     from headtrace.channels import Decomposition, ModelChannels
     from headtrace.vocabulary import Firing
+
+T = TypeVar("T")
 
 
 class Model:
@@ -43,7 +51,7 @@ class Model:
                 f"The model is in {hf.dtype}; decompositions are exact in float32 and float64 only. "
                 "Call model.float() first, or let headtrace.load read it with dtype='float32'."
             )
-        self.hf = hf.eval()
+        self.hf = hf
         self.tokenizer = tokenizer
         self.name = name or hf.config.name_or_path or type(hf).__name__
         self.revision = revision
@@ -60,6 +68,7 @@ class Model:
         self.d_vocab: int = embeddings.weight.shape[0]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._making, self._made = RLock(), dict[str, Any]()
 
     @property
     def device(self) -> torch.device:
@@ -75,40 +84,89 @@ class Model:
             f"d_model={self.d_model}, d_head={self.d_head})"
         )
 
-    @cached_property
-    def weights(self) -> FoldedWeights:
-        """All heads' projections with norms folded in (`headtrace.models.view`)."""
-        return fold_weights(self.hf, self.architecture, self.d_head)
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The model's blocks, from the first to the last."""
+        return list(self.hf.get_submodule(self.architecture.layers).children())
 
     @cached_property
+    def head_order(self) -> Int[Tensor, " d_head"] | None:
+        """The order in which headtrace sees a head's dimensions, where it is not the model's own."""
+        order = self.architecture.head_order(self.hf.config, self.d_head)
+        return None if order is None else order.to(self.device)
+
+    @property
+    def weights(self) -> FoldedWeights:
+        """All heads' projections with norms folded in (`headtrace.models.view`)."""
+        return self._once(
+            "weights", lambda: fold_weights(self.hf, self.architecture, self.d_head, self.head_order)
+        )
+
+    @property
     def weights_sha256(self) -> str:
         """A hash of the weights themselves: names, shapes and float32 values of all parameters."""
+        return self._once("weights_sha256", self._hash)
+
+    def _hash(self) -> str:
         digest = hashlib.sha256()
         for name, parameter in sorted(self.hf.named_parameters()):
             digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
             digest.update(parameter.detach().float().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
-    @cached_property
+    @property
     def channels(self) -> ModelChannels:
         """The SVD of every head's query-key form."""
         from headtrace.channels import model_channels
 
-        return model_channels(self)
+        return self._once("channels", lambda: model_channels(self))
 
-    def record(self, prompts: Any, *, bos: bool | None = None, last_logits: bool = False) -> Recording:
+    def _once(self, name: str, make: Callable[[], T]) -> T:
+        """What is made on first use and kept: by one thread, while the others wait for it."""
+        if name not in self._made:
+            with self._making:
+                if name not in self._made:
+                    self._made[name] = make()
+        return self._made[name]
+
+    def record(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Tensor,
+        *,
+        bos: bool | None = None,
+        last_logits: bool | int = False,
+        keep: Iterable[str] | None = None,
+    ) -> Recording:
         """One forward pass on a prompt, or on many at once, kept as components that sum exactly.
 
         Prompts are text or token ids. ``bos`` overrides whether a beginning-of-sequence token comes first;
-        ``last_logits=True`` keeps output logits at each prompt's last position only.
+        ``last_logits=True`` keeps output logits at each prompt's last position only (a number: at as many);
+        ``keep`` names the tensors to record (default: all that a trace needs; `Recording.FIELDS` lists them).
 
-            recording = model.record("When Mary and John went to the store, John gave a drink to")
-            recording.check()
+        >>> import headtrace
+        >>> model = headtrace.load("builtin")
+        >>> model.record("When Mary and John went to", keep=["patterns"]).patterns.shape
+        torch.Size([4, 1, 8, 6, 6])
         """
-        ids = [tokens.to_ids(self, prompt, bos) for prompt in tokens.as_prompts(prompts)]
-        batch, lengths = tokens.to_batch(ids, self.device)
-        require_memory(self, batch.shape[1], len(ids), len(set(lengths)) if last_logits else None)
-        return Recording.make(self, batch, lengths, last_logits=last_logits)
+        ids = [self.reader.ids(prompt, bos) for prompt in as_prompts(prompts)]
+        batch, lengths = self._padded(ids)
+        kept = None if not last_logits else int(last_logits)
+        require_memory(self, batch.shape[1], len(ids), kept, keep)
+        return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
+
+    def run(
+        self, token_ids: Int[Tensor, "batch token"], observer: Observer | None = None, **options: Any
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """One forward pass under an observer, through the one door (`headtrace.models.door`)."""
+        return door.run(self, token_ids, observer, **options)
+
+    def end_logits(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompt vocab"]:
+        """Output logits at the end of each prompt (token ids), all run together."""
+        batch, lengths = self._padded(prompts)
+        ends = torch.tensor(lengths, device=self.device) - 1
+        kept, column = torch.unique(ends, return_inverse=True)
+        logits = door.run(self, batch, lengths=lengths, keep=kept)
+        return logits[torch.arange(len(lengths), device=self.device), column]
 
     def decompose(self, recording: Recording, firing: Firing | str, *, prompt: int = 0) -> Decomposition:
         """The attention score of one firing as a sum over the head's channels."""
@@ -116,14 +174,30 @@ class Model:
 
         return decompose(recording, firing, prompt=prompt)
 
-    def to_ids(self, prompt: Any, *, bos: bool | None = None) -> list[int]:
+    def to_ids(self, prompt: Prompt, *, bos: bool | None = None) -> list[int]:
         """Token ids of one prompt, checked against the vocabulary and the context length."""
-        return tokens.to_ids(self, prompt, bos)
+        return self.reader.ids(prompt, bos)
 
-    def token_id(self, answer: str | int, what: str = "answer") -> int:
-        """The id of an answer that must be a single token, e.g. ``" Mary"``."""
-        return tokens.single_token(self, answer, what)
+    def token_id(self, answer: str | int, what: str = "answer", prompt: Prompt | None = None) -> int:
+        """The id of an answer that must be a single token, e.g. ``" Mary"``, as it follows a prompt."""
+        return self.reader.token(prompt, answer, what)
+
+    def continuation(self, prompt: Prompt | None, answer: str | int) -> tuple[int, ...]:
+        """The tokens of an answer, one or more, as it follows a prompt."""
+        return self.reader.continuation(prompt, answer)
 
     def token_labels(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Readable text of each token."""
-        return tokens.token_labels(self, ids)
+        return self.reader.labels(ids)
+
+    @property
+    def reader(self) -> PromptReader:
+        """How text becomes token ids for this model (`headtrace.prompts`)."""
+        return PromptReader(self.tokenizer, self.name, self.d_vocab, self.max_positions)
+
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "batch token"], tuple[int, ...]]:
+        """Right-padded token ids and the lengths. Padding comes after the prompt, so no real token sees it."""
+        lengths = tuple(len(ids) for ids in prompts)
+        # Padding repeats the prompt's own last token: a valid id in every vocabulary.
+        rows = [[*ids, *[ids[-1]] * (max(lengths) - len(ids))] for ids in prompts]
+        return torch.tensor(rows, device=self.device), lengths

@@ -1,9 +1,14 @@
 """One forward pass -> Recording: every residual as the exact sum of what was written into it.
 
-    recording = model.record("When Mary and John went to the store, John gave a drink to")
-    recording.check()                                   # the identities, verified
-    recording.patterns[9, 0, 6]                         # attention of L9H6: (dest, src)
-    recording.write(Component("head", 5, 3, src=2))     # what L5H3 wrote from position 2: (token, d_model)
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> recording = model.record("When Mary and John went to the store, John gave a drink to")
+>>> recording.check().worst < 1e-4                             # the identities, verified
+True
+>>> recording.patterns[2, 0, 1].shape                          # attention of L2H1: (dest, src)
+torch.Size([14, 14])
+>>> recording.write(headtrace.Component("head", 1, 3, src=2)).shape   # what L1H3 wrote from position 2
+torch.Size([14, 96])
 
 Tensors have the axes (layer, batch, ...). Prompts of different lengths are padded on the right, where no real token
 can see; ``recording[i]`` is the recording of one prompt without padding.
@@ -11,19 +16,24 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.errors import InputError
-from headtrace.models.capture import Rotary, capture
+from headtrace.models import door
+from headtrace.models.attention import softcap
+from headtrace.models.capture import Capture
+from headtrace.models.fields import Recorded, RecordedIf, axis_sizes, choose
 from headtrace.models.identities import IdentityReport, check_identities
-from headtrace.models.view import norm_eps
-from headtrace.vocabulary import Component, Firing
+from headtrace.models.norms import norm_eps, norm_scale
+from headtrace.models.observer import Rotary
+from headtrace.vocabulary import Component, Firing, head_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,65 +46,54 @@ class Recording:
     """What one forward pass wrote, read and attended to. Made by ``Model.record``."""
 
     model: Model
-    token_ids: Int[Tensor, "batch token"]
     lengths: tuple[int, ...]
-    logits: Float[Tensor, "batch kept vocab"]
-    """Output logits: at every position, or (``last_logits=True``) at each prompt's last one only."""
-    residuals: Float[Tensor, "layer_and_final batch token d_model"]
-    """The residual at the input of every layer; the last row is the input of the final norm."""
-    queries: Float[Tensor, "layer batch head token d_head"]
-    keys: Float[Tensor, "layer batch kv_head token d_head"]
-    values: Float[Tensor, "layer batch kv_head token d_head"]
-    """Queries, keys and values as attention uses them: after biases, QK-norm and rotary positions."""
-    patterns: Float[Tensor, "layer batch head dest src"]
-    mlp_writes: Float[Tensor, "layer batch token d_model"]
-    norm_scales: Float[Tensor, "layer_and_final batch token"]
-    """The frozen scale of the norm before each layer's attention, and of the final norm."""
-    post_norm_scales: Float[Tensor, "layer batch token"] | None
-    query_scales: Float[Tensor, "layer batch head token"] | None
-    key_scales: Float[Tensor, "layer batch kv_head token"] | None
+    tensors: Mapping[str, Tensor]
+    """The recorded tensors by name. They are attributes, too."""
     rotary: tuple[Rotary | None, ...]
     visible: tuple[Bool[Tensor, "batch dest src"], ...]
     """Per layer, which keys each destination sees (causal, sliding window)."""
     scales: tuple[float, ...]
     softcaps: tuple[float | None, ...]
 
-    @classmethod
-    @torch.inference_mode()
-    def make(
-        cls,
-        model: Model,
-        token_ids: Int[Tensor, "batch token"],
-        lengths: tuple[int, ...],
-        *,
-        last_logits: bool,
-    ) -> Recording:
-        """Run the model once on right-padded token ids."""
-        ends = torch.tensor([n - 1 for n in lengths], device=token_ids.device)
-        kept, where = torch.unique(ends, return_inverse=True)
-        seen, logits = capture(model, token_ids, lengths, kept if last_logits else None)
-        if last_logits:
-            logits = logits[torch.arange(len(lengths), device=logits.device), where][:, None]
-        return cls(
-            model=model,
-            token_ids=token_ids,
-            lengths=lengths,
-            logits=logits,
-            residuals=seen.residuals,
-            queries=seen.queries,
-            keys=seen.keys,
-            values=seen.values,
-            patterns=seen.patterns,
-            mlp_writes=seen.mlp_writes,
-            norm_scales=_norm_scales(model, seen.residuals),
-            post_norm_scales=seen.post_norm_scales,
-            query_scales=seen.query_scales,
-            key_scales=seen.key_scales,
-            rotary=tuple(seen.rotary),
-            visible=tuple(seen.visible),
-            scales=tuple(seen.scales),
-            softcaps=tuple(seen.softcaps),
-        )
+    token_ids = Recorded("batch token", dtype=torch.int64)
+    logits = Recorded("batch kept vocab")
+    """Output logits at ``logit_positions``: every position, or each prompt's last ones."""
+    logit_positions = Recorded("batch kept", dtype=torch.int64)
+    residuals = Recorded("layer_and_final batch token d_model")
+    """The residual at the input of every layer; the last row is the input of the final norm."""
+    queries = Recorded("layer batch head token d_head")
+    keys = Recorded("layer batch kv_head token d_head")
+    values = Recorded("layer batch kv_head token d_head")
+    """Queries, keys and values as attention uses them: after biases, QK-norm and rotary positions."""
+    patterns = Recorded("layer batch head dest src")
+    mlp_writes = Recorded("layer batch token d_model")
+    norm_scales = Recorded("layer_and_final batch token")
+    """The frozen scale of the norm before each layer's attention (one where there is none), and of the final norm."""
+    post_norm_scales = RecordedIf("layer batch token", when=lambda facts: facts.attention_post_norm is not None)
+    query_scales = RecordedIf("layer batch head token", when=lambda facts: facts.query_key_norm is not None)
+    key_scales = RecordedIf("layer batch kv_head token", when=lambda facts: facts.query_key_norm is not None)
+    mlp_inputs = Recorded("layer batch token d_model", by_default=False)
+    """What every MLP reads, after its norm."""
+    mlp_norm_scales = Recorded("layer batch token", by_default=False)
+    """The frozen scale of the norm before each MLP (one where there is none)."""
+    mlp_post_norm_scales = RecordedIf(
+        "layer batch token", when=lambda facts: facts.mlp_post_norm is not None, by_default=False
+    )
+
+    FIELDS: ClassVar[Mapping[str, Recorded]]
+    ALWAYS: ClassVar[tuple[str, ...]] = ("token_ids", "logits", "logit_positions")
+
+    def __post_init__(self) -> None:
+        """The axes of all tensors agree with each other and with the model."""
+        kept = self.tensors["logits"].shape[1]
+        sizes = axis_sizes(self.model, *self.tensors["token_ids"].shape, kept)
+        for name, tensor in self.tensors.items():
+            expected = self.FIELDS[name].shape(sizes)
+            if tuple(tensor.shape) != expected:
+                raise InputError(
+                    f"A recording's {name!r} has the axes ({', '.join(self.FIELDS[name].axes)}): expected "
+                    f"{expected}, got {tuple(tensor.shape)}."
+                )
 
     # -- one prompt ------------------------------------------------------------------------------------------
 
@@ -103,29 +102,16 @@ class Recording:
 
     def __getitem__(self, prompt: int) -> Recording:
         """The recording of one prompt, without padding (a view: nothing is copied)."""
-        if not -len(self) <= prompt < len(self):
-            raise InputError(f"There is no prompt {prompt} in this recording of {len(self)}.")
-        b = prompt % len(self)
+        b = self._prompt(prompt)
         n, one = self.lengths[b], slice(b, b + 1)
-
-        def cut(x: Tensor | None) -> Any:
-            return None if x is None else x[:, one, ..., :n]
-
+        tensors = {name: self.FIELDS[name].cut(t, b, n) for name, t in self.tensors.items()}
+        inside = tensors["logit_positions"][0] < n
+        if not bool(inside.all()):  # every position was kept: those of the padding go
+            tensors |= {name: tensors[name][:, inside] for name in ("logits", "logit_positions")}
         return replace(
             self,
-            token_ids=self.token_ids[one, :n],
             lengths=(n,),
-            logits=self.logits[one, :n],
-            residuals=self.residuals[:, one, :n],
-            queries=self.queries[:, one, :, :n],
-            keys=self.keys[:, one, :, :n],
-            values=self.values[:, one, :, :n],
-            patterns=self.patterns[:, one, :, :n, :n],
-            mlp_writes=self.mlp_writes[:, one, :n],
-            norm_scales=cut(self.norm_scales),
-            post_norm_scales=cut(self.post_norm_scales),
-            query_scales=cut(self.query_scales),
-            key_scales=cut(self.key_scales),
+            tensors=tensors,
             rotary=tuple(
                 None if r is None else Rotary(_rows(r.cos, one)[:, :n], _rows(r.sin, one)[:, :n])
                 for r in self.rotary
@@ -133,14 +119,32 @@ class Recording:
             visible=tuple(v[one, :n, :n] for v in self.visible),
         )
 
+    def with_tensors(self, **changed: Tensor) -> Recording:
+        """A copy with other tensors in the place of some."""
+        return replace(self, tensors={**self.tensors, **changed})
+
+    def _prompt(self, prompt: int) -> int:
+        if not -len(self) <= prompt < len(self):
+            raise InputError(f"There is no prompt {prompt} in this recording of {len(self)}.")
+        return prompt % len(self)
+
     def tokens(self, prompt: int = 0) -> tuple[str, ...]:
         """Readable text of one prompt's tokens."""
         return self.model.token_labels(self.token_ids[prompt, : self.lengths[prompt]].tolist())
 
+    def logits_at(self, prompt: int, position: int) -> Float[Tensor, " vocab"]:
+        """Output logits of one prompt at one position."""
+        column = (self.logit_positions[prompt] == position).nonzero()
+        if not len(column):
+            raise InputError(
+                f"The output logits at position {position} were not kept (last_logits={self.logits.shape[1]}). "
+                "Record without last_logits, or with a larger number."
+            )
+        return self.logits[prompt, int(column[0])]
+
     def last_logits(self, prompt: int = 0) -> Float[Tensor, " vocab"]:
         """Output logits at the prompt's last position."""
-        kept_all = self.logits.shape[1] == self.token_ids.shape[1]
-        return self.logits[prompt, self.lengths[prompt] - 1 if kept_all else 0]
+        return self.logits_at(prompt, self.lengths[prompt] - 1)
 
     def top_answers(self, k: int = 5, prompt: int = 0) -> list[tuple[str, int, float]]:
         """The k likeliest next tokens: text, id and probability."""
@@ -155,10 +159,31 @@ class Recording:
         values, places = flat.max(dim=-1)
         width = n - first
         return [
-            (Firing(layer, head, int(place) // width + first, int(place) % width + first), float(value))
-            for layer, (row, spots) in enumerate(zip(values, places, strict=True))
-            for head, (value, place) in enumerate(zip(row, spots, strict=True))
+            (Firing(layer, head, place // width + first, place % width + first), value)
+            for layer, row in enumerate(zip(values.tolist(), places.tolist(), strict=True))
+            for head, (value, place) in enumerate(zip(*row, strict=True))
         ]
+
+    def check_firing(self, firing: Firing, prompt: int = 0) -> None:
+        """Is there such a head, are there such positions, and does the destination see the source?"""
+        model, length = self.model, self.lengths[self._prompt(prompt)]
+        if firing.layer >= model.n_layers or firing.head >= model.n_heads:
+            raise InputError(
+                f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
+                f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
+            )
+        if firing.dest >= length or firing.src >= length:
+            raise InputError(
+                f"The firing {firing} is outside the prompt, which has {length} tokens "
+                f"(positions 0 to {length - 1})."
+            )
+        seen = self.visible[firing.layer][prompt, firing.dest]
+        if not bool(seen[firing.src]):
+            first, last = (int(seen.nonzero()[i, 0]) for i in (0, -1))
+            raise InputError(
+                f"{firing}: in layer {firing.layer}, position {firing.src} is not visible from position "
+                f"{firing.dest}, which sees {first} to {last}. A firing is head, destination, source: L9H6:14:3."
+            )
 
     # -- components ------------------------------------------------------------------------------------------
 
@@ -224,9 +249,7 @@ class Recording:
 
     def attention_logits(self, layer: int) -> Float[Tensor, "batch head dest src"]:
         """Attention logits as the softmax sees them: after softcap, minus infinity where a key is not visible."""
-        logits, cap = self.raw_logits(layer), self.softcaps[layer]
-        if cap is not None:
-            logits = torch.tanh(logits / cap) * cap
+        logits = softcap(self.raw_logits(layer), self.softcaps[layer])
         return logits.masked_fill(~self.visible[layer][:, None], -torch.inf)
 
     # -- checks and files ------------------------------------------------------------------------------------
@@ -248,9 +271,53 @@ class Recording:
 
         return load_recording(folder, model)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The recorded tensors by name."""
-        return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+
+Recording.FIELDS = {name: field for name, field in vars(Recording).items() if isinstance(field, Recorded)}
+
+
+@torch.inference_mode()
+def record(
+    model: Model,
+    token_ids: Int[Tensor, "batch token"],
+    lengths: tuple[int, ...],
+    *,
+    last_logits: int = 0,
+    keep: Iterable[str] | None = None,
+) -> Recording:
+    """Run the model once on right-padded token ids; logits at each prompt's last positions (0: everywhere)."""
+    batch, length = token_ids.shape
+    positions = _logit_positions(lengths, length, last_logits).to(token_ids.device)
+    fields = choose(Recording.FIELDS, keep, model)
+    wanted = {n: f for n, f in fields.items() if n not in Recording.ALWAYS and n != "norm_scales"}
+    if "norm_scales" in fields:
+        wanted["residuals"] = Recording.FIELDS["residuals"]
+    seen = Capture(model, wanted, axis_sizes(model, batch, length, positions.shape[1]))
+    if last_logits:
+        kept, column = torch.unique(positions, return_inverse=True)
+        logits = door.run(model, token_ids, seen, lengths=lengths, keep=kept)
+        logits = logits.gather(1, column[..., None].expand(-1, -1, logits.shape[-1]))
+    else:
+        logits = door.run(model, token_ids, seen, lengths=lengths)
+    tensors = {"token_ids": token_ids, "logits": logits, "logit_positions": positions, **seen.tensors}
+    if "norm_scales" in fields:
+        tensors["norm_scales"] = _norm_scales(model, tensors["residuals"])
+    return Recording(
+        model=model,
+        lengths=lengths,
+        tensors={n: t for n, t in tensors.items() if n in fields or n in Recording.ALWAYS},
+        rotary=tuple(seen.rotary),
+        visible=tuple(seen.visible),
+        scales=tuple(seen.scales),
+        softcaps=tuple(seen.softcaps),
+    )
+
+
+def _logit_positions(lengths: tuple[int, ...], width: int, last: int) -> Int[Tensor, "batch kept"]:
+    """Each prompt's last positions (a prompt shorter than that repeats its first), or all of them."""
+    if not last:
+        return torch.arange(width).expand(len(lengths), -1)
+    ends = torch.tensor(lengths)[:, None] - last
+    return (ends + torch.arange(last)).clamp_min(0)
 
 
 def _rows(x: Tensor, one: slice) -> Tensor:
@@ -264,16 +331,9 @@ def _norm_scales(model: Model, residuals: Tensor) -> Float[Tensor, "layer_and_fi
     final = model.hf.get_submodule(facts.final_norm)
     norms: list[Any] = [final]
     if facts.attention_norm is not None:
-        layers = model.hf.get_submodule(facts.layers).children()
-        norms = [layer.get_submodule(facts.attention_norm) for layer in layers] + [final]
-    eps = torch.tensor([norm_eps(n) for n in norms], dtype=residuals.dtype, device=residuals.device)[
-        :, None, None
-    ]
-    rows = residuals if facts.attention_norm is not None else residuals[-1:]
-    if facts.norm == "layer":
-        scales = (rows.var(dim=-1, unbiased=False) + eps).sqrt()
-    else:
-        scales = (rows.square().mean(dim=-1) + eps).sqrt()
+        norms = [layer.get_submodule(facts.attention_norm) for layer in model.layers] + [final]
+    eps = residuals.new_tensor([norm_eps(n) for n in norms])[:, None, None]
+    scales = norm_scale(residuals if facts.attention_norm is not None else residuals[-1:], eps, facts.norm)
     if facts.attention_norm is None:
         scales = torch.cat((torch.ones_like(scales).expand(model.n_layers, -1, -1), scales))
     return scales

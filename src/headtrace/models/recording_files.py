@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headtrace.errors import InputError
-from headtrace.models.capture import Rotary
+from headtrace.models.observer import Rotary
 from headtrace.models.record import Recording
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def save_recording(recording: Recording, folder: str | Path) -> None:
     """Write ``recording.safetensors`` and ``recording.json`` into ``folder``."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {name: t.contiguous() for name, t in recording.tensors().items()}
+    tensors: dict[str, Tensor] = {name: t.contiguous() for name, t in recording.tensors.items()}
     rotary, rotary_of_layer = _unique(recording.rotary)
     visible, visible_of_layer = _unique(recording.visible)
     for i, table in enumerate(rotary):
@@ -91,17 +91,17 @@ def load_recording(folder: str | Path, model: Model) -> Recording:
         else None
         for i in facts["rotary_of_layer"]
     )
-    own: dict[str, Any] = {name: t for name, t in tensors.items() if "." not in name}
-    optional: dict[str, Any] = {
-        name: own.pop(name, None) for name in ("post_norm_scales", "query_scales", "key_scales")
-    }
+    own = {name: tensor for name, tensor in tensors.items() if "." not in name}
+    if "logit_positions" not in own:  # an older file: every position, or each prompt's last one
+        everywhere = own["logits"].shape[1] == own["token_ids"].shape[1]
+        ends = torch.tensor(facts["lengths"], device=model.device)[:, None] - 1
+        own["logit_positions"] = torch.arange(own["logits"].shape[1]).expand(len(ends), -1) if everywhere else ends
     return Recording(
         model=model,
         lengths=tuple(facts["lengths"]),
+        tensors=own,
         rotary=rotary,
         visible=tuple(tensors[f"visible.{i}"] for i in facts["visible_of_layer"]),
         scales=tuple(facts["scales"]),
         softcaps=tuple(facts["softcaps"]),
-        **own,
-        **optional,
     )

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import Architecture
+from headtrace.models.norms import norm_gain
 
 
 @dataclass(frozen=True)
@@ -37,43 +39,19 @@ class FoldedWeights:
     b_U: Float[Tensor, " vocab"] | None
 
     @property
+    def output_bias(self) -> Float[Tensor, " vocab"]:
+        """Output logits without any residual: the final norm's bias through W_U, and the unembedding's own."""
+        bias = self.W_U @ self.final_bias
+        return bias if self.b_U is None else bias + self.b_U
+
+    @property
     def group(self) -> int:
         """Query heads per key-value head: query head h reads key-value head ``h // group``."""
         return self.W_Q.shape[1] // self.W_K.shape[1]
 
 
-def norm_eps(norm: nn.Module) -> float:
-    """The epsilon of a LayerNorm or RMSNorm, whatever the model calls it."""
-    for name in ("eps", "variance_epsilon"):
-        value: Any = getattr(norm, name, None)
-        if value is not None:
-            return float(value)
-    raise AttributeError(f"{type(norm).__name__} has no epsilon under a known name")
-
-
-def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
-    weight: Tensor | None = norm.weight  # type: ignore[assignment]
-    if weight is None:
-        raise AttributeError(f"{type(norm).__name__} has no gain")
-    return weight + architecture.gain_offset
-
-
-def norm_scale(
-    x: Float[Tensor, "*rest d"], norm: nn.Module, architecture: Architecture
-) -> Float[Tensor, "*rest"]:
-    """The scale that a norm divides by: standard deviation (LayerNorm) or root mean square, epsilon included."""
-    eps = norm_eps(norm)
-    if architecture.norm == "layer":
-        return (x.var(dim=-1, unbiased=False) + eps).sqrt()
-    return rms_scale(x, eps)
-
-
-def rms_scale(x: Float[Tensor, "*rest d"], eps: float) -> Float[Tensor, "*rest"]:
-    return (x.square().mean(dim=-1) + eps).sqrt()
-
-
 def _fold_read(
-    W: Tensor, b: Tensor | None, norm: nn.Module | None, architecture: Architecture, head_gain: Tensor | None
+    W: Tensor, b: Tensor | None, norm: nn.Module | None, architecture: Architecture, head_norm: nn.Module | None
 ) -> tuple[Tensor, Tensor]:
     """Fold the norm before (gain, bias, centring) and the QK-norm's gain into one projection of one layer."""
     bias = torch.zeros(W.shape[0], W.shape[2], dtype=W.dtype, device=W.device) if b is None else b
@@ -82,40 +60,50 @@ def _fold_read(
         if norm_bias is not None:
             bias = bias + norm_bias @ W
         W = norm_gain(norm, architecture)[:, None] * W
-        if architecture.norm == "layer":
-            W = W - W.mean(dim=1, keepdim=True)
-    if head_gain is not None:
-        W, bias = W * head_gain[:, None, :], bias * head_gain
+        W = architecture.centred(W, dim=1)
+    if head_norm is not None:
+        if architecture.query_key_norm_kind == "layer":
+            W, bias = W - W.mean(dim=-1, keepdim=True), bias - bias.mean(dim=-1, keepdim=True)
+        gain = _head_gain(head_norm, W.shape[0], architecture)
+        W, bias = W * gain[:, None, :], bias * gain
     return W, bias
 
 
-def _head_gain(attention: nn.Module, path: str, n_heads: int, architecture: Architecture) -> Tensor:
+def _head_gain(norm: nn.Module, n_heads: int, architecture: Architecture) -> Tensor:
     """The QK-norm's gain, one row per head (a norm over the whole projection has one gain for all heads)."""
-    gain = norm_gain(attention.get_submodule(path), architecture)
-    per_head = architecture.query_key_norm_axes == "token projection"
+    if getattr(norm, "bias", None) is not None:
+        raise UnsupportedModelError(
+            f"The {type(norm).__name__} of queries and keys has a bias of its own, which cannot be folded into the "
+            "head. Use a variant without it."
+        )
+    gain = norm_gain(norm, architecture)
+    per_head = gain.ndim == 2 or architecture.query_key_norm_axes == "token projection"
     return gain.reshape(n_heads, -1) if per_head else gain.expand(n_heads, -1)
 
 
 @torch.no_grad()
-def fold_weights(hf: nn.Module, architecture: Architecture, d_head: int) -> FoldedWeights:
+def fold_weights(
+    hf: nn.Module, architecture: Architecture, d_head: int, head_order: Int[Tensor, " d_head"] | None = None
+) -> FoldedWeights:
     """Read every head of the model into canonical shape. Copies; the model is not changed."""
-    reads: dict[str, list[Tensor]] = {name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "b_V", "W_O", "bias")}
+    order = slice(None) if head_order is None else head_order
+    reads: dict[str, list[Tensor]] = {name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "b_V", "W_O", "attention_bias")}
     for layer in hf.get_submodule(architecture.layers).children():
         attention = layer.get_submodule(architecture.attention)
         heads = architecture.projections(attention, d_head)
         norm = (
             None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
         )
-        gain_q = gain_k = None
+        norm_q = norm_k = None
         if architecture.query_key_norm is not None:
-            gain_q = _head_gain(attention, architecture.query_key_norm[0], heads.W_Q.shape[0], architecture)
-            gain_k = _head_gain(attention, architecture.query_key_norm[1], heads.W_K.shape[0], architecture)
-        W_Q, b_Q = _fold_read(heads.W_Q, heads.b_Q, norm, architecture, gain_q)
-        W_K, b_K = _fold_read(heads.W_K, heads.b_K, norm, architecture, gain_k)
+            norm_q, norm_k = (attention.get_submodule(path) for path in architecture.query_key_norm)
+        W_Q, b_Q = _fold_read(heads.W_Q, heads.b_Q, norm, architecture, norm_q)
+        W_K, b_K = _fold_read(heads.W_K, heads.b_K, norm, architecture, norm_k)
         # A value's bias (the norm's included) leaves through W_O as a constant, since attention sums to one.
         _, b_V = _fold_read(heads.W_V, heads.b_V, norm, architecture, None)
         W_O, bias = _fold_write(heads.W_O, heads.b_O, b_V, layer, architecture)
-        for name, tensor in zip(reads, (W_Q, b_Q, W_K, b_K, b_V, W_O, bias), strict=True):
+        ordered = (tensor[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
+        for name, tensor in zip(reads, (*ordered, b_V, W_O, bias), strict=True):
             reads[name].append(tensor)
     stacked = {name: torch.stack(tensors) for name, tensors in reads.items()}
     final = hf.get_submodule(architecture.final_norm)
@@ -123,17 +111,11 @@ def fold_weights(hf: nn.Module, architecture: Architecture, d_head: int) -> Fold
     gain = norm_gain(final, architecture).detach().clone()
     final_bias: Tensor | None = getattr(final, "bias", None)
     return FoldedWeights(
-        stacked["W_Q"],
-        stacked["b_Q"],
-        stacked["W_K"],
-        stacked["b_K"],
-        stacked["b_V"],
-        stacked["W_O"],
-        stacked["bias"],
-        gain,
-        torch.zeros_like(gain) if final_bias is None else final_bias.detach().clone(),
-        unembedding.weight.detach(),
-        None if unembedding.bias is None else unembedding.bias.detach(),
+        **stacked,
+        final_gain=gain,
+        final_bias=torch.zeros_like(gain) if final_bias is None else final_bias.detach().clone(),
+        W_U=unembedding.weight.detach(),
+        b_U=None if unembedding.bias is None else unembedding.bias.detach(),
     )
 
 

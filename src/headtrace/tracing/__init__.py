@@ -1,26 +1,28 @@
 """Tracing: from the root of a prompt to firings, from firings to their causes, layer by layer.
 
-``candidates.py`` and ``firing.py`` are the heart: the signals of one firing. ``roots.py`` says where a trace begins,
-``sweep.py`` goes down the layers, ``assemble.py`` makes the Circuit, ``tracer.py`` is the door.
+``questions.py`` reads what is asked, ``roots.py`` says where a trace begins, ``sweep.py`` goes down the layers with a
+method (``methods.py``; ``accpp.py``, ``acc.py`` and ``svt.py`` are three), ``candidates.py`` and ``upstream.py`` are
+the heart: the signals of a firing. ``assemble.py`` makes the Circuit, ``tracer.py`` is the door.
 """
 
+from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.explanation import Explanation
-from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, trace_firings
-from headtrace.tracing.roots import RootSeeds, Seed
+from headtrace.tracing.methods import METHODS, Method, make_method, register_method
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.tracer import Tracer
 from headtrace.tracing.upstream import Composer, LayerFirings
 
 __all__ = [
+    "METHODS",
     "Budget",
     "Cause",
+    "Causes",
     "Composer",
     "Explanation",
-    "FiringCauses",
     "LayerFirings",
-    "RootSeeds",
-    "Seed",
+    "Method",
     "SideCauses",
     "Tracer",
-    "trace_firings",
+    "make_method",
+    "register_method",
 ]

@@ -8,17 +8,17 @@ reaches the total.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, Tau, in_chunks, threshold
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
-from headtrace.vocabulary import Firing
+from headtrace.tracing.causes import Cause, Causes, SideCauses
+from headtrace.tracing.methods import Method, register_method
+from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -42,46 +42,30 @@ def smallest_prefix(
     return torch.zeros_like(keep).scatter(1, order, keep)
 
 
-@dataclass
-class ACC:
+@dataclass(frozen=True)
+class ACC(Method):
     """Components that make up the relative attention inside the head's active channels."""
 
-    composer: Composer
-    tau: Tau = None
-    name: str = "acc"
-
-    def threshold(self, visible_keys: int) -> float:
-        return threshold(self.tau, visible_keys)
-
-    def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
-        return attention >= self.threshold(visible_keys)
+    name: ClassVar[str] = "acc"
 
     @torch.inference_mode()
-    def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        return in_chunks(recording, firings, self.composer, self._chunk)
+    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
+        return in_chunks(recording, firings, composer, self._chunk)
 
-    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
-        recording = upstream.recording
-        scores = FiringScores.of(recording, firings, upstream.length, 1)
+    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[Causes]:
+        scores = FiringScores.of(upstream.recording, firings, upstream.length, 1)
         scores = replace(scores, w=relative_weights(scores))
         terms = scores.a * (scores.w[:, None] @ scores.b)[:, 0] * scores.scale
         subspace = smallest_prefix(terms, terms.sum(-1))
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
-        sides = [
-            self._side(scores, kind.of(scores, upstream), upstream, subspace, clean)
-            for kind in (QueryCandidates, KeyCandidates)
-        ]
+        query = self._side(scores, QueryCandidates.of(scores, upstream), upstream, subspace, clean, firings.dest)
+        key = self._side(scores, KeyCandidates.of(scores, upstream), upstream, subspace, clean, firings.src)
         keys = scores.visible.sum(-1).tolist()
         return [
-            FiringCauses(
-                prompt,
-                firing,
-                float(clean[f]),
-                self.threshold(keys[f]),
-                sides[0][f],
-                sides[1][f],
+            Causes(
+                prompt, site, {"query": query[f], "key": key[f]}, float(clean[f]), self.threshold(keys[f])
             )
-            for f, (prompt, firing) in enumerate(firings.named())
+            for f, (prompt, site) in enumerate(firings.sites())
         ]
 
     def _side(
@@ -91,6 +75,7 @@ class ACC:
         upstream: Upstream,
         subspace: Bool[Tensor, "firing channel"],
         clean: Float[Tensor, " firing"],
+        position: Int[Tensor, " firing"],
     ) -> list[SideCauses]:
         """Smallest prefix of components that reaches the total inside the subspace; nothing for a negative total."""
         inside = (candidates.attributions() * subspace[:, None]).sum(-1)
@@ -106,7 +91,7 @@ class ACC:
             head = int(scores.firings.head[f])
             weights = inside[f, numbers].tolist()
             causes = [
-                Cause(upstream.catalogue.component(number, head), channels, weight)
+                Cause(upstream.catalogue.component(number, head).at(int(position[f])), weight, channels)
                 for number, weight in zip(numbers.tolist(), weights, strict=True)
             ]
             causes.sort(key=lambda cause: -cause.weight)
@@ -127,3 +112,6 @@ def _without(
     flat = (numbers[:, None] * scores.a.shape[-1] + channels).flatten()
     left = scores.logits[which] - candidates.rows(which, flat[None]).sum(dim=1)
     return float(attention_on(left, scores.visible[which], scores.firings.src[which], scores.cap))
+
+
+register_method(ACC.name, ACC)

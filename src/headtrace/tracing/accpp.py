@@ -1,33 +1,168 @@
-"""ACC++: signals by integrated gradients and greedy removal (`headtrace.tracing.firing`)."""
+"""ACC++: why does this head attend here? The smallest set of signals, per side, without which it would not.
+
+Candidates are sorted by attribution and removed one by one until the attention on the source falls below the
+threshold: a cumulative sum over sorted contribution rows followed by a softmax. Rows are built for the prefix
+only, in growing chunks, for all firings of a layer together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from headtrace.tracing.attribution import IG_STEPS
-from headtrace.tracing.firing import FiringCauses, Tau, threshold, trace_firings
-from headtrace.tracing.upstream import Composer, LayerFirings
-from headtrace.vocabulary import Firing
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headtrace.errors import InputError
+from headtrace.tracing.attribution import IG_STEPS, attention_on
+from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
+from headtrace.tracing.causes import Cause, Causes, SideCauses
+from headtrace.tracing.methods import Method, register_method
+from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
+FIRST_CHUNK = 32
+CHUNK_GROWTH = 8
 
-@dataclass
-class ACCpp:
-    """The default method."""
 
-    composer: Composer
-    tau: Tau = None
+@dataclass(frozen=True)
+class ACCpp(Method):
+    """Signals by integrated gradients and greedy removal: the default."""
+
+    name: ClassVar[str] = "acc++"
     ig_steps: int = IG_STEPS
-    name: str = "acc++"
+    """Intervals of the integrated gradients."""
 
-    def threshold(self, visible_keys: int) -> float:
-        return threshold(self.tau, visible_keys)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ig_steps < 1:
+            raise InputError(f"ig_steps={self.ig_steps}: expected at least 1.")
 
-    def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
-        return attention >= self.threshold(visible_keys)
+    @torch.inference_mode()
+    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
+        return in_chunks(recording, firings, composer, self._chunk)
 
-    def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        return trace_firings(recording, firings, self.composer, self.tau, self.ig_steps)
+    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> Iterator[Causes]:
+        scores = FiringScores.of(upstream.recording, firings, upstream.length, self.ig_steps)
+        clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
+        limits = [self.threshold(n) for n in scores.visible.sum(-1).tolist()]
+        limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
+        query = remove_greedily(scores, QueryCandidates.of(scores, upstream), clean, limit)
+        key = remove_greedily(scores, KeyCandidates.of(scores, upstream), clean, limit)
+        for f, (prompt, site) in enumerate(firings.sites()):
+            sides = {
+                "query": _collect(query, f, upstream, site.dest or 0, site.head),
+                "key": _collect(key, f, upstream, site.src or 0, site.head),
+            }
+            yield Causes(prompt, site, sides, float(clean[f]), limits[f])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The greedy prefix of each firing: flat candidate numbers in order of removal, and what each took away."""
+
+    chosen: list[list[int]]
+    drops: list[list[float]]
+    predicted: list[float]
+    explained: list[bool]
+def remove_greedily(
+    scores: FiringScores,
+    candidates: QueryCandidates | KeyCandidates,
+    clean: Float[Tensor, " firing"],
+    limit: Float[Tensor, " firing"],
+) -> Removal:
+    """Remove candidates in order of attribution until the attention on the source is below the limit."""
+    attributions = candidates.attributions()
+    n_candidates = attributions[0].numel()
+    n = len(scores.firings)
+    result = Removal([[] for _ in range(n)], [[] for _ in range(n)], clean.tolist(), [False] * n)
+    active = torch.arange(n, device=clean.device)
+    left, before = scores.logits, clean
+    done, size = 0, FIRST_CHUNK
+    while active.numel() and done < n_candidates:
+        end = min(done + size, n_candidates)
+        order = _largest(attributions if active.numel() == n else attributions[active], end)[:, done:]
+        rows = candidates.rows(active, order)
+        remaining = left[:, None] - rows.cumsum(dim=1)
+        visible, src = scores.visible[active], scores.firings.src[active]
+        attention = attention_on(remaining, visible, src, scores.cap)
+        below = attention < limit[active, None]
+        stops = below.any(dim=1)
+        length = torch.where(stops, below.int().argmax(dim=1) + 1, order.shape[1])
+        _note(result, active, order, attention, before, length, stops)
+        keep = ~stops
+        active, left, before = active[keep], remaining[keep, -1], attention[keep, -1]
+        done, size = end, size * CHUNK_GROWTH
+    return result
+
+
+def _largest(attributions: Float[Tensor, "firing component channel"], k: int) -> Int[Tensor, "firing k"]:
+    """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers.
+
+    The k largest candidates all belong to the k components with the largest maxima, so only those are searched.
+    """
+    n_components, n_channels = attributions.shape[1:]
+    if k < n_components:
+        components = attributions.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
+        among = attributions.gather(1, components[..., None].expand(-1, -1, n_channels)).flatten(1)
+        numbers = (
+            components[..., None] * n_channels + torch.arange(n_channels, device=components.device)
+        ).flatten(1)
+    else:
+        among = attributions.flatten(1)
+        numbers = torch.arange(among.shape[1], device=among.device).expand_as(among)
+    if k < among.shape[1]:
+        best = among.topk(k, dim=1).indices.sort(dim=1).values
+        among, numbers = among.gather(1, best), numbers.gather(1, best)
+    return numbers.gather(1, among.sort(dim=1, descending=True, stable=True).indices)
+
+
+def _note(
+    result: Removal,
+    active: Tensor,
+    order: Tensor,
+    attention: Tensor,
+    before: Tensor,
+    length: Tensor,
+    stops: Tensor,
+) -> None:
+    """Append this chunk's removals to each firing's prefix."""
+    drops = torch.cat((before[:, None], attention[:, :-1]), dim=1) - attention
+    order, drops = order[:, : int(length.max())], drops[:, : int(length.max())]
+    at_end = attention.gather(1, length[:, None] - 1)[:, 0]
+    columns = (
+        active.tolist(),
+        order.tolist(),
+        drops.tolist(),
+        length.tolist(),
+        at_end.tolist(),
+        stops.tolist(),
+    )
+    for f, numbers, taken, n, left, stopped in zip(*columns, strict=True):
+        result.chosen[f].extend(numbers[:n])
+        result.drops[f].extend(taken[:n])
+        result.predicted[f] = left
+        result.explained[f] = stopped
+
+
+def _collect(removal: Removal, f: int, upstream: Upstream, position: int, head: int | None) -> SideCauses:
+    """Removals of one firing side, summed by component; strongest first, ties by component number."""
+    n_channels = upstream.recording.model.d_head
+    channels: dict[int, list[int]] = {}
+    weight: dict[int, float] = {}
+    for number, drop in zip(removal.chosen[f], removal.drops[f], strict=True):
+        component, channel = divmod(number, n_channels)
+        channels.setdefault(component, []).append(channel)
+        weight[component] = weight.get(component, 0.0) + drop
+    causes = [
+        Cause(upstream.catalogue.component(c, head).at(position), weight[c], tuple(sorted(channels[c])))
+        for c in sorted(weight, key=lambda c: (-weight[c], c))
+    ]
+    return SideCauses(tuple(causes), removal.predicted[f], removal.explained[f])
+
+
+register_method(ACCpp.name, ACCpp)

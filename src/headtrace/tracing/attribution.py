@@ -14,12 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.models.attention import softcap, softcap_slope
+
 IG_STEPS = 64
-
-
-def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """The model's softcap on attention logits, if it has one."""
-    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def path_weights(steps: int, like: Tensor) -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
@@ -40,13 +37,13 @@ def attribution_vector(
     """w of every firing; zero where a key is not visible."""
     alphas, weights = path_weights(steps, logits)
     path = alphas[:, None] * logits[:, None]
-    scores = capped(path, cap).masked_fill_(~visible[:, None], -torch.inf)
+    scores = softcap(path, cap).masked_fill_(~visible[:, None], -torch.inf)
     p = scores.softmax(dim=-1)
     at_src = p.gather(-1, src[:, None, None].expand(-1, p.shape[1], 1))
     gradient = -(at_src * p)
     gradient.scatter_add_(-1, src[:, None, None].expand_as(at_src), at_src)
     if cap is not None:
-        gradient *= 1 - torch.tanh(path / cap).square()
+        gradient *= softcap_slope(path, cap)
     return torch.einsum("a,fat->ft", weights, gradient)
 
 
@@ -59,6 +56,6 @@ def attention_on(
     """Attention on each firing's source, for logits before softcap and mask."""
     extra = [1] * (logits.ndim - 2)
     hidden = ~visible.reshape(visible.shape[0], *extra, -1)
-    scores = capped(logits, cap).masked_fill(hidden, -torch.inf)
+    scores = softcap(logits, cap).masked_fill(hidden, -torch.inf)
     index = src.reshape(-1, *extra, 1).expand(*logits.shape[:-1], 1)
     return (scores.gather(-1, index)[..., 0] - scores.logsumexp(dim=-1)).exp()

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from headtrace.tracing.firing import Cause, FiringCauses
+from headtrace.tracing.causes import Cause, Causes
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 
 @dataclass(frozen=True)
 class Explanation:
     """The causes of one firing: per side, components with their tokens, channels and weights.
 
-    why = tracer.explain("When Mary and John ...", firing="L20H0:13:9")
-    print(why)
-    why.top(3)
+    >>> import headtrace
+    >>> tracer = headtrace.Tracer(headtrace.load("builtin"))
+    >>> why = tracer.explain("When Mary and John went to the store, John gave a drink to", "L3H5:13:2")
+    >>> len(why.top(2)), str(why).splitlines()[0].split(" with ")[0]
+    (2, "L3H5 13->2: 'to' attends to 'Mary'")
     """
 
-    found: FiringCauses
+    found: Causes
     tokens: tuple[str, ...]
     model: str
 
     @property
-    def firing(self) -> Any:
+    def firing(self) -> Firing:
         return self.found.firing
 
     @property
     def attention(self) -> float:
-        return self.found.attention
+        return self.found.attention or 0.0
+
+    @property
+    def threshold(self) -> float:
+        """Attention that the head would need to count as attending."""
+        return self.found.threshold or 0.0
 
     @property
     def query(self) -> tuple[Cause, ...]:
@@ -39,38 +47,26 @@ class Explanation:
         """Causes on the key side: what was written at the keys."""
         return self.found.key.causes
 
-    def top(self, k: int = 5) -> list[tuple[Literal["query", "key"], Cause]]:
+    def top(self, k: int = 5) -> list[tuple[AttentionSide, Cause]]:
         """The k strongest causes of both sides."""
-        sides: tuple[Literal["query", "key"], ...] = ("query", "key")
-        both: list[tuple[Literal["query", "key"], Cause]] = [
-            (side, cause) for side in sides for cause in self.found.side(side).causes
-        ]
-        both.sort(key=lambda item: -item[1].weight)
-        return both[:k]
+        both = [(side, cause) for side in ATTENTION_SIDES for cause in self.found.side(side).causes]
+        return sorted(both, key=lambda item: -item[1].weight)[:k]
 
-    def place(self, cause: Cause, side: str) -> str:
+    def place(self, cause: Cause) -> str:
         """Where a cause acts, with token text: ``L5H3 from 3 ' John'``."""
-        component = cause.component
+        component, position = cause.component, cause.site.dest or 0
         if component.kind == "head" and component.src is not None:
             return f"{component} {self.tokens[component.src]!r}"
-        position = self.found.firing.dest if side == "query" else self.found.firing.src
         return f"{component} at {position} {self.tokens[position]!r}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         firing = self.found.firing
 
-        def side(name: Literal["query", "key"]) -> dict[str, Any]:
+        def side(name: AttentionSide) -> dict[str, Any]:
             part = self.found.side(name)
             causes = [
-                {
-                    "kind": c.component.kind,
-                    "layer": c.component.layer,
-                    "head": c.component.head,
-                    "src": c.component.src,
-                    "channels": list(c.channels),
-                    "weight": c.weight,
-                }
+                {**asdict(c.component), "channels": list(c.channels or ()), "weight": c.weight}
                 for c in part.causes
             ]
             return {"predicted_attention": part.predicted, "explained": part.explained, "causes": causes}
@@ -78,9 +74,9 @@ class Explanation:
         return {
             "model": self.model,
             "tokens": list(self.tokens),
-            "firing": {"layer": firing.layer, "head": firing.head, "dest": firing.dest, "src": firing.src},
-            "attention": self.found.attention,
-            "threshold": self.found.threshold,
+            "firing": asdict(firing),
+            "attention": self.attention,
+            "threshold": self.threshold,
             "query": side("query"),
             "key": side("key"),
         }
@@ -89,9 +85,9 @@ class Explanation:
         firing = self.found.firing
         lines = [
             f"{firing}: {self.tokens[firing.dest]!r} attends to {self.tokens[firing.src]!r} with {self.attention:.3f} "
-            f"(threshold {self.found.threshold:.3f})"
+            f"(threshold {self.threshold:.3f})"
         ]
-        for name in ("query", "key"):
+        for name in ATTENTION_SIDES:
             part = self.found.side(name)
             note = "" if part.explained else ", which is not below the threshold: unexplained"
             claim = "upstream heads that write into the firing's channels"
@@ -99,7 +95,7 @@ class Explanation:
                 claim = f"without these signals attention would be {part.predicted:.3f}{note}"
             lines.append(f"  {name} side: {claim}")
             lines += [
-                f"    {cause.weight:+.3f}  {self.place(cause, name)}  channels {', '.join(map(str, cause.channels))}"
+                f"    {cause.weight:+.3f}  {self.place(cause)}  channels {', '.join(map(str, cause.channels or ()))}"
                 for cause in part.causes
             ]
         return "\n".join(lines)

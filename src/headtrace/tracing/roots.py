@@ -1,57 +1,49 @@
-"""Roots: what is being explained, and which components it starts from.
+"""Where a trace begins: the components that a root rests on, one function for each type of root.
 
-``linear`` takes the logit of an answer (less that of a wrong one), ``probability`` the log-likelihood of one
-or more answers, ``direction`` any vector at any layer and position (a probe). Norms are frozen, so every
-component has an exact share.
+Norms are frozen, so every component has an exact share of the output logits, or of any direction. The types are data
+(`headtrace.circuits.roots`); `seeds` dispatches on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import IdentityError, InputError
+from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import IG_STEPS, path_weights
+from headtrace.tracing.causes import Cause
 from headtrace.tracing.upstream import Catalogue
-from headtrace.vocabulary import Component, head_name, parse_head
+from headtrace.vocabulary import Component, Site, head_name, parse_head
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
 DROP = 0.8
-"""A probability root keeps the components whose removal takes J this share of the way down to the bias-only value."""
-
-RootKind = Literal["linear", "probability", "direction"]
+"""A likelihood keeps the components whose removal takes it this share of the way down to the bias-only value."""
 
 
 @dataclass(frozen=True)
-class Seed:
-    """A component that the root rests on; the weight is its contribution in logits, or its attribution in nats."""
+class Seeds:
+    """The root of one prompt with its value and place, and the sites that it rests on."""
 
-    component: Component
-    weight: float
-
-
-@dataclass(frozen=True)
-class RootSeeds:
-    """The root of one prompt: its value, where it is read, and the components that it rests on."""
-
-    kind: RootKind
-    value: float
-    position: int
-    layer: int
-    seeds: tuple[Seed, ...]
+    root: Root
+    causes: tuple[Cause, ...]
     reason: str | None = None
-    """Why there are no seeds, if there are none."""
-    support: tuple[int, ...] | None = None
-    label: str | None = None
-    """What the root is, where neither answers nor a direction say it."""
+    """Why there are none, if there are none."""
+
+
+@singledispatch
+def seeds(root: Root, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """What a root rests on in one prompt of a recording."""
+    raise InputError(f"There is no way to trace from a {type(root).__name__}.")
 
 
 @dataclass(frozen=True)
@@ -66,6 +58,15 @@ class Shares:
     @property
     def catalogue(self) -> Catalogue:
         return Catalogue(self.layer, self.recording.model.n_heads, self.position + 1)
+
+    @property
+    def residual(self) -> Float[Tensor, " d_model"]:
+        return self.recording.residuals[self.layer, self.prompt, self.position]
+
+    @property
+    def final_scale(self) -> Float[Tensor, ""]:
+        """The frozen scale of the final norm."""
+        return self.recording.norm_scales[-1, self.prompt, self.position]
 
     def onto(self, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " component"]:
         """Every component's write along a direction. The offset's place holds zero: it writes nothing."""
@@ -82,6 +83,17 @@ class Shares:
             bias, heads = bias / post, heads / post[:, None, None]
         return torch.cat((plain, bias, bias.new_zeros(1), heads.flatten()))
 
+    def unembedded(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
+        """A direction after the final norm as a direction before it, with the norm's scale frozen."""
+        model = self.recording.model
+        return model.architecture.centred(vector * model.weights.final_gain / self.final_scale)
+
+    def logits_of(self, writes: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+        """What some writes add to the output logits, before biases and softcap."""
+        model = self.recording.model
+        normed = model.architecture.centred(writes) / self.final_scale * model.weights.final_gain
+        return normed @ model.weights.W_U.T
+
     def writes(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
         """The write vectors of a few components, by number."""
         components = (self.catalogue.component(number) for number in numbers.tolist())
@@ -96,92 +108,106 @@ class Shares:
                 f"{total:.6g}, the model has {recorded:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
             )
 
-
-def _reader(recording: Recording, vector: Float[Tensor, " d_model"], scale: float | Tensor) -> Tensor:
-    """A direction after the final norm as a direction before it, with the norm's scale frozen."""
-    direction = vector * recording.model.weights.final_gain / scale
-    if recording.model.architecture.norm == "layer":
-        direction = direction - direction.mean()
-    return direction
+    def cause(self, number: int, weight: float) -> Cause:
+        return Cause(self.catalogue.component(number).at(self.position), weight)
 
 
-def _final(recording: Recording, prompt: int) -> Shares:
-    return Shares(recording, prompt, recording.lengths[prompt] - 1, recording.model.n_layers)
+def _final(recording: Recording, prompt: int, position: int | None = None) -> Shares:
+    last = recording.lengths[prompt] - 1
+    return Shares(recording, prompt, last if position is None else position, recording.model.n_layers)
 
 
-@torch.inference_mode()
-def linear_root(recording: Recording, prompt: int, answer: list[int], wrong: list[int] | None) -> RootSeeds:
+def _uncapped(shares: Shares) -> Float[Tensor, " vocab"]:
+    """Output logits before the final softcap; undoing a saturated cap would lose digits, so from the residual."""
+    recording = shares.recording
+    if recording.model.final_softcap is None:
+        return recording.logits_at(shares.prompt, shares.position)
+    return shares.logits_of(shares.residual[None])[0] + recording.model.weights.output_bias
+
+
+# -- logit difference ----------------------------------------------------------------------------------------
+
+
+@seeds.register
+def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
-    against = weights.W_U.mean(dim=0) if wrong is None else weights.W_U[wrong].mean(dim=0)
-    vector = weights.W_U[answer].mean(dim=0) - against
-    scale = recording.norm_scales[-1, prompt, shares.position]
-    contributions = shares.onto(_reader(recording, vector, scale))
-    residual = recording.residuals[-1, prompt, shares.position]
-    shares.require(
-        float(contributions.sum()),
-        float(residual @ _reader(recording, vector, scale)),
-        float(recording.last_logits(prompt).abs().max()),
-    )
-    seeds, value = linear_seeds(contributions, shares.catalogue)
-    what = (
-        "the answer's logit is not above the vocabulary's mean"
-        if wrong is None
-        else ("the answer's logit is not above the wrong answer's")
-    )
-    reason = f"{what} (total {value:.4g}), so there is nothing to explain" if value <= 0 else None
-    return _finish("linear", value, shares, seeds, reason)
+    reader = _difference(weights.W_U, root)
+    contributions = shares.onto(shares.unembedded(reader))
+    bias = float(_difference(weights.output_bias, root))
+    uncapped = _uncapped(shares)
+    total = float(contributions.sum())
+    shares.require(total + bias, float(_difference(uncapped, root)), float(uncapped.abs().max()))
+    found = [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)]
+    value = float(_difference(recording.logits_at(prompt, shares.position), root))
+    root = replace(root, value=value, position=shares.position)
+    if total <= 0:
+        above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
+        without = " without the output's own bias" if bias else ""
+        reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
+        return Seeds(root, (), reason)
+    if bias:
+        found.append(Cause(Component("offset").at(shares.position), bias))
+    return _finish(root, found)
 
 
-def linear_seeds(
-    contributions: Float[Tensor, " component"], catalogue: Catalogue
-) -> tuple[list[Seed], float]:
+def _difference(per_token: Float[Tensor, "vocab *rest"], root: LogitDifference) -> Float[Tensor, "*rest"]:
+    """The answer's rows (their mean) less the wrong answer's, or than the mean of all."""
+    against = per_token if root.wrong is None else per_token[list(root.wrong)]
+    return per_token[list(root.answer)].mean(dim=0) - against.mean(dim=0)
+
+
+def _above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int, float]]:
     """Components at or above the cutoff: where the running sum first exceeds the total, at most half of the total."""
     total = float(contributions.sum())
     if total <= 0:
-        return [], total
+        return []
     values, order = contributions.sort(descending=True, stable=True)
     above = (values.cumsum(0) > total).nonzero()
     cutoff = float(values[int(above[0])]) if len(above) else float(values[-1])
     keep = values >= min(cutoff, total / 2)
-    chosen = zip(order[keep].tolist(), values[keep].tolist(), strict=True)
-    return [Seed(catalogue.component(number), value) for number, value in chosen], total
+    return list(zip(order[keep].tolist(), values[keep].tolist(), strict=True))
 
 
-@torch.inference_mode()
-def direction_root(
-    recording: Recording, prompt: int, direction: Float[Tensor, " d_model"], layer: int, position: int
-) -> RootSeeds:
-    """Shares of the residual before a layer along a vector, as in ``linear``."""
-    model = recording.model
-    if direction.shape != (model.d_model,):
-        raise InputError(f"The direction has shape {tuple(direction.shape)}; expected ({model.d_model},).")
-    if not 0 <= layer <= model.n_layers:
+# -- direction -----------------------------------------------------------------------------------------------
+
+
+@seeds.register
+def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """Shares of the residual before a layer along a vector, as for a logit difference."""
+    model, length = recording.model, recording.lengths[prompt]
+    position = length - 1 if root.position is None else root.position
+    if root.layer > model.n_layers:
         raise InputError(
-            f"Layer {layer} does not exist: a direction is read before layer 0 to {model.n_layers}."
+            f"Layer {root.layer} does not exist: a direction is read before layer 0 to {model.n_layers}."
         )
-    length = recording.lengths[prompt]
-    if not -length <= position < length:
+    if position >= length:
         raise InputError(f"Position {position} does not exist in a prompt of {length} tokens.")
-    shares = Shares(recording, prompt, position % length, layer)
-    vector = direction.to(model.dtype).to(model.device)
+    if root.vector is None:
+        raise InputError("root='direction' needs direction= (a vector of d_model numbers) and layer=.")
+    if len(root.vector) != model.d_model:
+        raise InputError(f"The direction has {len(root.vector)} numbers; the model's residual has {model.d_model}.")
+    shares = Shares(recording, prompt, position, root.layer)
+    vector = recording.residuals.new_tensor(root.vector)
     contributions = shares.onto(vector)
-    residual = recording.residuals[layer, prompt, shares.position]
-    size = float(residual.norm() * vector.norm())
-    shares.require(float(contributions.sum()), float(residual @ vector), size)
-    seeds, value = linear_seeds(contributions, shares.catalogue)
-    reason = (
-        f"the residual has no positive part along the direction (total {value:.4g})" if value <= 0 else None
-    )
-    return _finish("direction", value, shares, seeds, reason)
+    value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
+    total = float(contributions.sum())
+    shares.require(total, value, size)
+    root = replace(root, value=value, position=position)
+    if total <= 0:
+        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})")
+    return _finish(root, [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)])
 
 
-@torch.inference_mode()
-def heads_root(recording: Recording, prompt: int, heads: Sequence[str]) -> RootSeeds:
-    """Start from given heads at the last token, each at the source it attends to most; weights are attention."""
+# -- heads ---------------------------------------------------------------------------------------------------
+
+
+@seeds.register
+def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """Given heads at the last token, each at the source it attends to most; weights are attention."""
     model, last = recording.model, recording.lengths[prompt] - 1
-    seeds: list[Seed] = []
-    for layer, head in dict.fromkeys(parse_head(name) for name in heads):
+    found: list[Cause] = []
+    for layer, head in dict.fromkeys(parse_head(name) for name in root.heads):
         if layer >= model.n_layers or head >= model.n_heads:
             raise InputError(
                 f"There is no {head_name(layer, head)}: the model has layers 0 to {model.n_layers - 1} and heads 0 to "
@@ -189,52 +215,54 @@ def heads_root(recording: Recording, prompt: int, heads: Sequence[str]) -> RootS
             )
         row = recording.patterns[layer, prompt, head, last, : last + 1]
         src = int(row.argmax())
-        seeds.append(Seed(Component("head", layer, head, src), float(row[src])))
-    total = sum(seed.weight for seed in seeds)
-    label = "attention of " + ", ".join(heads)
-    return RootSeeds("linear", total, last, model.n_layers, tuple(seeds), None, None, label)
+        found.append(Cause(Site("head", layer, head, last, src), float(row[src])))
+    root = replace(root, value=sum(cause.weight for cause in found), position=last)
+    return Seeds(root, tuple(found))
 
 
-@torch.inference_mode()
-def probability_root(
-    recording: Recording,
-    prompt: int,
-    support: list[int],
-    *,
-    drop: float = DROP,
-    ig_steps: int = IG_STEPS,
-) -> RootSeeds:
-    """Components without which the support's log-likelihood falls most of the way to the bias-only value."""
-    weights, shares = recording.model.weights, _final(recording, prompt)
-    objective = _Objective.of(recording, prompt, support)
-    scale = recording.norm_scales[-1, prompt, shares.position]
-    gradient = objective.path_gradient(ig_steps)
-    attributions = shares.onto(_reader(recording, gradient @ weights.W_U, scale))
-    clean, floor = float(objective.value(objective.clean)), float(objective.value(objective.base))
-    shares.require(
-        float(attributions.sum()),
-        float(gradient @ (objective.clean - objective.base)),
-        max(1.0, float(attributions.abs().sum())),
-    )
-    target = clean - drop * (clean - floor)
-    seeds = [] if clean <= floor else _remove_shares(shares, objective, attributions, scale, target)
-    reason = None
+# -- likelihood ----------------------------------------------------------------------------------------------
+
+
+@seeds.register
+def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """Components without which the log-likelihood falls most of the way to the bias-only value.
+
+    A continuation is read at several positions; its log-likelihood is the sum over them, and so is what a component
+    takes away.
+    """
+    length = recording.lengths[prompt]
+    if root.continuation:
+        first = length - len(root.answer)
+        supports = [[token] for token in root.answer]
+    else:
+        first = length - 1
+        supports = [_support(root, recording, prompt)]
+        root = replace(root, support=tuple(supports[0]))
+    parts = [
+        _Part.of(_final(recording, prompt, first + i), support, ig_steps) for i, support in enumerate(supports)
+    ]
+    clean, floor = (sum(part.ends[i] for part in parts) for i in (0, 1))
+    root = replace(root, value=clean, position=first)
     if clean <= floor:
         reason = (
             f"the answer is no likelier (log-likelihood {clean:.4g}) than from the model's biases alone ({floor:.4g}), "
             "so there is nothing to explain"
         )
-    return _finish("probability", clean, shares, seeds, reason, tuple(support))
+        return Seeds(root, (), reason)
+    return _finish(root, _remove_shares(parts, clean, clean - DROP * (clean - floor)))
 
 
-def _uncapped(recording: Recording, prompt: int, base: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-    """Output logits before the final softcap, from the residual: undoing a saturated cap would lose digits."""
-    weights, position = recording.model.weights, recording.lengths[prompt] - 1
-    residual = recording.residuals[-1, prompt, position]
-    if recording.model.architecture.norm == "layer":
-        residual = residual - residual.mean()
-    scale = recording.norm_scales[-1, prompt, position]
-    return weights.W_U @ (residual / scale * weights.final_gain) + base
+def _support(root: Likelihood, recording: Recording, prompt: int) -> list[int]:
+    """The alternatives: those that were named, or the likeliest."""
+    if root.answer:
+        return list(root.answer)
+    probabilities, order = recording.last_logits(prompt).softmax(-1).sort(descending=True, stable=True)
+    if root.top_k is not None:
+        if root.top_k > order.numel():
+            raise InputError(f"top_k={root.top_k}: expected 1 to {order.numel()}.")
+        return order[: root.top_k].tolist()
+    count = int((probabilities.cumsum(0) < (root.top_p or 0.0)).sum()) + 1
+    return order[:count].tolist()
 
 
 @dataclass(frozen=True)
@@ -248,67 +276,83 @@ class _Objective:
     cap: float | None
 
     @classmethod
-    def of(cls, recording: Recording, prompt: int, support: list[int]) -> _Objective:
-        weights, cap = recording.model.weights, recording.model.final_softcap
-        base = weights.W_U @ weights.final_bias
-        if weights.b_U is not None:
-            base = base + weights.b_U
-        recorded = recording.last_logits(prompt)
-        clean = recorded if cap is None else _uncapped(recording, prompt, base)
+    def of(cls, shares: Shares, support: list[int]) -> _Objective:
+        model = shares.recording.model
+        recorded = shares.recording.logits_at(shares.prompt, shares.position)
         q = torch.zeros_like(recorded)
         q[support] = recorded[support].softmax(-1)
-        return cls(clean, base, q, cap)
-
-    def capped(self, z: Tensor) -> Tensor:
-        return z if self.cap is None else torch.tanh(z / self.cap) * self.cap
+        return cls(_uncapped(shares), model.weights.output_bias, q, model.final_softcap)
 
     def value(self, z: Float[Tensor, "*any vocab"]) -> Float[Tensor, "*any"]:
-        scores = self.capped(z)
+        scores = softcap(z, self.cap)
         return scores @ self.q - scores.logsumexp(-1)
 
     def path_gradient(self, steps: int) -> Float[Tensor, " vocab"]:
         """The mean gradient of J on the straight path from the bias-only logits to the clean ones."""
         alphas, weights = path_weights(steps, self.clean)
         z = self.base + alphas[:, None] * (self.clean - self.base)
-        gradient = self.q - self.capped(z).softmax(-1)
-        if self.cap is not None:
-            gradient = gradient * (1 - torch.tanh(z / self.cap).square())
-        return weights @ gradient
+        gradient = self.q - softcap(z, self.cap).softmax(-1)
+        return weights @ (gradient * softcap_slope(z, self.cap))
 
 
-def _remove_shares(
-    shares: Shares, objective: _Objective, attributions: Tensor, scale: Tensor, target: float
-) -> list[Seed]:
-    """Remove components by attribution (positive ones only) until J is at or below the target."""
-    weights = shares.recording.model.weights
-    values, order = attributions.sort(descending=True, stable=True)
-    order = order[values > 0]
-    left, done, size = objective.clean, 0, 16
-    kept = order.numel()
+@dataclass(frozen=True)
+class _Part:
+    """One position of a likelihood: its objective, and every component's attribution."""
+
+    shares: Shares
+    objective: _Objective
+    attributions: Float[Tensor, " component"]
+    ends: tuple[float, float]
+    """The log-likelihood as it is, and from biases alone."""
+
+    @classmethod
+    def of(cls, shares: Shares, support: list[int], ig_steps: int) -> _Part:
+        objective = _Objective.of(shares, support)
+        gradient = objective.path_gradient(ig_steps)
+        attributions = shares.onto(shares.unembedded(gradient @ shares.recording.model.weights.W_U))
+        shares.require(
+            float(attributions.sum()),
+            float(gradient @ (objective.clean - objective.base)),
+            max(1.0, float(attributions.abs().sum())),
+        )
+        ends = float(objective.value(objective.clean)), float(objective.value(objective.base))
+        return cls(shares, objective, attributions, ends)
+
+    def drops(
+        self, left: Float[Tensor, " vocab"], numbers: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " vocab"]]:
+        """What removing components one after another takes from the log-likelihood, and the logits left."""
+        remaining = left - self.shares.logits_of(self.shares.writes(numbers)).cumsum(0)
+        values = self.objective.value(torch.cat((left[None], remaining)))
+        return values[:-1] - values[1:], remaining[-1]
+
+
+def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Cause]:
+    """Remove components by attribution (positive ones only) until the log-likelihood is at or below the target."""
+    values, order = torch.cat([part.attributions for part in parts]).sort(descending=True, stable=True)
+    order, values = order[values > 0], values[values > 0]
+    starts = torch.tensor([0] + [len(part.attributions) for part in parts], device=order.device).cumsum(0)
+    of_part = torch.searchsorted(starts, order, right=True) - 1
+    numbers = order - starts[of_part]
+    left = [part.objective.clean for part in parts]
+    kept, done, size = order.numel(), 0, 16
     while done < order.numel():
-        writes = shares.writes(order[done : done + size])
-        if shares.recording.model.architecture.norm == "layer":
-            writes = writes - writes.mean(-1, keepdim=True)
-        remaining = left - ((writes / scale * weights.final_gain) @ weights.W_U.T).cumsum(0)
-        reached = (objective.value(remaining) <= target).nonzero()
+        chunk = slice(done, done + size)
+        taken = values.new_zeros(len(order[chunk]))
+        for i, part in enumerate(parts):
+            mine = (of_part[chunk] == i).nonzero()[:, 0]
+            if len(mine):
+                taken[mine], left[i] = part.drops(left[i], numbers[chunk][mine])
+        reached = (clean - taken.cumsum(0) <= target).nonzero()
         if len(reached):
             kept = done + int(reached[0]) + 1
             break
-        left, done, size = remaining[-1], done + len(remaining), size * 2
-    chosen = zip(order[:kept].tolist(), values[:kept].tolist(), strict=True)
-    return [Seed(shares.catalogue.component(number), value) for number, value in chosen]
+        clean, done, size = clean - float(taken.sum()), done + len(taken), size * 2
+    chosen = zip(of_part[:kept].tolist(), numbers[:kept].tolist(), values[:kept].tolist(), strict=True)
+    return [parts[i].shares.cause(number, value) for i, number, value in chosen]
 
 
-def _finish(
-    kind: RootKind,
-    value: float,
-    shares: Shares,
-    seeds: list[Seed],
-    reason: str | None,
-    support: tuple[int, ...] | None = None,
-) -> RootSeeds:
-    if reason is None and not any(seed.component.kind == "head" for seed in seeds):
-        reason = f"no head is among the {len(seeds)} component(s) that the root rests on"
-    return RootSeeds(
-        kind, value, shares.position, shares.layer, () if reason else tuple(seeds), reason, support
-    )
+def _finish(root: Root, found: list[Cause]) -> Seeds:
+    if not any(cause.site.kind == "head" for cause in found):
+        return Seeds(root, (), f"no head is among the {len(found)} component(s) that the root rests on")
+    return Seeds(root, tuple(found))

@@ -7,19 +7,21 @@ A head fires when it puts more than half of its attention on one source; the fir
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels.sparsity import signal_set
+from headtrace.errors import InputError
 from headtrace.tracing.acc import smallest_prefix
 from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.firing import Cause, FiringCauses, SideCauses, Tau, in_chunks
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream
-from headtrace.vocabulary import Component, Firing
+from headtrace.tracing.causes import Cause, Causes, SideCauses
+from headtrace.tracing.methods import Method, register_method
+from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
+from headtrace.vocabulary import Firing, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -29,35 +31,38 @@ SHARE = 0.7
 """Upstream heads are kept until they reach this share of all contributions."""
 
 
-@dataclass
-class SVT:
+@dataclass(frozen=True)
+class SVT(Method):
     """Upstream heads only; each stands for its whole write, shown at the source it attends to most."""
 
-    composer: Composer
-    tau: Tau = None
-    all_channels: bool = False
-    name: str = "svt"
+    name: ClassVar[str] = "svt"
+    rule: ClassVar[str | float] = FIRES_ABOVE
+    channels: Literal["signal", "all"] = "signal"
+    """The firing's signal set, or all channels (the control without the SVD)."""
 
-    def threshold(self, visible_keys: int) -> float:
-        if self.tau is None:
-            return FIRES_ABOVE
-        return float(self.tau(visible_keys)) if callable(self.tau) else float(self.tau)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels not in ("signal", "all"):
+            raise InputError(f"channels={self.channels!r}: expected 'signal' or 'all'.")
+
+    def default_threshold(self, visible_keys: int) -> float:
+        return FIRES_ABOVE
 
     def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
         return attention > self.threshold(visible_keys) and firing.src != 0
 
     @torch.inference_mode()
-    def trace(self, recording: Recording, firings: LayerFirings) -> list[FiringCauses]:
-        return in_chunks(recording, firings, self.composer, self._chunk)
+    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
+        return in_chunks(recording, firings, composer, self._chunk)
 
-    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[FiringCauses]:
+    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[Causes]:
         recording = upstream.recording
         scores = FiringScores.of(recording, firings, upstream.length, 1)
         n, heads_up = len(firings), firings.layer * recording.model.n_heads
         rows = torch.arange(n, device=firings.head.device)
         b_src = scores.b[rows, firings.src]
         terms = scores.a * b_src * scores.scale
-        inside = torch.ones_like(terms, dtype=torch.bool) if self.all_channels else signal_set(terms)
+        inside = torch.ones_like(terms, dtype=torch.bool) if self.channels == "all" else signal_set(terms)
         root = recording.model.channels.singular_values[firings.layer, firings.head].sqrt()
         query = QueryCandidates.of(scores, upstream).coefficients[:, upstream.catalogue.n_plain :]
         query = query.reshape(n, heads_up, -1, query.shape[-1]).sum(dim=2)
@@ -82,15 +87,14 @@ class SVT:
         )
         keys = scores.visible.sum(-1).tolist()
         return [
-            FiringCauses(
+            Causes(
                 prompt,
-                firing,
+                site,
+                {"query": _heard(sides[0][f]), "key": _heard(sides[1][f])},
                 float(clean[f]),
                 self.threshold(keys[f]),
-                SideCauses(sides[0][f], None, bool(sides[0][f])),
-                SideCauses(sides[1][f], None, bool(sides[1][f])),
             )
-            for f, (prompt, firing) in enumerate(firings.named())
+            for f, (prompt, site) in enumerate(firings.sites())
         ]
 
     def _side(
@@ -111,8 +115,13 @@ class SVT:
             for number in chosen[f].nonzero()[:, 0].tolist():
                 layer, head = divmod(number, n_heads)
                 src = int(recording.patterns[layer, p, head, t, : t + 1].argmax())
-                causes.append(
-                    Cause(Component("head", layer, head, src), channels, float(contributions[f, number]))
-                )
+                causes.append(Cause(Site("head", layer, head, t, src), float(contributions[f, number]), channels))
             sides.append(tuple(sorted(causes, key=lambda cause: -cause.weight)))
         return sides
+
+
+def _heard(causes: tuple[Cause, ...]) -> SideCauses:
+    return SideCauses(causes, None, bool(causes))
+
+
+register_method(SVT.name, SVT)

@@ -10,15 +10,16 @@ layer, head and source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headtrace.vocabulary import Component, Firing
+from headtrace.tracing.causes import Causes
+from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -29,7 +30,10 @@ COMPOSED_BYTES = 1_000_000_000
 SmolLM2-135M takes 0.77 GB, GPT-2 small 0.31 GB.
 """
 
-ReadSide = Literal["query", "key"]
+CANDIDATES_AT_ONCE = 3_000_000
+"""Firings are traced together as long as their candidates number at most this many (12 MB in float32)."""
+LONG_GROUP, LONG_CANDIDATES = 3, 48_000_000
+"""Firings of long prompts share the reading of attention patterns: up to three at a time, within 192 MB."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Composer:
 
     def read(
         self,
-        side: ReadSide,
+        side: AttentionSide,
         layer: int,
         head: int,
         values: Float[Tensor, "upstream head token d_head"],
@@ -120,10 +124,16 @@ class LayerFirings:
     def __len__(self) -> int:
         return self.prompt.shape[0]
 
-    def named(self) -> list[tuple[int, Firing]]:
-        """Prompt and firing of each row."""
+    @classmethod
+    def of(cls, layer: int, sites: Sequence[tuple[int, Site]], device: torch.device) -> LayerFirings:
+        """Prompt and head site of each row."""
+        rows = torch.tensor([(p, s.head, s.dest, s.src) for p, s in sites], device=device)
+        return cls(layer, *rows.unbind(dim=1))
+
+    def sites(self) -> list[tuple[int, Site]]:
+        """Prompt and site of each row."""
         rows = torch.stack((self.prompt, self.head, self.dest, self.src), dim=1).tolist()
-        return [(prompt, Firing(self.layer, head, dest, src)) for prompt, head, dest, src in rows]
+        return [(prompt, Site("head", self.layer, head, dest, src)) for prompt, head, dest, src in rows]
 
     def __getitem__(self, rows: slice | Tensor) -> LayerFirings:
         return LayerFirings(self.layer, self.prompt[rows], self.head[rows], self.dest[rows], self.src[rows])
@@ -144,7 +154,7 @@ class Upstream:
         return Catalogue(self.layer, self.recording.model.n_heads, self.length)
 
     def head_readings(
-        self, side: ReadSide, firings: LayerFirings
+        self, side: AttentionSide, firings: LayerFirings
     ) -> Float[Tensor, "firing head_up src d_head"]:
         """Every upstream head's value vectors as read by each firing's head; equal readers are computed once."""
         readers = firings.head
@@ -213,3 +223,38 @@ def _once_per_pair(
             first[pair] = row
             read(*pair, out[row])
     return out
+
+
+def in_chunks(
+    recording: Recording,
+    firings: LayerFirings,
+    composer: Composer,
+    trace_chunk: Callable[[LayerFirings, Upstream], Iterable[Causes]],
+) -> list[Causes]:
+    """Trace firings in groups whose candidates fit into memory together."""
+    chunks = firing_chunks(recording, firings, composer)
+    return [found for chunk, upstream in chunks for found in trace_chunk(chunk, upstream)]
+
+
+def firing_chunks(
+    recording: Recording, firings: LayerFirings, composer: Composer
+) -> Iterator[tuple[LayerFirings, Upstream]]:
+    """Firings in groups, prompt by prompt and by destination, whose candidates fit into memory together."""
+    order = torch.argsort(firings.prompt * recording.token_ids.shape[1] + firings.dest, stable=True)
+    dests = firings.dest[order].tolist()
+    start = 0
+    while start < len(dests):
+        end, length = start + 1, dests[start] + 1
+        while end < len(dests) and end - start < _at_once(
+            recording, firings.layer, max(length, dests[end] + 1)
+        ):
+            length = max(length, dests[end] + 1)
+            end += 1
+        yield firings[order[start:end]], Upstream(recording, composer, firings.layer, length)
+        start = end
+
+
+def _at_once(recording: Recording, layer: int, length: int) -> int:
+    """How many firings that see ``length`` tokens are traced together."""
+    size = Catalogue(layer, recording.model.n_heads, length).n_components * recording.model.d_head
+    return max(CANDIDATES_AT_ONCE // size, min(LONG_GROUP, LONG_CANDIDATES // size), 1)

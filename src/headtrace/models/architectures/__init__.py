@@ -1,6 +1,8 @@
 """The architectures that headtrace can decompose exactly: one file of facts each.
 
-To add one, write such a file and list it here; `docs/how-to/add-an-architecture.md` goes through it.
+To add one here, write such a file and list it below. A package of your own adds one without a change here: call
+``register_architecture(Architecture(...))``, or name the ``Architecture`` in the entry point group
+``headtrace.architectures``. `docs/how-to/add-an-architecture.md` goes through both.
 """
 
 from __future__ import annotations
@@ -21,13 +23,24 @@ from headtrace.models.architectures import (
     qwen3,
 )
 from headtrace.models.architectures.facts import Architecture, Projections
+from headtrace.registry import Registry
 
-ARCHITECTURES: dict[str, Architecture] = {
-    module.ARCHITECTURE.model_type: module.ARCHITECTURE
-    for module in (gpt2, opt, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2)
-}
+ARCHITECTURES: Registry[Architecture] = Registry(
+    "architecture",
+    "headtrace.architectures",
+    {
+        module.ARCHITECTURE.model_type: module.ARCHITECTURE
+        for module in (gpt2, opt, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2)
+    },
+    check=lambda found: isinstance(found, Architecture),
+)
 
 HOW_TO_ADD = "docs/how-to/add-an-architecture.md"
+
+
+def register_architecture(architecture: Architecture) -> None:
+    """Make a model family known under its ``model_type``, for this process."""
+    ARCHITECTURES.add(architecture.model_type, architecture)
 
 
 def find_architecture(config: Any) -> Architecture:
@@ -48,4 +61,11 @@ def find_architecture(config: Any) -> Architecture:
     return architecture
 
 
-__all__ = ["ARCHITECTURES", "HOW_TO_ADD", "Architecture", "Projections", "find_architecture"]
+__all__ = [
+    "ARCHITECTURES",
+    "HOW_TO_ADD",
+    "Architecture",
+    "Projections",
+    "find_architecture",
+    "register_architecture",
+]

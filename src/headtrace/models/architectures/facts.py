@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -42,6 +43,8 @@ class Architecture:
     """Path of the norm before the unembedding, from the model."""
     attention: str
     """Path of the attention module, from a block."""
+    mlp: str
+    """Path, from a block, of the module that the MLP begins with: what it is called with is the MLP's input."""
     mlp_write: str
     """Path, from a block, of the module whose output is added to the residual as the MLP's write."""
     projections: Callable[[nn.Module, int], Projections]
@@ -50,14 +53,24 @@ class Architecture:
     """Path, from a block, of the norm before attention; None where attention reads the residual itself."""
     attention_post_norm: str | None = None
     """Path, from a block, of a norm applied to what attention writes."""
+    mlp_norm: str | None = None
+    """Path, from a block, of the norm before the MLP; None where the MLP reads the residual itself."""
+    mlp_post_norm: str | None = None
+    """Path, from a block, of a norm applied to what the MLP writes."""
     norm: Literal["layer", "rms"] = "rms"
     """LayerNorm (centres, has a bias) or RMSNorm."""
     gain_offset: float = 0.0
     """Added to the stored gain of every norm (Gemma stores gain - 1)."""
     rotary: bool = True
     """Rotary positions (their cosines and sines come from the model's own module) or learned ones."""
+    rotary_pairs: Literal["half-split", "interleaved"] = "half-split"
+    """Which dimensions turn together: i and i + half (Llama), or 2i and 2i + 1 (GLM, GPT-J, Cohere)."""
+    rotary_tables: Literal["half-split", "interleaved"] = "half-split"
+    """How the model's cosines and sines are laid out: all angles twice over, or each angle twice in a row."""
     query_key_norm: tuple[str, str] | None = None
     """Paths, from the attention module, of the norms of queries and keys."""
+    query_key_norm_kind: Literal["layer", "rms"] = "rms"
+    """What those norms are. A LayerNorm must have no bias of its own."""
     query_key_norm_axes: Literal["token head d_head", "head token d_head", "token projection"] = (
         "token head d_head"
     )
@@ -66,6 +79,28 @@ class Architecture:
     """True where the model multiplies queries by d_head ** -0.5 itself and calls attention with scale 1."""
     refuse: Callable[[Any], str | None] = lambda config: None
     """A reason why this variant cannot be decomposed exactly, or None."""
+
+    def centred(self, x: Tensor, dim: int = -1) -> Tensor:
+        """What the model's norms see of a residual: LayerNorm takes the mean away, RMSNorm nothing."""
+        return x - x.mean(dim=dim, keepdim=True) if self.norm == "layer" else x
+
+    def head_order(self, config: Any, d_head: int) -> Int[Tensor, " d_head"] | None:
+        """The order of a head's dimensions in which rotary pairs are half-split; None where they are already.
+
+        A permutation of queries and keys alike changes no score, so every model is seen half-split.
+        """
+        if not self.rotary or self.rotary_pairs == "half-split":
+            return None
+        width = rotary_width(config, d_head)
+        pairs = torch.arange(width).reshape(-1, 2).T.flatten()
+        return torch.cat((pairs, torch.arange(width, d_head)))
+
+
+def rotary_width(config: Any, d_head: int) -> int:
+    """How many of a head's dimensions turn with the position."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    factor = parameters.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    return int(d_head * factor)
 
 
 def split_columns(weight: Tensor, n_heads: int) -> Float[Tensor, "head d_model d_head"]:

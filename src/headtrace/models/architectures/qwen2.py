@@ -11,6 +11,8 @@ ARCHITECTURE = Architecture(
     final_norm="model.norm",
     attention="self_attn",
     attention_norm="input_layernorm",
+    mlp="mlp",
+    mlp_norm="post_attention_layernorm",
     mlp_write="mlp",
     projections=separate_linears(),
 )

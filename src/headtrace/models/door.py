@@ -1,0 +1,254 @@
+"""The one door into the model: everything that runs it goes through ``run``, one pass at a time.
+
+A model has one lock: threads wait their turn. Inside, the model attends through headtrace's attention function, hooks
+call the observer at the places it cares about, layers outside a range hand their input on; afterwards, whatever
+happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from headtrace.errors import HeadtraceError
+from headtrace.models.attention import NAME, Watch, watching
+from headtrace.models.norms import norm_eps, norm_gain, norm_scale
+from headtrace.models.observer import NormPlace, Observer, Rotary
+
+if TYPE_CHECKING:
+    from headtrace.models.model import Model
+
+
+class Turn:
+    """Whose turn it is to use a model: a lock that knows its owner."""
+
+    def __init__(self) -> None:
+        self._lock, self._owner = Lock(), None
+
+    def __enter__(self) -> None:
+        if self._owner == get_ident():
+            raise HeadtraceError(
+                "The model is already running in this thread: a pass cannot be begun from inside another one "
+                "(from a hook or an observer). Finish the first one, then start the second."
+            )
+        self._lock.acquire()
+        self._owner = get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+
+_turns: WeakKeyDictionary[nn.Module, Turn] = WeakKeyDictionary()
+_turns_lock = Lock()
+
+
+def turn_of(hf: nn.Module) -> Turn:
+    """The lock of a Hugging Face model: one, however many ``Model`` objects look at it."""
+    with _turns_lock:
+        return _turns.setdefault(hf, Turn())
+
+
+@torch.inference_mode()
+def run(
+    model: Model,
+    token_ids: Int[Tensor, "batch token"],
+    observer: Observer | None = None,
+    *,
+    lengths: Sequence[int] | None = None,
+    keep: Int[Tensor, " kept"] | int = 0,
+    layers: range | None = None,
+    residual: Float[Tensor, "batch token d_model"] | None = None,
+) -> Float[Tensor, "batch kept vocab"]:
+    """One forward pass of the model itself on right-padded prompts; its output logits.
+
+    ``keep`` says which positions' logits are wanted: indices, or how many from the end (0: all). With ``layers`` only
+    those run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
+    """
+    options: dict[str, Any] = {"use_cache": False, "logits_to_keep": keep}
+    if lengths is not None and len(set(lengths)) > 1:
+        positions = torch.arange(token_ids.shape[1], device=token_ids.device)
+        options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
+    with turn_of(model.hf), ExitStack() as stack:
+        _evaluate(model.hf, stack)
+        if model.dtype == torch.float64:  # first, so that the hooks below see what it returns
+            _full_precision_norms(model, stack)
+        if layers is not None:
+            _only(model, layers, residual, stack)
+        if observer is not None:
+            _Places(model, observer, tuple(token_ids.shape), stack).hook()
+        _attend_here(model, observer, stack)
+        output: Any = model.hf(input_ids=token_ids, **options)
+    return output.logits
+
+
+def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
+    """Without dropout; each module's own mode comes back afterwards."""
+    training = [module for module in hf.modules() if module.training]
+    if training:
+        stack.callback(_set_training, training, True)
+        _set_training(training, False)
+
+
+def _set_training(modules: list[nn.Module], mode: bool) -> None:
+    for module in modules:
+        module.training = mode
+
+
+def _attend_here(model: Model, observer: Observer | None, stack: ExitStack) -> None:
+    config: Any = model.hf.config
+    stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
+    watch = None if observer is None else Watch(observer, model.head_order)
+    stack.callback(watching.reset, watching.set(watch))
+    config._attn_implementation = NAME
+
+
+def _full_precision_norms(model: Model, stack: ExitStack) -> None:
+    """Let a float64 model's norms compute in float64.
+
+    transformers rounds to float32 inside its own norms whatever the model's dtype, so that a float64 model would be
+    exact to seven digits only; with this it is a float64 model throughout. PyTorch's LayerNorm does no such thing.
+    """
+    facts = model.architecture
+    kind = type(model.hf.get_submodule(facts.final_norm))
+    if issubclass(kind, nn.LayerNorm):
+        return
+
+    def hook(norm: nn.Module, args: tuple[Any, ...], _: Tensor) -> Tensor:
+        x: Tensor = args[0]
+        scale = norm_scale(x, norm_eps(norm), facts.norm)[..., None]
+        normed = facts.centred(x) / scale * norm_gain(norm, facts)
+        bias: Tensor | None = getattr(norm, "bias", None)
+        return normed if bias is None else normed + bias
+
+    for module in model.hf.modules():
+        if isinstance(module, kind):
+            stack.callback(module.register_forward_hook(hook).remove)
+
+
+def _hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
+
+
+def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack) -> None:
+    """Layers outside the range hand their input on; the first one inside starts from ``residual``."""
+    for index, layer in enumerate(model.layers):
+        if index not in wanted:
+            stack.callback(layer.__dict__.pop, "forward", None)
+            layer.forward = _hand_on
+    if residual is not None and len(wanted):
+
+        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return _with_input(args, kwargs, residual)
+
+        first = model.layers[wanted[0]]
+        stack.callback(first.register_forward_pre_hook(begin, with_kwargs=True, prepend=True).remove)
+
+
+def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a block with another residual."""
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+
+class _Places:
+    """Where an observer's places are in one architecture."""
+
+    def __init__(
+        self, model: Model, observer: Observer, shape: tuple[int, ...], stack: ExitStack
+    ) -> None:
+        self.model, self.observer, self.shape, self.stack = model, observer, shape, stack
+        self.facts = model.architecture
+
+    def wants(self, place: str) -> bool:
+        return getattr(type(self.observer), place) is not getattr(Observer, place)
+
+    def hook(self) -> None:
+        """A hook for everything that the observer's class overrides, and for nothing else."""
+        facts = self.facts
+        written = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
+        for index, layer in enumerate(self.model.layers):
+            if self.wants("layer_input"):
+                self._add(layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True))
+            if self.wants("attention_write"):
+                hook = self._output(index, self.observer.attention_write)
+                self._add(layer.get_submodule(written).register_forward_hook(hook))
+            if self.wants("mlp_input"):
+                hook = self._input(index, self.observer.mlp_input)
+                self._add(layer.get_submodule(facts.mlp).register_forward_pre_hook(hook))
+            if self.wants("mlp_write"):
+                hook = self._output(index, self.observer.mlp_write)
+                self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
+            if self.wants("norm_input"):
+                self._norms(index, layer)
+        if self.wants("final_input"):
+            final = self.model.hf.get_submodule(facts.final_norm)
+            self._add(final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0])))
+
+    def _add(self, handle: Any) -> None:
+        self.stack.callback(handle.remove)
+
+    def _layer_input(self, index: int) -> Callable[..., Any]:
+        interleaved = self.facts.rotary_tables == "interleaved"
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            positions = kwargs.get("position_embeddings")
+            rotary = None if positions is None else Rotary(*(_table(t, interleaved) for t in positions))
+            x = args[0] if args else kwargs["hidden_states"]
+            changed = self.observer.layer_input(index, x, rotary)
+            return None if changed is None else _with_input(args, kwargs, changed)
+
+        return hook
+
+    def _input(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
+            changed = place(index, self._as_tokens(args[0]))
+            return None if changed is None else (changed.reshape(args[0].shape), *args[1:])
+
+        return hook
+
+    def _output(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
+        def hook(_: nn.Module, __: Any, output: Any) -> Any:
+            own: Tensor = output[0] if isinstance(output, tuple) else output
+            changed = place(index, self._as_tokens(own))
+            if changed is None:
+                return None
+            changed = changed.reshape(own.shape)
+            return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+        return hook
+
+    def _as_tokens(self, x: Tensor) -> Tensor:
+        """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
+        return x if x.ndim == 3 else x.reshape(*self.shape, -1)
+
+    def _norms(self, index: int, layer: nn.Module) -> None:
+        facts = self.facts
+        places: list[tuple[NormPlace, str | None]] = [
+            ("attention_post_norm", facts.attention_post_norm),
+            ("mlp_norm", facts.mlp_norm),
+            ("mlp_post_norm", facts.mlp_post_norm),
+        ]
+        if facts.query_key_norm is not None:
+            query, key = (f"{facts.attention}.{path}" for path in facts.query_key_norm)
+            places += [("query", query), ("key", key)]
+        for place, path in places:
+            if path is not None:
+                self._add(layer.get_submodule(path).register_forward_pre_hook(self._norm(place, index)))
+
+    def _norm(self, place: NormPlace, index: int) -> Callable[..., None]:
+        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
+            self.observer.norm_input(place, index, args[0], norm)
+
+        return hook
+
+
+def _table(table: Tensor, interleaved: bool) -> Tensor:
+    """Cosines or sines with all angles twice over, from a table that has each twice in a row."""
+    return torch.cat((table[..., 0::2],) * 2, dim=-1) if interleaved else table

@@ -1,0 +1,34 @@
+"""Norms as facts: epsilon, gain and the scale that a norm divides by."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headtrace.models.architectures import Architecture
+
+
+def norm_eps(norm: nn.Module) -> float:
+    """The epsilon of a LayerNorm or RMSNorm, whatever the model calls it."""
+    for name in ("eps", "variance_epsilon"):
+        value: Any = getattr(norm, name, None)
+        if value is not None:
+            return float(value)
+    raise AttributeError(f"{type(norm).__name__} has no epsilon under a known name")
+
+
+def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
+    weight: Tensor | None = norm.weight  # type: ignore[assignment]
+    if weight is None:
+        raise AttributeError(f"{type(norm).__name__} has no gain")
+    return weight + architecture.gain_offset
+
+
+def norm_scale(
+    x: Float[Tensor, "*rest d"], eps: float | Tensor, kind: Literal["layer", "rms"]
+) -> Float[Tensor, "*rest"]:
+    """What a norm divides by: standard deviation (LayerNorm) or root mean square, epsilon included."""
+    square = x.var(dim=-1, unbiased=False) if kind == "layer" else x.square().mean(dim=-1)
+    return (square + eps).sqrt()

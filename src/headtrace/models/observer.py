@@ -1,0 +1,90 @@
+"""What may watch or change a forward pass: an observer, and the places where it is called.
+
+Places are named as headtrace names them, not as a model's modules are called: the door (`headtrace.models.door`)
+knows where they are in each architecture, and puts a hook only where an observer's class has something to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+NormPlace = Literal["query", "key", "attention_post_norm", "mlp_norm", "mlp_post_norm"]
+"""Norms inside a block whose scales are frozen; those before attention follow from the residuals."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one layer's attention was called with."""
+
+    layer: int
+    query: Float[Tensor, "batch head dest d_head"]
+    key: Float[Tensor, "batch kv_head src d_head"]
+    value: Float[Tensor, "batch kv_head src d_head"]
+    mask: Float[Tensor, "#batch 1 dest src"] | None
+    scale: float
+    softcap: float | None
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions as the model made them for one layer: ``q <- q * cos + rotate(q) * sin``, half-split."""
+
+    cos: Float[Tensor, "#batch token rotary"]
+    sin: Float[Tensor, "#batch token rotary"]
+
+    def rotate(self, x: Float[Tensor, "batch head token d_head"]) -> Float[Tensor, "batch head token d_head"]:
+        """Turn queries or keys as the model does; dimensions beyond the rotary ones stay."""
+        width = self.cos.shape[-1]
+        turned, rest = x[..., :width], x[..., width:]
+        half = width // 2
+        quarter_turn = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
+        turned = turned * self.cos[:, None] + quarter_turn * self.sin[:, None]
+        return torch.cat((turned, rest), dim=-1)
+
+    @property
+    def inverse(self) -> Rotary:
+        """The turn back: the transpose over cos^2 + sin^2 (which scaled rotary makes differ from one)."""
+        size = self.cos.square() + self.sin.square()
+        return Rotary(self.cos / size, -self.sin / size)
+
+
+class Observer:
+    """Sees a forward pass, and may act on it. Subclasses override the places they need.
+
+    A place that returns a tensor puts it where the model's own was; None leaves everything as it is.
+    """
+
+    def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
+        """The residual at the input of a layer: (batch, token, d_model)."""
+
+    def edit_scores(self, call: AttentionCall, scores: Float[Tensor, "batch head dest src"]) -> None:
+        """Change scores in place, before softcap and mask: here one head's one destination can see other keys."""
+
+    def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
+        """Where the attention pattern should be written, or None for a new tensor."""
+
+    def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"] | None:
+        """Another mixture of values than ``pattern @ values``, or None."""
+
+    def see(self, call: AttentionCall, pattern: Float[Tensor, "batch head dest src"]) -> None:
+        """Called with the pattern of a layer."""
+
+    def attention_write(self, layer: int, write: Tensor) -> Tensor | None:
+        """What attention adds to the residual, after its norm if it has one: (batch, token, d_model)."""
+
+    def mlp_input(self, layer: int, read: Tensor) -> Tensor | None:
+        """What the MLP reads, after its norm if it has one: (batch, token, d_model)."""
+
+    def mlp_write(self, layer: int, write: Tensor) -> Tensor | None:
+        """What the MLP adds to the residual: (batch, token, d_model)."""
+
+    def norm_input(self, place: NormPlace, layer: int, x: Tensor, norm: nn.Module) -> None:
+        """What a norm inside a block is about to normalise, with the axes that the model gives it."""
+
+    def final_input(self, residual: Tensor) -> None:
+        """The residual at the input of the final norm."""

@@ -1,0 +1,179 @@
+"""From what a user asks to what is traced: token ids and a root.
+
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> ask(model, "When Mary and John went to the store, John gave a drink to", answer=" Mary").root.question()
+'"Mary"'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from headtrace.circuits.roots import ROOTS, Direction, Heads, Likelihood, LogitDifference, Root
+from headtrace.errors import InputError
+from headtrace.tasks.examples import Example
+from headtrace.vocabulary import Prompt
+
+if TYPE_CHECKING:
+    from headtrace.models import Model
+
+Answer = str | int | Sequence[str | int]
+"""Text, a token id, or several alternatives of either."""
+
+OPTIONS = {
+    "linear": ("answer", "wrong"),
+    "probability": ("answer", "top_k", "top_p"),
+    "direction": ("direction", "layer", "position"),
+    "heads": ("heads",),
+}
+"""What each kind of root is asked with."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt and what to explain about it."""
+
+    ids: list[int]
+    """The tokens that the model runs on; a continuation's own tokens but the last are among them."""
+    root: Root
+    text: str | None = None
+
+    @property
+    def logits_needed(self) -> int:
+        """From how many positions at the end the root is read."""
+        return len(self.root.answer) if isinstance(self.root, Likelihood) and self.root.continuation else 1
+
+
+def ask(
+    model: Model,
+    prompt: Prompt | Mapping[str, Any] | Example,
+    *,
+    root: str | Root | None = None,
+    bos: bool | None = None,
+    **asked: Any,
+) -> Question:
+    """A question about one prompt; a prompt that comes with its own answers (a mapping, an example) keeps them."""
+    bare, text, own = _opened(prompt)
+    given = {name: value for name, value in {**asked, **own}.items() if value is not None}
+    ids = model.to_ids(bare, bos=bos)
+    if isinstance(root, get_args(Root)):
+        if given:
+            raise InputError(f"The root {root!r} says already what to explain: leave out {', '.join(given)}.")
+        made: Any = root
+    else:
+        made = _make(model, bare if isinstance(bare, str) else text or bare, len(ids), root, given)
+    if isinstance(made, Likelihood) and made.continuation:
+        ids = model.to_ids([*ids, *made.answer[:-1]])
+    return Question(ids, _with_words(model, made), text)
+
+
+def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
+    """The bare prompt, its text if known, and the answers that come with it."""
+    if isinstance(prompt, Example):
+        own = {"answer": prompt.answer_ids, "wrong": prompt.wrong_ids}
+        return prompt.token_ids, prompt.text, own
+    if isinstance(prompt, Mapping):
+        if ("text" in prompt) == ("tokens" in prompt):
+            raise InputError(f"A prompt needs 'text' or 'tokens' (and answer, wrong); got {', '.join(prompt) or 'nothing'}.")
+        bare: Any = prompt.get("text", prompt.get("tokens"))
+        own = {name: prompt.get(name) for name in ("answer", "wrong")}
+        return bare, bare if isinstance(bare, str) else None, own
+    return prompt, prompt if isinstance(prompt, str) else None, {}
+
+
+def _make(model: Model, prompt: Prompt, length: int, kind: str | None, given: dict[str, Any]) -> Root:
+    if kind is None:
+        kind = next((k for k in ("direction", "heads") if k in given), None) or (
+            "linear" if "wrong" in given else "probability"
+        )
+    if kind not in ROOTS:
+        raise InputError(f"There is no root {kind!r}: choose {', '.join(map(repr, ROOTS))}.")
+    _check(kind, given)
+    try:
+        return _MAKERS[kind](model, prompt, length, given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{name}={first['input']!r}: {first['msg'].replace('Input should be', 'expected')}.") from None
+
+
+def _check(kind: str, given: Mapping[str, Any]) -> None:
+    """Nothing that is asked for may be left without effect."""
+    if kind == "probability" and "wrong" in given:
+        raise InputError("A probability root has no wrong answer. Use root='linear', or leave wrong out.")
+    for name in given:
+        if name not in OPTIONS[kind]:
+            other = next((k for k, names in OPTIONS.items() if name in names), None)
+            hint = "" if other is None else f" {name} belongs to root={other!r}."
+            raise InputError(f"A {kind} root does not use {name}: it takes {', '.join(OPTIONS[kind])}.{hint}")
+
+
+def _linear(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+    if "answer" not in given:
+        raise InputError("root='linear' needs an answer, such as answer=' Mary'.")
+    answer = _ids(model, prompt, given["answer"], "answer")
+    wrong = _ids(model, prompt, given["wrong"], "wrong answer") if "wrong" in given else None
+    if set(answer) & set(wrong or ()):
+        raise InputError("The answer and the wrong answer are the same token: their difference is zero.")
+    return LogitDifference(answer, wrong)
+
+
+def _probability(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+    if len(given) != 1:
+        raise InputError("root='probability' needs exactly one of: an answer, top_k=, top_p=.")
+    if "answer" not in given:
+        return Likelihood(**given)
+    many = _several(given["answer"])
+    if len(many) > 1:
+        return Likelihood(_ids(model, prompt, many, "answer"))
+    tokens = model.continuation(prompt, many[0])
+    return Likelihood(tokens, continuation=len(tokens) > 1)
+
+
+def _direction(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+    if "direction" not in given or "layer" not in given:
+        raise InputError("root='direction' needs direction= (a vector of d_model numbers) and layer=.")
+    vector: Any = given["direction"]
+    if isinstance(vector, Tensor) and vector.ndim != 1:
+        raise InputError(f"The direction has shape {tuple(vector.shape)}; expected ({model.d_model},).")
+    position: int = given.get("position", -1)
+    if not -length <= position < length:
+        raise InputError(f"Position {position} does not exist in a prompt of {length} tokens.")
+    numbers = vector.tolist() if hasattr(vector, "tolist") else vector
+    return Direction(given["layer"], position % length, tuple(numbers))
+
+
+def _heads(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+    names = [given["heads"]] if isinstance(given["heads"], str) else list(given["heads"])
+    return Heads(tuple(name.strip() for name in names))
+
+
+_MAKERS = {"linear": _linear, "probability": _probability, "direction": _direction, "heads": _heads}
+
+
+def _several(answer: Answer) -> list[str | int]:
+    many = [answer] if isinstance(answer, (str, int)) else list(answer)
+    if not many:
+        raise InputError("The list of answers is empty: give at least one.")
+    return many
+
+
+def _ids(model: Model, prompt: Prompt, answer: Answer, what: str) -> tuple[int, ...]:
+    """Alternatives, each of which must be one token."""
+    return tuple(dict.fromkeys(model.token_id(one, what, prompt) for one in _several(answer)))
+
+
+def _with_words(model: Model, root: Root) -> Root:
+    """Answers with the text of their tokens, for people."""
+    if isinstance(root, LogitDifference):
+        wrong = None if root.wrong is None else model.token_labels(root.wrong)
+        return replace(root, answer_tokens=model.token_labels(root.answer), wrong_tokens=wrong)
+    if isinstance(root, Likelihood) and root.answer:
+        return replace(root, answer_tokens=model.token_labels(root.answer))
+    return root

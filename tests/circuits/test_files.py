@@ -266,6 +266,37 @@ def test_circuits_and_their_page_load_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def _places(data, path=()):
+    """The path to every value of JSON data."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inside:
+        yield (*path, key)
+        yield from _places(value, (*path, key))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+PLACES = list(_places(json.loads(dumps(small_circuit()))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(PLACES), value=JSON_VALUES)
+def test_whatever_stands_in_a_field_it_is_either_loaded_or_refused_by_name(path, value):
+    data = json.loads(dumps(small_circuit()))
+    _set(*path, value)(data)
+    refused = r"(?s)^(schema|model|prompt|root|method|influence_kept|nodes|edges)\b.*: "
+    try:
+        circuit = from_json(data)
+    except InputError:
+        with pytest.raises(InputError, match=refused):
+            from_json(data)
+    else:
+        assert loads(dumps(circuit)) == circuit
+
+
 @pytest.mark.parametrize("path", sorted(DATA.glob("*-1.json")), ids=lambda path: path.stem)
 def test_files_of_version_1_load_and_are_saved_as_version_2(path, tmp_path):
     old = json.loads(path.read_text())

@@ -25,6 +25,7 @@ _EXPECTED = {
     "literal_error": "one of {expected}",
     "mapping_type": "a JSON object",
     "model_attributes_type": "a JSON object",
+    "none_required": "null",
     "string_type": "text",
     "too_short": "at least {min_length} of them",
     "tuple_type": "a list",

@@ -50,7 +50,7 @@ def words(ids: Ids, tokens: Words | None, joint: str = " / ") -> str:
 
 @dataclass(frozen=True, config=CHECKED)
 class LogitDifference:
-    """The logit of an answer (the mean over several) less that of a wrong one, or than the vocabulary's mean."""
+    """The logit of an answer (the mean over several) less that of a wrong one, or less the vocabulary's mean."""
 
     answer: Annotated[Ids, Field(min_length=1)]
     """Token ids of the answer."""
@@ -98,7 +98,6 @@ class Likelihood:
     answer_tokens: Words | None = None
     """How the answer reads."""
     wrong: None = None
-    """A likelihood is compared with nothing."""
     kind: Written[Literal["probability"]] = "probability"
     measure: ClassVar[str] = "log-likelihood"
 
@@ -121,7 +120,7 @@ class Direction:
     position: Index | None = None
     """Where it is read; none: the last position."""
     vector: tuple[Number, ...] | None = None
-    """d_model numbers. Files of version 1 did not keep them."""
+    """The vector, d_model numbers; unknown in files of version 1."""
     value: Written[Number | None] = None
     """The projection."""
     label: Text | None = None

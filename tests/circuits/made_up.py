@@ -5,7 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from headtrace.circuits import Circuit, Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
+from headtrace.circuits import (
+    Circuit,
+    Edge,
+    Elsewhere,
+    Likelihood,
+    LogitDifference,
+    MethodInfo,
+    ModelInfo,
+    Node,
+    PromptInfo,
+)
 from headtrace.circuits.influence import node_influence
 
 MODEL = ModelInfo("made-up", "main", "LlamaForCausalLM", "0" * 64)
@@ -55,9 +65,9 @@ def small_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
     )
     circuit = Circuit(
         MODEL,
-        Prompt("".join(tokens), tuple(range(100, 100 + len(tokens))), tokens),
-        Root("linear", (101,), (103,), value=3.5, position=7),
-        Method("acc++", "min(1, 2.5/n)", 64, "0.1.0"),
+        PromptInfo("".join(tokens), tuple(range(100, 100 + len(tokens))), tokens),
+        LogitDifference((101,), (103,), value=3.5, position=7),
+        MethodInfo("acc++", "min(1, 2.5/n)", 64, "0.1.0"),
         nodes,
         edges,
         influence_kept=1.0,
@@ -115,9 +125,9 @@ def random_circuit(n_edges: int = 2000, n_tokens: int = 40, n_layers: int = 30, 
     tokens = tuple(f" {word}" for word in words)
     circuit = Circuit(
         MODEL,
-        Prompt("".join(tokens), tuple(range(n_tokens)), tokens),
-        Root("probability", (3,), None, value=-1.5, position=last),
-        Method("acc++", "min(1, 2.5/n)", 64, "0.1.0"),
+        PromptInfo("".join(tokens), tuple(range(n_tokens)), tokens),
+        Likelihood((3,), value=-1.5, position=last),
+        MethodInfo("acc++", "min(1, 2.5/n)", 64, "0.1.0"),
         tuple(nodes),
         tuple(edges.values()),
         influence_kept=0.93,

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import random_circuit, small_circuit
 
 import headtrace
-from headtrace.circuits import Circuit, Edge, load_circuit, read_parquet, write_parquet
-from headtrace.circuits.files import dumps, loads
+from headtrace.circuits import (
+    Circuit,
+    Direction,
+    Edge,
+    Heads,
+    Likelihood,
+    LogitDifference,
+    load_circuit,
+    read_parquet,
+    write_parquet,
+)
+from headtrace.circuits.files import dumps, from_json, loads
 from headtrace.errors import InputError
+
+DATA = Path(__file__).parent / "data"
 
 
 def test_a_saved_circuit_loads_equal_and_saves_to_the_same_bytes(tmp_path):
@@ -55,13 +68,6 @@ def test_text_and_weights_survive_exactly(text, weight):
     assert loads(dumps(circuit)) == circuit
 
 
-def test_numpy_scalars_are_written_as_plain_numbers():
-    circuit = small_circuit()
-    edge = replace(circuit.edges[0], weight=np.float32(0.1), source=np.int64(1))
-    loaded = loads(dumps(circuit.with_edges((edge, *circuit.edges[1:]))))
-    assert loaded.edges[0].weight == float(np.float32(0.1))
-
-
 def _damaged(change) -> str:
     data = json.loads(dumps(small_circuit()))
     change(data)
@@ -89,36 +95,97 @@ def _drop(*path):
 
 
 DAMAGE = [
-    (_set("edges", 3, "channels", ["x"]), 'edges[3].channels[0]: expected a non-negative integer, got "x"'),
-    (_set("edges", 3, "channels", [-1]), "edges[3].channels[0]: expected a non-negative integer, got -1"),
+    (_set("edges", 3, "channels", ["x"]), 'edges[3].channels[0]: expected a valid integer, got "x"'),
+    (_set("edges", 3, "channels", [1.5]), "edges[3].channels[0]: expected a valid integer, got 1.5"),
+    (_set("edges", 3, "channels", [-1]), "edges[3].channels[0]: expected a number of at least 0, got -1"),
+    (_set("edges", 3, "channels", 3), "edges[3].channels: expected a list, got 3"),
     (_set("edges", 2, "weight", True), "edges[2].weight: expected a finite number, got true"),
     (_set("edges", 2, "weight", None), "edges[2].weight: expected a finite number, got null"),
-    (_set("edges", 1, "side", "value"), "edges[1].side: expected one of query, key, root"),
+    (_set("edges", 2, "weight", "0.5"), 'edges[2].weight: expected a finite number, got "0.5"'),
+    (_set("edges", 2, "weight", math.nan), "edges[2].weight: expected a finite number, got NaN"),
+    (_set("edges", 2, "weight", -math.inf), "edges[2].weight: expected a finite number, got -Infinity"),
+    (_set("edges", 2, "weight", 10**400), "edges[2].weight: expected a finite number, got 1000"),
+    (_set("edges", 2, "source", 2**63), "edges[2].source: expected a number of at most 9223372036854775807"),
+    (
+        _set("edges", 1, "side", "values"),
+        "edges[1].side: expected one of query, key, value, input or root, got",
+    ),
     (_set("edges", 0, "target", 99), "edges[0].target: expected the id of a node, got 99"),
+    (_set("edges", 3, "target", 6), "edges[3].target: expected a node of kind head or mlp or root, got"),
     (_set("edges", 2, "source", 0), "edges[2].source: expected a component, not the root, got 0"),
-    (_set("edges", 2, "source", 1), "edges[2].source: expected a component below layer 9"),
-    (_set("edges", 0, "side", "key"), "edges[0].side: expected"),
-    (_set("edges", 0, "effect", {"attention": [1]}), "edges[0].effect.attention: expected a number"),
-    (_set("edges", 0, "wieght", 1), "edges[0].wieght: unknown key"),
+    (_set("edges", 2, "source", 1), "edges[2].source: expected a component below 'L9H6 7->1', got"),
+    (
+        _set("edges", 0, "side", "key"),
+        "edges[0].side: expected root, since the target is 'Root', got \"key\"",
+    ),
+    (_set("edges", 2, "side", "input"), "edges[2].side: expected query or key or value, since the target is"),
+    (
+        _set("edges", 0, "effect", {"attention": [1]}),
+        "edges[0].effect.attention: expected a finite number or text",
+    ),
+    (
+        _set("edges", 0, "effect", {"attention": math.nan}),
+        "edges[0].effect.attention: expected a finite number",
+    ),
+    (_set("edges", 0, "effect", 3), "edges[0].effect: expected a JSON object, got 3"),
+    (
+        _set("edges", 0, "wieght", 1),
+        "edges[0].wieght: unknown key; expected one of source, target, side, weight",
+    ),
     (_drop("edges", 0, "side"), "edges[0].side: missing"),
-    (_set("nodes", 1, "dest", 8), "nodes[1].dest: expected a position below 8"),
-    (_set("nodes", 1, "src", None), "nodes[1].src: expected an integer"),
-    (_set("nodes", 4, "src", 2), "nodes[4].src: expected null, got 2"),
+    (
+        _set("nodes", 1, "dest", 8),
+        "nodes[1].dest: expected a position below 8, the length of the prompt, got 8",
+    ),
+    (_set("nodes", 1, "src", None), "nodes[1].src: expected an integer, since a node of kind 'head' has one"),
+    (_set("nodes", 4, "src", 2), "nodes[4].src: expected null, since a node of kind 'mlp' has none, got 2"),
     (_set("nodes", 3, "src", 5), "nodes[3].src: expected a position at or before dest (1), got 5"),
     (_set("nodes", 1, "id", 2), "nodes[2].id: 2 is already taken"),
-    (_set("nodes", 1, "kind", "neuron"), "nodes[1].kind: expected one of"),
+    (_set("nodes", 1, "kind", "neuron"), "nodes[1].kind: expected one of root, head, mlp,"),
     (_set("nodes", 1, "expanded", 1), "nodes[1].expanded: expected true or false, got 1"),
-    (_set("nodes", 7, "dest", 1), "nodes: 'Embedding @1' occurs more than once"),
+    (_set("nodes", 1, "predicted", "query", "low"), "nodes[1].predicted.query: expected a finite number"),
+    (_set("nodes", 1, "predicted", {"gate": 0.5}), "nodes[1].predicted.gate: expected one of query, key"),
+    (_set("nodes", 7, "dest", 1), "nodes[7]: 'Embedding @1' occurs more than once"),
+    (_set("nodes", 9, "layer", None), "nodes[9].layer: expected an integer, since a head has a layer"),
     (
         _set("nodes", 1, "elsewhere", 0, "channels", [0.5]),
-        "nodes[1].elsewhere[0].channels[0]: expected a non-neg",
+        "nodes[1].elsewhere[0].channels[0]: expected a valid",
     ),
+    (
+        _set("nodes", 1, "elsewhere", 0, "at", 1),
+        "nodes[1].elsewhere[0].at: unknown key; expected one of layer",
+    ),
+    (_set("nodes", 1, "elsewhere", 0, "src", 8), "nodes[1].elsewhere[0].src: expected a position below 8"),
+    (_set("nodes", 2, "head 5"), 'nodes[2]: expected a JSON object, got "head 5"'),
     (_set("nodes", {}), "nodes: expected a list"),
     (_set("prompt", "tokens", ["a"]), "prompt.tokens: expected 8, one per token id, got 1"),
-    (_set("root", "kind", "logit"), "root.kind: expected one of linear, probability, direction"),
-    (_set("schema", "headtrace.circuit/9"), "schema: expected 'headtrace.circuit/1'"),
-    (_set("extra", 1), "extra: unknown key"),
+    (_drop("prompt", "tokens"), "prompt.tokens: missing"),
+    (_set("prompt", 5), "prompt: expected a JSON object, got 5"),
+    (_set("root", 5), "root: expected a JSON object, got 5"),
+    (_set("root", "kind", "logit"), "root.kind: expected one of linear, probability, direction, heads, got"),
+    (
+        _set("root", "kind", ["linear"]),
+        "root.kind: expected one of linear, probability, direction, heads, got",
+    ),
+    (_drop("root", "kind"), "root.kind: missing"),
+    (_set("root", "answer", []), "root.answer: expected at least 1 of them, got []"),
+    (_set("root", "answer", [-1]), "root.answer[0]: expected a number of at least 0, got -1"),
+    (_set("root", "layer", 3), "root.layer: unknown key; expected one of answer, wrong, value"),
+    (_set("root", "position", 8), "root.position: expected a position below 8"),
+    (_set("method", "tau", [1]), "method.tau: expected a finite number or text, got [1]"),
+    (
+        _set("method", "settings", {"seed": 2**64}),
+        "method.settings.seed: expected a finite number or text or",
+    ),
+    (_set("method", "tau", True), "method.tau: expected a finite number or text, got true"),
+    (
+        _set("schema", "headtrace.circuit/9"),
+        "schema: expected 'headtrace.circuit/2' or 'headtrace.circuit/1'",
+    ),
+    (_set("extra", 1), "extra: unknown key; expected one of model, prompt, root"),
+    (_set("unexplained", []), "unexplained: unknown key"),
     (_drop("method"), "method: missing"),
+    (_drop("nodes"), "nodes: missing"),
 ]
 
 
@@ -135,7 +202,8 @@ def test_a_damaged_file_names_the_field(change, message):
         ("", "not valid JSON at line 1"),
         (dumps(small_circuit())[:-40], "not valid JSON"),
         ("[]", "expected a JSON object"),
-        ('{"schema": "headtrace.circuit/1", "model": NaN}', "NaN"),
+        ('{"schema": "headtrace.circuit/1", "model": NaN}', "model: expected a JSON object, got NaN"),
+        ('{"schema": ' + "9" * 5000 + "}", "a number that cannot be read"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -146,18 +214,16 @@ def test_text_that_is_no_circuit_is_refused_with_a_reason(text, message):
 
 def test_a_second_edge_between_the_same_ends_is_refused():
     circuit = small_circuit()
-    with pytest.raises(InputError, match="a second query edge"):
-        dumps(circuit.with_edges((*circuit.edges, replace(circuit.edges[2], weight=1.0))))
+    with pytest.raises(InputError, match=r"edges\[11\]: a second query edge"):
+        circuit.with_edges((*circuit.edges, replace(circuit.edges[2], weight=1.0)))
 
 
-def test_what_cannot_be_loaded_is_not_saved(tmp_path):
-    circuit = small_circuit()
-    path = circuit.save(tmp_path / "c.json")
-    before = path.read_bytes()
-    for edge in (Edge(1, 99, "query", 0.1), Edge(4, 1, "key", float("nan"))):
-        with pytest.raises(InputError):
-            circuit.with_edges((edge,)).save(path)
-    assert path.read_bytes() == before
+def test_what_could_not_be_loaded_is_not_even_made():
+    with pytest.raises(InputError, match=r"edges\[0\].target: expected the id of a node, got 99"):
+        small_circuit().with_edges((Edge(1, 99, "query", 0.1),))
+    for weight in (math.nan, True, "0.5"):
+        with pytest.raises(ValueError, match="weight"):
+            Edge(4, 1, "key", weight=weight)
 
 
 def test_unreadable_places_are_named(tmp_path):
@@ -200,10 +266,95 @@ def test_circuits_and_their_page_load_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def _places(data, path=()):
+    """The path to every value of JSON data."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inside:
+        yield (*path, key)
+        yield from _places(value, (*path, key))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+PLACES = list(_places(json.loads(dumps(small_circuit()))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(PLACES), value=JSON_VALUES)
+def test_whatever_stands_in_a_field_it_is_either_loaded_or_refused_by_name(path, value):
+    data = json.loads(dumps(small_circuit()))
+    _set(*path, value)(data)
+    refused = r"(?s)^(schema|model|prompt|root|method|influence_kept|nodes|edges)\b.*: "
+    try:
+        circuit = from_json(data)
+    except InputError:
+        with pytest.raises(InputError, match=refused):
+            from_json(data)
+    else:
+        assert loads(dumps(circuit)) == circuit
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*-1.json")), ids=lambda path: path.stem)
+def test_files_of_version_1_load_and_are_saved_as_version_2(path, tmp_path):
+    old = json.loads(path.read_text())
+    circuit = load_circuit(path)
+    kept = ("id", "kind", "layer", "head", "dest", "src", "attention", "influence", "expanded", "explained")
+    assert [{key: getattr(node, key) for key in kept} for node in circuit.nodes] == [
+        {key: node[key] for key in kept} for node in old["nodes"]
+    ]
+    assert [(e.source, e.target, e.side, e.weight, e.channels) for e in circuit.edges] == [
+        (e["source"], e["target"], e["side"], e["weight"], e["channels"] and tuple(e["channels"]))
+        for e in old["edges"]
+    ]
+    assert (circuit.root.value, circuit.root.position) == (old["root"]["value"], old["root"]["position"])
+    new = circuit.save(tmp_path / "c.json")
+    assert json.loads(new.read_text())["schema"] == "headtrace.circuit/2"
+    assert load_circuit(new) == circuit
+
+
+def test_roots_of_version_1_become_the_types_they_meant():
+    roots = {path.stem: load_circuit(path).root for path in DATA.glob("*-1.json")}
+    assert roots["heads-1"] == Heads(("L2H0", "L2H1"), value=roots["heads-1"].value, position=14)
+    assert roots["direction-1"] == Direction(2, 14, value=roots["direction-1"].value)
+    assert isinstance(roots["probability-1"], Likelihood)
+    assert roots["probability-1"].support == roots["probability-1"].answer == (201, 202)
+    assert roots["probability-top-1"].support == (201, 202, 225)
+    assert isinstance(roots["linear-1"], LogitDifference)
+    assert (roots["linear-1"].answer, roots["linear-1"].wrong_tokens) == ((201,), ("John",))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("unexplained", "L2H0 14->2"), "unexplained: expected a list of text"),
+        (_set("root", "kind", "logit"), "root.kind: expected one of"),
+        (_set("root", "kind", ["linear"]), "root.kind: expected one of"),
+        (_set("root", None), "root: expected a JSON object, got null"),
+        (_set("root", "answre", [1]), "root.answre: unknown key"),
+        (_set("edges", 0, "source", "0"), 'edges[0].source: expected a valid integer, got "0"'),
+    ],
+)
+def test_a_damaged_file_of_version_1_names_the_field(change, message):
+    data = json.loads((DATA / "linear-1.json").read_text())
+    change(data)
+    with pytest.raises(InputError) as error:
+        from_json(data)
+    assert message in str(error.value)
+
+
+def test_firings_that_version_1_listed_as_unexplained_are_told_by_their_nodes():
+    data = json.loads((DATA / "linear-1.json").read_text())
+    firing = next(node for node in data["nodes"] if node["expanded"])
+    firing["explained"] = False
+    circuit = from_json(data | {"unexplained": ["a firing that was pruned away"]})
+    assert circuit.unexplained == (circuit.node(firing["id"]).name,)
+
+
 def test_loading_leaves_the_data_given_to_it_alone():
     data = json.loads(dumps(small_circuit()))
     before = copy.deepcopy(data)
-    from headtrace.circuits.reading import circuit_from_json
-
-    assert isinstance(circuit_from_json(data), Circuit)
+    assert isinstance(from_json(data), Circuit)
     assert data == before

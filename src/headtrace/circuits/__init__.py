@@ -1,24 +1,30 @@
 """Circuits as data: what was found, in frozen dataclasses that know nothing of models or tensors.
 
-``parts.py`` and ``circuit.py`` hold the dataclasses, ``reading.py`` turns JSON into them and names the field
-that is wrong, ``files.py`` reads and writes circuit files, ``parquet.py`` keeps many circuits in one table,
-``subgraphs.py`` cuts a circuit down, ``influence.py`` says what each edge carries, ``exports.py`` and
-``neuronpedia.py`` speak to other tools.
+``parts.py``, ``roots.py`` and ``circuit.py`` state what a circuit is, field by field; ``checks.py`` says what must hold
+between them and ``messages.py`` how an error reads. ``files.py`` reads and writes circuit files, ``versions.py`` those
+of earlier versions, ``describe.py`` makes their documentation, ``parquet.py`` keeps many circuits in one table.
+``influence.py`` says what each edge carries, ``subgraphs.py`` cuts a circuit down, ``summary.py`` puts it into words,
+``exports.py`` and ``neuronpedia.py`` speak to other tools.
 """
 
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parquet import read_parquet, write_parquet
-from headtrace.circuits.parts import Edge, Elsewhere, Method, ModelInfo, Node, Prompt, Root
+from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 
 __all__ = [
     "Circuit",
+    "Direction",
     "Edge",
     "Elsewhere",
-    "Method",
+    "Heads",
+    "Likelihood",
+    "LogitDifference",
+    "MethodInfo",
     "ModelInfo",
     "Node",
-    "Prompt",
+    "PromptInfo",
     "Root",
     "load_circuit",
     "read_parquet",

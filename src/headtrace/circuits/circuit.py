@@ -1,10 +1,19 @@
 """The circuit of one prompt: nodes are components, edges are signals.
 
-circuit = headtrace.load_circuit("c.json")
-print(circuit.summary())
-for edge in circuit.top(5):
-    print(circuit.node(edge.source), "->", circuit.node(edge.target), edge.side, edge.weight)
-circuit.prune(min_weight=0.05).to_html("c.html")
+>>> from headtrace.circuits import *
+>>> circuit = Circuit(
+...     ModelInfo("made-up"),
+...     PromptInfo("Mary told", (101, 102), ("Mary", " told")),
+...     LogitDifference(answer=(101,), wrong=(103,), value=2.5),
+...     MethodInfo("acc++"),
+...     nodes=(Node(0, "root"), Node(1, "head", 9, 6, 1, 0, attention=0.75), Node(2, "mlp", 3, None, 1)),
+...     edges=(Edge(1, 0, "root", 2.5), Edge(2, 1, "query", 0.3, channels=(1, 4))),
+... )
+>>> for edge in circuit.top(5):
+...     print(circuit.node(edge.source), "->", edge.side, "of", circuit.node(edge.target), edge.weight)
+MLP 3 @1 -> query of L9H6 1->0 0.3
+>>> circuit.prune(min_weight=0.5).edges
+(Edge(source=1, target=0, side='root', weight=2.5, channels=None, effect=None, description=None, contribution=None),)
 """
 
 from __future__ import annotations
@@ -12,10 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from headtrace.circuits.parts import SIDES, Edge, Method, ModelInfo, Node, Prompt, Root
+from pydantic import ConfigDict, Field
+
+from headtrace.circuits.checks import check
+from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.roots import CHECKED, Number, Root, Text
 from headtrace.errors import InputError
+from headtrace.vocabulary import ATTENTION_SIDES, SIDES
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -25,30 +39,36 @@ if TYPE_CHECKING:
 class Circuit:
     """A root, the firings that cause it, and the signals that cause those.
 
-    Nodes are kept in order of id, edges in order of target, side and source, so that equal circuits are equal
-    objects and equal files.
+    What a circuit says is checked when it is made, so every circuit can be saved, and loaded again. Nodes are kept in
+    order of id, edges in order of target, side and source, so that equal circuits are equal objects and equal files.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = CHECKED
+
     model: ModelInfo
-    prompt: Prompt
-    root: Root
-    method: Method
-    nodes: tuple[Node, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    reason: str | None = None
-    """Why the circuit is empty, when it is."""
-    influence_kept: float | None = None
-    """The share of influence that was followed to its end (1 when no budget cut it short)."""
-    unexplained: tuple[str, ...] = ()
-    """Firings whose attention holds although everything was removed, by name."""
+    """The model that was traced."""
+    prompt: PromptInfo
+    """The prompt, token by token."""
+    root: Annotated[Root, Field(discriminator="kind")]
+    """What is explained."""
+    method: MethodInfo
+    """How the circuit was found."""
+    nodes: tuple[Node, ...]
+    """Components at their places."""
+    edges: tuple[Edge, ...]
+    """Signals between them."""
+    reason: Text | None = None
+    """Why the circuit is empty, where it is."""
+    influence_kept: Number | None = None
+    """The share of influence that was followed to its end (1 where no budget cut it short)."""
 
     def __post_init__(self) -> None:
+        check(self)
         order = {side: i for i, side in enumerate(SIDES)}
         nodes = sorted(self.nodes, key=lambda node: node.id)
-        edges = sorted(self.edges, key=lambda edge: (edge.target, order.get(edge.side, 9), edge.source))
+        edges = sorted(self.edges, key=lambda edge: (edge.target, order[edge.side], edge.source))
         object.__setattr__(self, "nodes", tuple(nodes))
         object.__setattr__(self, "edges", tuple(edges))
-        object.__setattr__(self, "unexplained", tuple(self.unexplained))
 
     # Finding one's way
 
@@ -101,15 +121,10 @@ class Circuit:
         """How the token at a position reads; empty where there is none."""
         return self.prompt.tokens[position] if position is not None else ""
 
-    def answer_text(self) -> tuple[str, str | None]:
-        """The answer and the wrong answer in words, as far as the file or the prompt knows them."""
-        known = dict(zip(self.prompt.token_ids, self.prompt.tokens, strict=False))
-
-        def words(ids: tuple[int, ...], tokens: tuple[str, ...] | None) -> str:
-            return " / ".join(tokens or [known.get(i, f"token {i}") for i in ids])
-
-        wrong = None if self.root.wrong is None else words(self.root.wrong, self.root.wrong_tokens)
-        return words(self.root.answer, self.root.answer_tokens), wrong
+    @property
+    def unexplained(self) -> tuple[str, ...]:
+        """The names of the firings whose attention holds although everything was removed."""
+        return tuple(node.name for node in self.nodes if node.expanded and not node.explained)
 
     def flows(self) -> dict[Edge, float]:
         """The influence that each edge carries to its target: one scale for all sides."""
@@ -118,16 +133,16 @@ class Circuit:
         return edge_influence(self)
 
     def top(self, k: int = 10, by: Literal["weight", "influence"] = "weight") -> tuple[Edge, ...]:
-        """The ``k`` strongest edges between components, or, by influence, of all edges.
+        """The ``k`` heaviest query and key edges, or, by influence, the strongest of all edges.
 
-        Weights of edges to the root are in the root's own unit (logits, nats), the others in attention, so
+        The weight of a query or key edge is attention, that of any other is in the unit of the root (logits, nats):
         only influence puts them on one scale.
         """
         if by == "influence":
-            flows = edges = self.flows()
-            return tuple(sorted(edges, key=lambda edge: -flows[edge])[:k])
-        inner = [edge for edge in self.edges if edge.side != "root"]
-        return tuple(sorted(inner, key=lambda edge: -edge.weight)[:k])
+            flows = self.flows()
+            return tuple(sorted(flows, key=lambda edge: -flows[edge])[:k])
+        signals = [edge for edge in self.edges if edge.side in ATTENTION_SIDES]
+        return tuple(sorted(signals, key=lambda edge: -edge.weight)[:k])
 
     # Cutting down
 

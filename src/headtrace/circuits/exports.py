@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.files import write_atomically
 from headtrace.circuits.summary import question
+from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Node
 
-_SHAPES = {
-    "head": "ellipse",
-    "mlp": "box",
-    "embedding": "house",
-    "attention_bias": "diamond",
-    "offset": "diamond",
-    "root": "doublecircle",
+_SHAPES = {"head": "ellipse", "mlp": "box", "embedding": "house", "root": "doublecircle"}
+"""Of biases and rounding, which are no more than leaves, each is a diamond."""
+_STYLES = {
+    "query": ("#0072b2", "solid"),
+    "key": ("#d55e00", "dashed"),
+    "value": ("#009e73", "solid"),
+    "input": ("#cc79a7", "dotted"),
+    "root": ("#555555", "bold"),
 }
-_STYLES = {"query": ("#0072b2", "solid"), "key": ("#d55e00", "dashed"), "root": ("#555555", "bold")}
 
 
 def to_networkx(circuit: Circuit) -> nx.MultiDiGraph:
@@ -78,7 +79,10 @@ def _xml_text(text: str) -> str:
 
 def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
     """The circuit in Graphviz's language, leaves at the bottom."""
-    heaviest = max((edge.weight for edge in circuit.edges if edge.side != "root"), default=1.0) or 1.0
+    heaviest: dict[bool, float] = {}  # attention, and the unit of the root
+    for edge in circuit.edges:
+        unit = edge.side in ATTENTION_SIDES
+        heaviest[unit] = max(heaviest.get(unit, 0.0), edge.weight)
     lines = [
         "digraph circuit {",
         "  rankdir=BT;",
@@ -86,12 +90,12 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
         '  node [fontname="sans-serif"];',
     ]
     lines += [
-        f"  n{node.id} [label={_quoted(_dot_label(circuit, node))}, shape={_SHAPES[node.kind]}];"
+        f"  n{node.id} [label={_quoted(_dot_label(circuit, node))}, shape={_SHAPES.get(node.kind, 'diamond')}];"
         for node in circuit.nodes
     ]
     for edge in circuit.edges:
         colour, style = _STYLES[edge.side]
-        share = 1.0 if edge.side == "root" else max(edge.weight, 0.0) / heaviest
+        share = max(edge.weight, 0.0) / (heaviest[edge.side in ATTENTION_SIDES] or 1.0)
         lines.append(
             f"  n{edge.source} -> n{edge.target} [color={_quoted(colour)}, style={style}, "
             f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={_quoted(f'{edge.side} {edge.weight:.4g}')}];"

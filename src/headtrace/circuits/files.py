@@ -5,32 +5,25 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.parts import SCHEMA, Elsewhere
-from headtrace.circuits.reading import circuit_from_json
+from headtrace.circuits.messages import input_error
+from headtrace.circuits.roots import ALWAYS
+from headtrace.circuits.versions import SCHEMA, upgrade
 from headtrace.errors import InputError
 
-# Keys that the schema asks for are written even where they are null; others only where they say something.
-_REQUIRED = {
-    "ModelInfo": ("name", "revision", "architecture", "weights_sha256"),
-    "Prompt": ("text", "token_ids", "tokens"),
-    "Root": ("kind", "answer", "wrong", "value"),
-    "Method": ("name", "tau", "ig_steps", "version"),
-    "Node": ("id", "kind", "layer", "head", "dest", "src", "attention", "influence", "expanded", "explained"),
-    "Edge": ("source", "target", "side", "weight", "channels"),
-    "Elsewhere": ("layer", "head", "src", "channels", "weight"),
-}
+_CIRCUIT = TypeAdapter(Circuit)
 
 
 def load_circuit(path: str | Path) -> Circuit:
-    """Read a circuit file. A damaged one gets an error that names the field.
-
-    >>> circuit = load_circuit("c.json")  # doctest: +SKIP
-    """
+    """Read a circuit file, of this version or an earlier one. A damaged one gets an error that names the field."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -55,7 +48,7 @@ def load_circuit(path: str | Path) -> Circuit:
 def loads(text: str) -> Circuit:
     """A circuit from the text of a circuit file."""
     try:
-        data = json.loads(text, parse_constant=_no_constant)
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); the file is damaged "
@@ -63,11 +56,17 @@ def loads(text: str) -> Circuit:
         ) from None
     except RecursionError:
         raise InputError("nested too deeply to be a circuit file") from None
-    return circuit_from_json(data)
+    except ValueError as error:  # Python refuses to read integers of thousands of digits
+        raise InputError(f"holds a number that cannot be read ({error}); the file is damaged") from None
+    return from_json(data)
 
 
-def _no_constant(name: str) -> Any:
-    raise InputError(f"{name} is not a number that a circuit file may hold; the file is damaged")
+def from_json(data: Any) -> Circuit:
+    """A circuit from the data of a circuit file."""
+    try:
+        return _CIRCUIT.validate_python(upgrade(data))
+    except ValidationError as error:
+        raise input_error(error, Circuit) from None
 
 
 def save_circuit(circuit: Circuit, path: str | Path) -> Path:
@@ -76,12 +75,9 @@ def save_circuit(circuit: Circuit, path: str | Path) -> Path:
 
 
 def dumps(circuit: Circuit) -> str:
-    """The text of the circuit file. It is read back first: what is written can be loaded."""
-    data = to_json(circuit)
-    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in data.items())
-    text = "{\n" + lines + "\n}\n"
-    loads(text)
-    return text
+    """The text of the circuit file."""
+    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in to_json(circuit).items())
+    return "{\n" + lines + "\n}\n"
 
 
 def _block(value: Any) -> str:
@@ -91,47 +87,41 @@ def _block(value: Any) -> str:
 
 
 def _line(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
         return json.dumps(value, allow_nan=False)
-    except ValueError:
-        raise InputError(f"a circuit file cannot hold NaN or infinity: {str(value)[:200]}") from None
     return text
 
 
 def to_json(circuit: Circuit) -> dict[str, Any]:
-    """The circuit as JSON data, in the order in which it is written."""
-    data: dict[str, Any] = {"schema": SCHEMA}
-    for name in ("model", "prompt", "root", "method"):
-        data[name] = _object(getattr(circuit, name))
-    for name in ("reason", "influence_kept", "unexplained"):
-        value = getattr(circuit, name)
-        if value not in (None, ()):
-            data[name] = _plain(value)
-    data["nodes"] = [_object(node) for node in circuit.nodes]
-    data["edges"] = [_object(edge) for edge in circuit.edges]
-    return data
-
-
-def _object(item: Any) -> dict[str, Any]:
-    required = _REQUIRED[type(item).__name__]
-    values = {field.name: getattr(item, field.name) for field in fields(item)}
-    return {key: _plain(value) for key, value in values.items() if key in required or value is not None}
+    """The circuit as JSON data, in the order in which it is written: what it is about first, then the graph."""
+    data = _plain(circuit)
+    root = {"kind": circuit.root.kind, **data["root"]}
+    nodes, edges = data.pop("nodes"), data.pop("edges")
+    return {"schema": SCHEMA, **data, "root": root, "nodes": nodes, "edges": edges}
 
 
 def _plain(value: Any) -> Any:
-    """Tuples to lists, and NumPy-like scalars to Python's own."""
-    if isinstance(value, dict):
-        return {str(key): _plain(value[key]) for key in sorted(value)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Elsewhere):
-        return _object(value)
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    return value.item() if hasattr(value, "item") else value
+    """Dataclasses to what they say, tuples to lists, mappings in the order of their keys."""
+    if is_dataclass(value):
+        defaults = {each.name: each.default for each in fields(value)}
+        said = ((name, always, getattr(value, name)) for name, always in always_written(type(value)).items())
+        return {name: _plain(item) for name, always, item in said if always or item != defaults[name]}
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+@cache
+def always_written(shape: type) -> dict[str, bool]:
+    """By field of a part, whether it is in every file: where it has no default, or is marked as ``Written``."""
+    hints = get_type_hints(shape, include_extras=True)
+    return {
+        each.name: each.default is MISSING or ALWAYS in getattr(hints[each.name], "__metadata__", ())
+        for each in fields(shape)
+    }
 
 
 def write_atomically(path: str | Path, content: bytes) -> Path:

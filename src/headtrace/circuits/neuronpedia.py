@@ -20,14 +20,8 @@ if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Node
 
-_FEATURE_TYPES = {
-    "head": "attention head",
-    "mlp": "mlp",
-    "embedding": "embedding",
-    "attention_bias": "attention bias",
-    "offset": "attention offset",
-    "root": "logit",
-}
+_FEATURE_TYPES = {"head": "attention head", "root": "logit"}
+"""Their words, where they are not ours."""
 
 
 def to_neuronpedia(circuit: Circuit, path: str | Path | None, slug: str) -> dict[str, Any]:
@@ -69,39 +63,41 @@ def _cumulative_influence(circuit: Circuit) -> dict[int, float]:
     }
 
 
-def _root_place(circuit: Circuit) -> tuple[int, int]:
-    """The root's layer, one above every component, and its position."""
+def _place(circuit: Circuit, node: Node) -> tuple[str, int]:
+    """Layer and position; the root, and the bias that it has of its own, are one layer above every component."""
     layers = [node.layer for node in circuit.nodes if node.layer is not None]
-    position = circuit.root.position
-    return max(layers, default=0) + 1, len(circuit.prompt.tokens) - 1 if position is None else position
+    last = len(circuit.prompt.tokens) - 1
+    position = (circuit.root.position, last) if node.kind == "root" else (node.dest, last)
+    if node.kind == "embedding":
+        return "E", next(at for at in position if at is not None)
+    layer = max(layers, default=0) + 1 if node.layer is None else node.layer
+    return str(layer), next(at for at in position if at is not None)
+
+
+def _feature(circuit: Circuit, node: Node) -> int | None:
+    """The index of a feature: of a head its number, of the root its answer, of an embedding its token."""
+    if node.kind == "root":
+        return next(iter(getattr(circuit.root, "answer", ())), None)
+    return circuit.prompt.token_ids[node.dest or 0] if node.kind == "embedding" else node.head
 
 
 def _node_id(circuit: Circuit, node: Node) -> str:
-    if node.kind == "root":
-        layer, position = _root_place(circuit)
-        return f"{layer}_{circuit.root.answer[0] if circuit.root.answer else 0}_{position}"
-    if node.kind == "embedding":
-        return f"E_{circuit.prompt.token_ids[node.dest or 0]}_{node.dest}"
+    layer, position = _place(circuit, node)
+    if node.kind in ("root", "embedding"):
+        return f"{layer}_{_feature(circuit, node) or 0}_{position}"
     if node.kind == "head":
-        return f"{node.layer}_h{node.head}s{node.src}_{node.dest}"
-    short = {"mlp": "mlp", "attention_bias": "bias", "offset": f"offset{node.head}"}[node.kind]
-    return f"{node.layer}_{short}_{node.dest}"
+        return f"{layer}_h{node.head}s{node.src}_{position}"
+    return f"{layer}_{node.kind}{'' if node.head is None else node.head}_{position}"
 
 
 def _node(circuit: Circuit, node: Node, name: str, influence: float) -> dict[str, Any]:
-    feature: int | None = node.head
-    layer, position = (str(node.layer), node.dest)
-    if node.kind == "root":
-        top, position = _root_place(circuit)
-        layer, feature = str(top), circuit.root.answer[0] if circuit.root.answer else None
-    elif node.kind == "embedding":
-        layer, feature = "E", node.dest
+    layer, position = _place(circuit, node)
     return {
         "node_id": name,
-        "feature": feature,
+        "feature": _feature(circuit, node),
         "layer": layer,
         "ctx_idx": position,
-        "feature_type": _FEATURE_TYPES[node.kind],
+        "feature_type": _FEATURE_TYPES.get(node.kind, node.kind.replace("_", " ")),
         "token_prob": 0.0,
         "is_target_logit": node.kind == "root",
         "run_idx": 0,

@@ -1,8 +1,7 @@
 """Many circuits in one Parquet file: one row per edge, ready for a query, and still the whole circuits.
 
-    write_parquet(circuits, "circuits.parquet")
-    polars.read_parquet("circuits.parquet").group_by("source_layer", "source_head").len()
-    circuits = read_parquet("circuits.parquet")
+`write_parquet(circuits, "circuits.parquet")` writes it, `polars.read_parquet("circuits.parquet")` queries it, and
+`read_parquet("circuits.parquet")` gives the circuits back.
 
 The first row of each circuit carries, in ``circuit_json``, everything of it that is not an edge; a circuit
 without edges is one row without an edge.
@@ -13,42 +12,43 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.files import to_json, write_atomically
-from headtrace.circuits.reading import circuit_from_json
+from headtrace.circuits.files import from_json, to_json, write_atomically
+from headtrace.circuits.parts import Edge
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
 
+_NEEDED = [field.name for field in fields(Edge) if field.default is MISSING]
 _PLACE = ("kind", "layer", "head", "dest", "src")
+
+
+def _columns() -> dict[str, Any]:
+    """Every field of an edge, the places of its ends, and the rest of the circuit as JSON."""
+    import polars as pl
+
+    types = {"weight": pl.Float64, "contribution": pl.Float64, "channels": pl.List(pl.Int64)}
+    types |= dict.fromkeys(("source", "target"), pl.Int64)
+    ends = {
+        f"{end}_{key}": pl.String if key == "kind" else pl.Int64
+        for end in ("source", "target")
+        for key in _PLACE
+    }
+    edge = {field.name: types.get(field.name, pl.String) for field in fields(Edge)}
+    return {"circuit": pl.Int64, "model": pl.String, **edge, **ends, "circuit_json": pl.String}
 
 
 def write_parquet(circuits: Iterable[Circuit], path: str | Path) -> Path:
     """Write circuits to one Parquet file, numbered in the order given."""
     import polars as pl
 
-    integer = {f"{end}_{key}": pl.Int64 for end in ("source", "target") for key in _PLACE[1:]}
-    schema: dict[str, Any] = {
-        "circuit": pl.Int64,
-        "model": pl.String,
-        "source": pl.Int64,
-        "target": pl.Int64,
-        "side": pl.String,
-        "weight": pl.Float64,
-        "channels": pl.List(pl.Int64),
-        "source_kind": pl.String,
-        "target_kind": pl.String,
-        **integer,
-        "effect": pl.String,
-        "description": pl.String,
-        "circuit_json": pl.String,
-    }
     rows = [row for number, circuit in enumerate(circuits) for row in _rows(number, circuit)]
     buffer = io.BytesIO()
-    pl.DataFrame(rows, schema=schema).write_parquet(buffer, compression="zstd")
+    pl.DataFrame(rows, schema=_columns()).write_parquet(buffer, compression="zstd")
     return write_atomically(path, buffer.getvalue())
 
 
@@ -77,9 +77,7 @@ def read_parquet(path: str | Path) -> list[Circuit]:
         raise InputError(f"No Parquet file at {path}.") from None
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"{path} is not a Parquet file that can be read ({error}).") from None
-    missing = {"circuit", "circuit_json", "source", "target", "side", "weight", "channels"} - set(
-        table.columns
-    )
+    missing = {"circuit", "circuit_json", *_NEEDED} - set(table.columns)
     if missing:
         raise InputError(
             f"{path}: the columns {', '.join(sorted(missing))} are missing; it holds no circuits."
@@ -95,13 +93,12 @@ def read_parquet(path: str | Path) -> list[Circuit]:
                     f"{path}: circuit {number} has an edge before its first row; was the table sorted?"
                 )
             parts[number]["edges"].append(_edge(row))
-    return [circuit_from_json(parts[number]) for number in sorted(parts)]
+    return [from_json(parts[number]) for number in sorted(parts)]
 
 
 def _edge(row: dict[str, Any]) -> dict[str, Any]:
-    edge = {key: row[key] for key in ("source", "target", "side", "weight", "channels")}
-    if row.get("effect") is not None:
-        edge["effect"] = json.loads(row["effect"])
-    if row.get("description") is not None:
-        edge["description"] = row["description"]
+    edge = {
+        field.name: row.get(field.name) for field in fields(Edge)
+    }  # tables of version 1 have fewer columns
+    edge["effect"] = None if edge["effect"] is None else json.loads(edge["effect"])
     return edge

@@ -1,148 +1,188 @@
-"""What a circuit is made of: model, prompt, root, method, nodes and edges, each a frozen dataclass.
+"""What a circuit is made of: model, prompt, method, nodes and edges, each a frozen dataclass that checks its fields.
 
-Positions are integers; token text is a label, never a key. Everything here is plain Python data.
+This is the one statement of what a circuit file may hold: `files.py` reads and writes these fields, `describe.py` makes
+the documentation from their docstrings. Positions are integers; token text is a label, never a key.
+
+>>> Edge(source=1, target=0, side="root", weight=2.5)
+Edge(source=1, target=0, side='root', weight=2.5, channels=None, effect=None, description=None, contribution=None)
+>>> Node(1, "head", layer=9, head=6, dest=14, src=3).name
+'L9H6 14->3'
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import field
+from typing import Annotated, Any
 
-SCHEMA = "headtrace.circuit/1"
-Kind = Literal["head", "mlp", "embedding", "attention_bias", "offset", "root"]
-Side = Literal["query", "key", "root"]
-KINDS: tuple[Kind, ...] = ("root", "head", "mlp", "embedding", "attention_bias", "offset")
-SIDES: tuple[Side, ...] = ("query", "key", "root")
+from pydantic import PlainValidator
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from headtrace.circuits.roots import CHECKED, LARGEST, Flag, Ids, Index, Number, Text, Words, Written
+from headtrace.vocabulary import Kind, Side, Site
 
 
-@dataclass(frozen=True)
+def _one_of(*types: type) -> PlainValidator:
+    """A finite number, or one of these types: unlike a union of types, it has one thing to say when it refuses."""
+    words = {str: "text", bool: "true or false"}
+    expected = " or ".join(["a finite number", *(words[each] for each in types)])
+
+    def read(value: Any) -> Any:
+        if isinstance(value, float):
+            good = math.isfinite(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            good = abs(value) <= LARGEST
+        else:
+            good = value is None or isinstance(value, types)
+        if good:
+            return value
+        raise PydanticCustomError("scalar", f"Input should be {expected}")  # type: ignore[arg-type]
+
+    return PlainValidator(read)
+
+
+Scalar = Annotated[float | str | bool | None, _one_of(str, bool)]
+NumberOrText = Annotated[float | str | None, _one_of(str)]
+
+
+@dataclass(frozen=True, config=CHECKED)
 class ModelInfo:
-    """The model that was traced, and the hash that tells it from every other."""
+    """The model that was traced."""
 
-    name: str
-    revision: str | None = None
-    architecture: str | None = None
-    weights_sha256: str | None = None
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The prompt: its text (``None`` for bare token ids), its token ids, and how each token reads."""
-
-    text: str | None
-    token_ids: tuple[int, ...]
-    tokens: tuple[str, ...]
+    name: Text
+    """The name it was loaded by."""
+    revision: Written[Text | None] = None
+    """The revision on the hub."""
+    architecture: Written[Text | None] = None
+    """The family of architectures, such as `llama`."""
+    weights_sha256: Written[Text | None] = None
+    """A hash of the weights, which tells the model from every other."""
 
 
-@dataclass(frozen=True)
-class Root:
-    """What is being explained: an answer (against a wrong one), a distribution, or a direction."""
+@dataclass(frozen=True, config=CHECKED)
+class PromptInfo:
+    """The prompt, token by token."""
 
-    kind: Literal["linear", "probability", "direction"]
-    answer: tuple[int, ...] = ()
-    wrong: tuple[int, ...] | None = None
-    value: float | None = None
-    """The whole quantity: a logit difference, a log-likelihood or a projection."""
-    position: int | None = None
-    layer: int | None = None
-    """Of a direction: the layer at whose input it is read."""
-    support: tuple[int, ...] | None = None
-    """Of a probability: the token ids whose distribution is explained."""
-    answer_tokens: tuple[str, ...] | None = None
-    wrong_tokens: tuple[str, ...] | None = None
-    label: str | None = None
+    text: Text | None
+    """The text; null for bare token ids."""
+    token_ids: Ids
+    """The tokens as the model reads them."""
+    tokens: Words
+    """How each token reads."""
 
 
-@dataclass(frozen=True)
-class Method:
+@dataclass(frozen=True, config=CHECKED)
+class MethodInfo:
     """How the circuit was found."""
 
-    name: str = "acc++"
-    tau: float | str | None = None
-    """The threshold: a number, or the rule in words where it depends on the firing."""
-    ig_steps: int | None = None
-    version: str | None = None
-    settings: Mapping[str, Any] | None = field(default=None, hash=False)
-    """Further settings, such as the budget: names to numbers, strings, booleans or null."""
+    name: Text
+    """The tracing method, such as `acc++`."""
+    tau: Written[NumberOrText] = None
+    """The attention that counts as attending: a number, or the rule in words where it depends on the firing."""
+    ig_steps: Written[Index | None] = None
+    """Steps of integrated gradients."""
+    version: Written[Text | None] = None
+    """The version of headtrace."""
+    settings: Mapping[Text, Scalar] | None = field(default=None, hash=False)
+    """Further settings, such as the budget, by name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Elsewhere:
     """A key-side signal that a head wrote only at other keys than the firing's source.
 
-    What the head read from ``src`` comes after the firing's own source, so no firing behind it can be
-    followed; removing it raises the competing keys. It belongs to the claim, not to the graph.
+    What the head read from `src` comes after the firing's own source, so no firing behind it can be followed; removing
+    it raises the competing keys. It belongs to the claim, not to the graph.
     """
 
-    layer: int
-    head: int
-    src: int
-    channels: tuple[int, ...]
-    weight: float
+    layer: Index
+    """The layer of the head that wrote it."""
+    head: Index
+    """The head that wrote it."""
+    src: Index
+    """The position that the head read."""
+    channels: Ids
+    """The firing's channels that it was written into."""
+    weight: Number
+    """The attention that removing it takes away."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Node:
     """A component at its place.
 
-    A head sits at the position it writes to (``dest``) and reads one source (``src``). What does not apply is
-    ``None``: an mlp and an attention bias have a layer and a position, an embedding a position only, an
-    offset the layer and head whose bias it is and the position where it sits, the root nothing.
+    A head sits at the position it writes to (`dest`) and reads one source (`src`). What does not apply is null: an mlp,
+    an attention bias and a rounding have a layer and a position, an embedding a position only, the root nothing. An
+    offset is the bias of its reader: of a head (layer and head), of an mlp (layer only) or of the root (neither).
     """
 
-    id: int
+    id: Index
+    """The number by which edges name the node."""
     kind: Kind
-    layer: int | None = None
-    head: int | None = None
-    dest: int | None = None
-    src: int | None = None
-    attention: float | None = None
-    influence: float | None = None
-    expanded: bool = False
-    explained: bool = True
-    predicted: Mapping[str, float | None] | None = field(default=None, hash=False)
-    """Per side, the attention that the trace predicts when the selected signals of that side are removed."""
-    threshold: float | None = None
-    label: str | None = None
+    """What it is."""
+    layer: Written[Index | None] = None
+    """The layer of the component."""
+    head: Written[Index | None] = None
+    """The head within its layer."""
+    dest: Written[Index | None] = None
+    """The position it sits at, and writes to."""
+    src: Written[Index | None] = None
+    """The position that a head reads."""
+    attention: Written[Number | None] = None
+    """A head's attention from `dest` to `src`."""
+    influence: Written[Number | None] = None
+    """The share of the root's whole that passes through the node."""
+    expanded: Written[Flag] = False
+    """Whether its causes were looked for."""
+    explained: Written[Flag] = True
+    """False for a firing whose attention holds although everything was removed."""
+    predicted: Mapping[Side, Number | None] | None = field(default=None, hash=False)
+    """By side, the attention that is left when the signals of that side are removed: the claim that `headtrace verify`
+    tests."""
+    threshold: Number | None = None
+    """The attention above which the head counts as attending."""
+    label: Text | None = None
+    """What the node does, in words."""
     elsewhere: tuple[Elsewhere, ...] | None = None
     """Key-side signals of this firing that act on competing keys only."""
+    contribution: Number | None = None
+    """What the component contributes to the root in all, in the unit of the root."""
+
+    @property
+    def site(self) -> Site:
+        """What the node stands for, whatever was found out about it."""
+        return Site(self.kind, self.layer, self.head, self.dest, self.src)
 
     @property
     def name(self) -> str:
-        """The node in one word: ``L9H6 14->3``, ``MLP 5 @13``, ``Embedding @2``.
-
-        >>> Node(1, "head", layer=9, head=6, dest=14, src=3).name
-        'L9H6 14->3'
-        """
-        if self.kind == "head":
-            return f"L{self.layer}H{self.head} {self.dest}->{self.src}"
-        if self.kind == "mlp":
-            return f"MLP {self.layer} @{self.dest}"
-        if self.kind == "embedding":
-            return f"Embedding @{self.dest}"
-        if self.kind == "attention_bias":
-            return f"Attention bias {self.layer} @{self.dest}"
-        if self.kind == "offset":
-            return f"Offset L{self.layer}H{self.head} @{self.dest}"
-        return "Root"
+        """The node in one word: ``L9H6 14->3``, ``MLP 5 @13``, ``Embedding @2``."""
+        return str(self.site)
 
     def __str__(self) -> str:
         return self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CHECKED)
 class Edge:
-    """A signal: what ``source`` writes into ``channels`` of ``target``, on one side.
+    """A signal: what `source` writes into `channels` of `target`, on one side."""
 
-    ``weight`` is the attention that the signal's removal takes away; on edges to the root it is the
-    contribution to what the root measures. ``effect`` holds measured effects, once the circuit is verified.
-    """
-
-    source: int
-    target: int
+    source: Index
+    """The id of the node that writes it."""
+    target: Index
+    """The id of the node that reads it."""
     side: Side
-    weight: float
-    channels: tuple[int, ...] | None = None
-    effect: Mapping[str, Any] | None = field(default=None, hash=False)
-    description: str | None = None
+    """Where it enters: the query or key of a head (why it attends), its value or the input of an mlp (what is moved),
+    or the root."""
+    weight: Number
+    """On the query and key side, the attention that removing the signal takes away; elsewhere the contribution in the
+    unit of the root."""
+    channels: Written[Ids | None] = None
+    """The target's channels that carry the signal."""
+    effect: Mapping[Text, Scalar] | None = field(default=None, hash=False)
+    """What `headtrace verify` measured, by name."""
+    description: Text | None = None
+    """What the signal says, in words."""
+    contribution: Number | None = None
+    """The contribution to the root that passes through the edge, in the unit of the root."""

@@ -10,19 +10,37 @@ all dispatch on the type.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-Index = Annotated[int, Field(strict=True, ge=0)]
+T = TypeVar("T")
+LARGEST = 2**63 - 1
+"""No integer of a circuit is larger: every reader of JSON and Parquet can hold it."""
+
+Index = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 Ids = tuple[Index, ...]
 Words = tuple[Text, ...]
 
+ALWAYS = "always written"
+Written = Annotated[T, ALWAYS]
+"""A field that is in every file, even where it is null. Others are written only where they say something."""
+
 CHECKED = ConfigDict(extra="forbid")
 """Fields are checked when an object is made; a name that is not one of them is refused."""
+
+
+Quote = Callable[[str], str]
+
+
+def quoted(text: str) -> str:
+    """Token text as a terminal shows it: with its outer space, in quotation marks."""
+    return f'"{text}"'
 
 
 def words(ids: Ids, tokens: Words | None, joint: str = " / ") -> str:
@@ -32,49 +50,60 @@ def words(ids: Ids, tokens: Words | None, joint: str = " / ") -> str:
 
 @dataclass(frozen=True, config=CHECKED)
 class LogitDifference:
-    """The logit of an answer (the mean over several) less that of a wrong one, or than the vocabulary's mean."""
+    """The logit of an answer (the mean over several) less that of a wrong one, or less the vocabulary's mean."""
 
     answer: Annotated[Ids, Field(min_length=1)]
-    wrong: Ids | None = None
-    value: Number | None = None
+    """Token ids of the answer."""
+    wrong: Written[Ids | None] = None
+    """Token ids of the wrong answer; none: the mean over the vocabulary."""
+    value: Written[Number | None] = None
     """The model's own logit difference at the last position, biases of the output included."""
     position: Index | None = None
+    """Where it is read."""
     answer_tokens: Words | None = None
+    """How the answer reads."""
     wrong_tokens: Words | None = None
-    kind: Literal["linear"] = "linear"
+    """How the wrong answer reads."""
+    kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
 
-    def question(self) -> str:
-        answer = f'"{words(self.answer, self.answer_tokens)}"'
-        return answer if self.wrong is None else f'{answer} rather than "{words(self.wrong, self.wrong_tokens)}"'
+    def question(self, quote: Quote = quoted) -> str:
+        answer = quote(words(self.answer, self.answer_tokens))
+        return (
+            answer
+            if self.wrong is None
+            else f"{answer} rather than {quote(words(self.wrong, self.wrong_tokens))}"
+        )
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Likelihood:
     """The log-likelihood of one or more alternatives for the next token, or of a continuation of several tokens."""
 
-    answer: Ids = ()
+    answer: Written[Ids] = ()
     """Alternatives for the next token (their likelihood is weighted by the model's own probabilities); with
     ``continuation``, tokens that follow one another, each given those before it."""
-    continuation: bool = False
-    top_k: Annotated[int, Field(strict=True, ge=1)] | None = None
+    continuation: Flag = False
+    """Whether the tokens of ``answer`` follow one another."""
+    top_k: Annotated[int, Field(strict=True, ge=1, le=LARGEST)] | None = None
     """Ask for the k likeliest next tokens instead of an answer."""
     top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     """Ask for the likeliest next tokens up to this probability instead of an answer."""
-    value: Number | None = None
+    value: Written[Number | None] = None
     """The log-likelihood, in nats."""
     position: Index | None = None
     """Where the (first) token is predicted."""
     support: Ids | None = None
     """The alternatives that were asked for, by name or by probability."""
     answer_tokens: Words | None = None
+    """How the answer reads."""
     wrong: None = None
-    kind: Literal["probability"] = "probability"
+    kind: Written[Literal["probability"]] = "probability"
     measure: ClassVar[str] = "log-likelihood"
 
-    def question(self) -> str:
+    def question(self, quote: Quote = quoted) -> str:
         if self.answer:
-            return f'"{words(self.answer, self.answer_tokens, "" if self.continuation else " / ")}"'
+            return quote(words(self.answer, self.answer_tokens, "" if self.continuation else " / "))
         if self.top_k == 1:
             return "the likeliest next token"
         if self.top_k is not None:
@@ -87,16 +116,19 @@ class Direction:
     """The residual at the input of a layer (or of the final norm) and one position, along a vector: a probe."""
 
     layer: Index
+    """The layer at whose input it is read."""
     position: Index | None = None
-    """None: the last position."""
+    """Where it is read; none: the last position."""
     vector: tuple[Number, ...] | None = None
-    """d_model numbers. Files of version 1 did not keep them."""
-    value: Number | None = None
+    """The vector, d_model numbers; unknown in files of version 1."""
+    value: Written[Number | None] = None
+    """The projection."""
     label: Text | None = None
-    kind: Literal["direction"] = "direction"
+    """What the direction stands for, in words."""
+    kind: Written[Literal["direction"]] = "direction"
     measure: ClassVar[str] = "projection"
 
-    def question(self) -> str:
+    def question(self, quote: Quote = quoted) -> str:
         return self.label or f"a direction at layer {self.layer}"
 
 
@@ -106,13 +138,14 @@ class Heads:
 
     heads: Annotated[Words, Field(min_length=1)]
     """Names such as ``L9H6``."""
-    value: Number | None = None
+    value: Written[Number | None] = None
     """The attention of all of them, added up."""
     position: Index | None = None
-    kind: Literal["heads"] = "heads"
+    """Where they attend from."""
+    kind: Written[Literal["heads"]] = "heads"
     measure: ClassVar[str] = "attention"
 
-    def question(self) -> str:
+    def question(self, quote: Quote = quoted) -> str:
         return "the attention of " + ", ".join(self.heads)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headtrace.vocabulary import ATTENTION_SIDES
+
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Edge, Node
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 def prune(circuit: Circuit, min_weight: float, min_influence: float) -> Circuit:
     """Keep edges of at least ``min_weight`` and nodes of at least ``min_influence`` that lead to the root.
 
-    Edges to the root carry the root's own unit, not attention, so ``min_weight`` does not apply to them.
+    ``min_weight`` is attention, so it applies to query and key edges only: the others are in the unit of the root.
     """
     strong = {
         node.id for node in circuit.nodes if node.kind == "root" or (node.influence or 0.0) >= min_influence
@@ -24,7 +26,7 @@ def prune(circuit: Circuit, min_weight: float, min_influence: float) -> Circuit:
         for edge in circuit.edges
         if edge.source in strong
         and edge.target in strong
-        and (edge.side == "root" or edge.weight >= min_weight)
+        and (edge.side not in ATTENTION_SIDES or edge.weight >= min_weight)
     ]
     root = circuit.root_node
     if root is None:

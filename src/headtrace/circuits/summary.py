@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
+
+from headtrace.circuits.roots import Quote, quoted
+from headtrace.vocabulary import SIDES, Side
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Edge, Node
+    from headtrace.circuits.roots import Ids, Root
+
+FROM_THE_ROOT: tuple[Side, ...] = tuple(sorted(SIDES, key=lambda side: side != "root"))
+"""The sides in the order in which a circuit is told: the root first."""
 
 
-def question(circuit: Circuit) -> str:
+def question(circuit: Circuit, quote: Quote = quoted) -> str:
     """What the circuit explains, in words: ``" Mary" rather than " John"``."""
-    answer, wrong = circuit.answer_text()
-    if circuit.root.kind == "direction":
-        return circuit.root.label or f"a direction at layer {circuit.root.layer}"
-    if wrong is not None:
-        return f'"{answer}" rather than "{wrong}"'
-    return f'"{answer}"' if answer else "the next token"
+    return _named(circuit).question(quote)
+
+
+def _named(circuit: Circuit) -> Root:
+    """The root with the text of its tokens, as far as the prompt knows it where the root itself does not."""
+    root, known = circuit.root, dict(zip(circuit.prompt.token_ids, circuit.prompt.tokens, strict=True))
+    for name in ("answer", "wrong"):
+        ids: Ids | None = getattr(root, name, None)
+        if ids and getattr(root, f"{name}_tokens") is None:
+            root = replace(root, **{f"{name}_tokens": tuple(known.get(i, f"token {i}") for i in ids)})
+    return root
 
 
 def origin(circuit: Circuit) -> str:
@@ -30,9 +43,10 @@ def size(circuit: Circuit) -> str:
     """How large the circuit is: firings, edges by side, influence kept."""
     heads = circuit.heads()
     sides = Counter(edge.side for edge in circuit.edges)
+    by_side = ", ".join(f"{sides[side]} {side}" for side in FROM_THE_ROOT if sides[side])
     parts = [
         f"{len(heads)} firings ({sum(head.expanded for head in heads)} expanded)",
-        f"{len(circuit.edges)} edges ({sides['root']} root, {sides['query']} query, {sides['key']} key)",
+        f"{len(circuit.edges)} edges" + (f" ({by_side})" if by_side else ""),
     ]
     if circuit.influence_kept is not None:
         parts.append(f"{circuit.influence_kept:.0%} of the influence followed to its end")
@@ -79,7 +93,8 @@ def _edge_line(circuit: Circuit, edge: Edge) -> str:
     text = f"  {edge.weight:8.4f}  {place(circuit, circuit.node(edge.source))}"
     if edge.side == "root":
         return text
-    return f"{text} => {edge.side} of {circuit.node(edge.target)}, {channel_text(edge)}"
+    channels = channel_text(edge)
+    return f"{text} => {edge.side} of {circuit.node(edge.target)}" + (f", {channels}" if channels else "")
 
 
 def html_table(circuit: Circuit, rows: int = 12) -> str:

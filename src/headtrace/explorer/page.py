@@ -26,7 +26,6 @@ from headtrace.circuits.summary import html_table, question, size
 from headtrace.errors import InputError
 from headtrace.explorer.modules import inline_modules
 
-_MEASURES = {"probability": "log-likelihood", "direction": "projection"}
 _POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
@@ -57,28 +56,26 @@ def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
 
 
 def page_data(circuit: Circuit) -> dict[str, Any]:
-    """A circuit file's data, with what the page would have to compute: the influence of each edge, words."""
+    """A circuit file's data, with what the page would have to compute: the influence of each edge, names, words."""
     data = to_json(circuit)
     flows = circuit.flows()
     for edge, plain in zip(circuit.edges, data["edges"], strict=True):
         plain["flow"] = flows[edge]
-    difference = "logit difference" if circuit.root.wrong is not None else "logit"
+    for node, plain in zip(circuit.nodes, data["nodes"], strict=True):
+        plain["name"] = node.name
     return data | {
-        "question": _spoken(circuit),
+        "question": question(circuit, _spoken),
         "title": (circuit.prompt.text or " ".join(circuit.prompt.tokens))[:200],
         "size": size(circuit),
         "heads": len(circuit.heads()),
-        "root_measure": _MEASURES.get(circuit.root.kind, difference),
+        "root_measure": circuit.root.measure,
+        "unexplained": list(circuit.unexplained),
     }
 
 
-def _spoken(circuit: Circuit) -> str:
-    """The question for a heading: the answers without their outer space, in proper quotation marks."""
-    answer, wrong = circuit.answer_text()
-    if circuit.root.kind == "direction" or not answer:
-        return question(circuit)
-    against = "" if wrong is None else f" rather than \u201c{wrong.strip()}\u201d"
-    return f"\u201c{answer.strip()}\u201d{against}"
+def _spoken(answer: str) -> str:
+    """An answer in a heading: without its outer space, in proper quotation marks."""
+    return f"\u201c{answer.strip()}\u201d"
 
 
 def json_for_script(data: Any) -> str:

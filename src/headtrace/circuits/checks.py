@@ -1,0 +1,103 @@
+"""What must hold between the parts of a circuit. Each part has checked its own fields before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headtrace.circuits.messages import fail
+from headtrace.errors import InputError
+from headtrace.vocabulary import SIDES_OF, Kind, Site
+
+if TYPE_CHECKING:
+    from headtrace.circuits.circuit import Circuit
+    from headtrace.circuits.parts import Edge, Node
+
+_PLACE: dict[Kind, tuple[str, ...]] = {
+    "root": (),
+    "head": ("layer", "head", "dest", "src"),
+    "mlp": ("layer", "dest"),
+    "attention_bias": ("layer", "dest"),
+    "offset": ("layer", "head", "dest"),
+    "rounding": ("layer", "dest"),
+    "embedding": ("dest",),
+}
+"""The fields that place a node of each kind."""
+
+_ANYWHERE = ("embedding", "offset", "rounding")
+"""Leaves that belong to no block: they are read at the layer of their reader."""
+
+
+def check(circuit: Circuit) -> None:
+    """Ids exist once, positions lie in the prompt, edges lead upwards into sides that their targets have."""
+    prompt = circuit.prompt
+    length = len(prompt.tokens)
+    if len(prompt.token_ids) != length:
+        raise InputError(f"prompt.tokens: expected {len(prompt.token_ids)}, one per token id, got {length}")
+    _check_position("root.position", circuit.root.position, length)
+    known: dict[int, Node] = {}
+    sites: set[Site] = set()
+    for i, node in enumerate(circuit.nodes):
+        if node.id in known:
+            raise InputError(f"nodes[{i}].id: {node.id} is already taken by another node")
+        _check_node(f"nodes[{i}]", node, length)
+        if node.site in sites:
+            raise InputError(f"nodes[{i}]: {node.name!r} occurs more than once")
+        known[node.id] = node
+        sites.add(node.site)
+    _check_edges(circuit.edges, known)
+
+
+def _check_position(path: str, position: int | None, length: int) -> None:
+    if position is not None and position >= length:
+        fail(path, f"a position below {length}, the length of the prompt", position)
+
+
+def _check_node(path: str, node: Node, length: int) -> None:
+    for key in ("layer", "head", "dest", "src"):
+        value = getattr(node, key)
+        if value is not None and key not in _PLACE[node.kind]:
+            fail(f"{path}.{key}", f"null, since a node of kind {node.kind!r} has none", value)
+        if value is None and key in _PLACE[node.kind] and (node.kind != "offset" or key == "dest"):
+            fail(f"{path}.{key}", f"an integer, since a node of kind {node.kind!r} has one", value)
+    if node.kind == "offset" and node.layer is None and node.head is not None:
+        fail(f"{path}.layer", "an integer, since a head has a layer", None)
+    _check_position(f"{path}.dest", node.dest, length)
+    _check_position(f"{path}.src", node.src, length)
+    if not node.site.possible:
+        fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
+    for i, signal in enumerate(node.elsewhere or ()):
+        _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
+
+
+def _check_edges(edges: Sequence[Edge], known: Mapping[int, Node]) -> None:
+    taken: set[tuple[int, int, str]] = set()
+    for i, edge in enumerate(edges):
+        for end in ("source", "target"):
+            if getattr(edge, end) not in known:
+                fail(f"edges[{i}].{end}", "the id of a node", getattr(edge, end))
+        _check_edge(f"edges[{i}]", edge, known[edge.source], known[edge.target])
+        identity = (edge.source, edge.target, edge.side)
+        if identity in taken:
+            raise InputError(f"edges[{i}]: a second {edge.side} edge from {edge.source} to {edge.target}")
+        taken.add(identity)
+
+
+def _check_edge(path: str, edge: Edge, source: Node, target: Node) -> None:
+    sides = SIDES_OF.get(target.kind)
+    if sides is None:
+        fail(f"{path}.target", f"a node of kind {' or '.join(SIDES_OF)}", target.name)
+    if edge.side not in sides:
+        fail(f"{path}.side", f"{' or '.join(sides)}, since the target is {target.name!r}", edge.side)
+    if source.kind == "root":
+        fail(f"{path}.source", "a component, not the root", edge.source)
+    if target.kind == "root" or source.kind in _ANYWHERE:
+        return
+    assert source.layer is not None
+    assert target.layer is not None  # both were checked with their nodes
+    beside = target.kind == "mlp" and source.kind in (
+        "head",
+        "attention_bias",
+    )  # attention comes before the mlp
+    if source.layer > target.layer or (source.layer == target.layer and not beside):
+        fail(f"{path}.source", f"a component below {target.name!r}", source.name)

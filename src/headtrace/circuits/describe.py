@@ -1,0 +1,179 @@
+"""The documentation of the circuit file, made from the types that read and write it.
+
+    python -m headtrace.circuits.describe > docs/circuit-file.md
+
+>>> describe_schema().splitlines()[0]
+'# The circuit file'
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from itertools import pairwise
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from headtrace.circuits.circuit import Circuit
+from headtrace.circuits.files import always_written, dumps
+from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.roots import ROOTS, LogitDifference
+from headtrace.circuits.versions import SCHEMA
+from headtrace.vocabulary import SIDES_OF
+
+_PAGE = """\
+# The circuit file
+
+<!-- Made by `python -m headtrace.circuits.describe`: to change it, change the docstrings it is made from. -->
+
+A circuit file says why a model answered a prompt as it did: which components the answer rests on (the nodes), and which
+signals between them made the heads attend where they did (the edges). It is JSON, schema `{schema}`,
+with one node or edge per line, so that two files can be compared line by line; the same circuit always gives the same
+bytes.
+
+```python
+circuit = headtrace.load_circuit("c.json")   # or: headtrace trace ... --out c.json
+circuit.save("c.json")
+```
+
+A small one:
+
+```json
+{example}```
+
+Loading checks every value, and an error names the field that is wrong:
+`edges[3].channels[0]: expected a valid integer, got "x"`. Numbers are finite, counts and ids are not negative, and a
+key that is not listed here is refused. In the tables, "yes" marks what is in every file; the rest may be left out, and
+is written only where it says something.
+
+{sections}
+## What holds between them
+
+- Every id occurs once, and so does every component at its place. Edges join nodes that exist; between two nodes there
+  is at most one edge per side.
+- Positions (`dest`, `src`, `position`) lie in the prompt, counted from 0, and a head reads no token after its own.
+- What can be caused, and on which side: {sides}.
+- An edge leads upwards. Its source is in a layer below its target's; attention comes before the mlp of its own layer.
+  Embeddings, offsets and roundings can be read anywhere. What enters a query or an mlp sits at the target's `dest`,
+  what enters a key or a value at its `src`.
+- A circuit without edges says in `reason` why it is empty.
+
+## Versions
+
+This is version 2. In version 1, `headtrace.circuit/1`, all roots had one form, and there were no `heads` roots, no
+`value` and `input` sides, no `rounding` and no contributions.
+
+Files of version 1 still load, and are saved as version 2:
+
+- a `linear` root that stood for the attention of heads becomes a `heads` root;
+- a `direction` keeps its layer, position and label, but has no `vector`, which version 1 did not store;
+- a `probability` keeps its `support`;
+- the list `unexplained` is dropped, since the nodes say it themselves: `expanded` and not `explained` (in Python,
+  `circuit.unexplained`).
+
+## Other formats
+
+Many circuits go to one Parquet table, one row per edge: `headtrace.circuits.write_parquet(circuits, path)` and
+`read_parquet(path)`. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and `.to_neuronpedia()` speak to other
+tools.
+"""
+
+_TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+
+
+def describe_schema() -> str:
+    """The page on the circuit file, in Markdown."""
+    sections = [
+        _section("The file", Circuit, "The keys of the file, besides `schema`."),
+        *(_section(f"`{key}`", shape) for key, shape in _PARTS.items()),
+        "## `root`\n\nWhat is explained. Its `kind` is one of these, each with keys of its own.\n",
+        *(_section(f"`{kind}`", shape, level=3) for kind, shape in ROOTS.items()),
+        *(_section(f"`{key}`", shape) for key, shape in _GRAPH.items()),
+    ]
+    sides = "; ".join(
+        f"{kind}: {', '.join(f'`{side}`' for side in sides)}" for kind, sides in SIDES_OF.items()
+    )
+    return _PAGE.format(schema=SCHEMA, example=dumps(example()), sections="\n".join(sections), sides=sides)
+
+
+_PARTS = {"model": ModelInfo, "prompt": PromptInfo, "method": MethodInfo}
+_GRAPH = {"nodes": Node, "elsewhere": Elsewhere, "edges": Edge}
+
+
+def example() -> Circuit:
+    """A circuit small enough to be read: one head, and the mlp that made its query."""
+    return Circuit(
+        ModelInfo("made-up", None, "llama", None),
+        PromptInfo("Mary told", (36, 5390), ("Mary", " told")),
+        LogitDifference((36,), (42,), value=2.5, position=1, answer_tokens=("Mary",), wrong_tokens=("John",)),
+        MethodInfo("acc++", "min(1, 2.5 / visible keys)", 64, "0.1.0"),
+        nodes=(
+            Node(0, "root", influence=1.0),
+            Node(
+                1,
+                "head",
+                9,
+                6,
+                1,
+                0,
+                0.75,
+                influence=1.0,
+                expanded=True,
+                predicted={"query": 0.2, "key": None},
+            ),
+            Node(2, "mlp", 3, dest=1, influence=1.0),
+        ),
+        edges=(Edge(1, 0, "root", 2.5), Edge(2, 1, "query", 0.3, (1, 4))),
+        influence_kept=1.0,
+    )
+
+
+def _section(title: str, shape: type, text: str | None = None, level: int = 2) -> str:
+    docs, hints, always = field_docs(shape), get_type_hints(shape), always_written(shape)
+    rows = [
+        f"| `{name}` | {_value(hints[name], nullable=always[name])} | {'yes' if always[name] else ''} | {docs[name]} |"
+        for name in docs
+    ]
+    head = ["| key | value | in every file | meaning |", "| --- | --- | --- | --- |"]
+    return "\n".join([f"{'#' * level} {title}", "", text or _text(shape.__doc__), "", *head, *rows, ""])
+
+
+def _text(docstring: str | None) -> str:
+    return inspect.cleandoc(docstring or "").replace("``", "`")
+
+
+def field_docs(shape: type) -> dict[str, str]:
+    """The docstring under each field of a class, on one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(shape))).body[0].body  # type: ignore[attr-defined]
+    docs: dict[str, str] = {}
+    for statement, following in pairwise(body):
+        match statement, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(_text(text).split())
+            case _:
+                pass
+    return docs
+
+
+def _value(annotation: Any, nullable: bool = True) -> str:
+    """A type in words; what may be left out need not say that it may be null."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if origin is tuple:
+        item = _value(inner[0])
+        return f"list of {item if item == 'text' else item + 's'}"
+    if origin is Mapping:
+        return f"object with values: {_value(inner[1])}"
+    if origin in (Union, UnionType):
+        kinds = dict.fromkeys(_value(each) for each in inner if nullable or each is not type(None))
+        *most, last = kinds
+        return f"{', '.join(most)} or {last}" if most else last
+    return "object" if is_dataclass(annotation) else _TYPES[annotation]
+
+
+if __name__ == "__main__":
+    print(describe_schema(), end="")

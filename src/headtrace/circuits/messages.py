@@ -1,0 +1,94 @@
+"""Where data is not what was expected: one form of error, whoever finds it.
+
+edges[3].channels[0]: expected a valid integer, got "x"
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from headtrace.errors import InputError
+
+# pydantic's words, except where it speaks of Python and the file is JSON.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "a JSON object",
+    "dict_type": "a JSON object",
+    "float_type": "a finite number",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+    "literal_error": "one of {expected}",
+    "mapping_type": "a JSON object",
+    "model_attributes_type": "a JSON object",
+    "none_required": "null",
+    "string_type": "text",
+    "too_short": "at least {min_length} of them",
+    "tuple_type": "a list",
+    "union_tag_invalid": "one of {expected_tags}",
+}
+
+
+def shown(value: Any) -> str:
+    """A value as JSON would have it, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def fail(path: str, expected: str, value: Any) -> NoReturn:
+    """Say which field is wrong, what was expected there and what was found."""
+    raise InputError(f"{path + ': ' if path else ''}expected {expected}, got {shown(value)}")
+
+
+def input_error(error: ValidationError, shape: type) -> InputError:
+    """The first of pydantic's complaints about data for ``shape``, a dataclass, in the form of ``fail``."""
+    first = error.errors(include_url=False)[0]
+    path, owner = _place(shape, first["loc"])
+    context = first.get("ctx", {})
+    match first["type"]:
+        case "missing":
+            return InputError(f"{path}: missing")
+        case "union_tag_not_found":
+            return InputError(f"{path}.kind: missing")
+        case "unexpected_keyword_argument":
+            allowed = ", ".join(field.name for field in fields(owner)) if is_dataclass(owner) else ""
+            return InputError(f"{path}: unknown key; expected one of {allowed}")
+        case "value_error":  # raised by our own checks, which name the field themselves
+            return InputError(str(context["error"]))
+        case _:
+            return _unexpected(path, first, context)
+
+
+def _unexpected(path: str, first: ErrorDetails, context: dict[str, Any]) -> InputError:
+    expected = first["msg"].removeprefix("Input should be ")
+    if first["type"] in _EXPECTED:
+        plain = {key: str(value).replace("'", "") for key, value in context.items()}
+        expected = _EXPECTED[first["type"]].format(**plain)
+    if first["type"] == "union_tag_invalid":
+        return InputError(f"{path}.kind: expected {expected}, got {shown(context['tag'])}")
+    return InputError(f"{path + ': ' if path else ''}expected {expected}, got {shown(first['input'])}")
+
+
+def _place(shape: type, location: tuple[int | str, ...]) -> tuple[str, type | None]:
+    """The path as a person writes it, and the dataclass that its last step belongs to."""
+    path, owners, owner = "", [shape], None
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif len(owners) > 1:  # pydantic names the member of a union here; it is no step of the data
+            owners = [each for each in owners if getattr(each, "kind", None) == step]
+        elif step != "[key]":
+            path += f".{step}" if path else step
+            owner = owners[0] if owners else None
+            owners = [] if owner is None else _dataclasses(get_type_hints(owner).get(step))
+    return path, owner
+
+
+def _dataclasses(annotation: Any) -> list[type]:
+    if is_dataclass(annotation):
+        return [annotation]  # type: ignore[list-item]
+    return [found for inner in get_args(annotation) for found in _dataclasses(inner)]

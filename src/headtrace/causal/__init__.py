@@ -1,14 +1,17 @@
 """Causal: interventions in the running model, and the verification of circuits.
 
-``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``intervention.py`` runs many at
-once, ``intervene.py`` shows one, ``verify.py`` puts a circuit to the test, ``experiments.py`` and ``sets.py`` hold the
-papers' experiments, ``faithfulness.py`` keeps only the circuit.
+``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``edits.py`` runs many at once,
+``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``verify.py`` puts a
+circuit to the test, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
+circuit.
 """
 
-from headtrace.causal.edges import Signal, claim, edit, find_edge, open_circuit, residual_change
+from headtrace.causal.edges import claim, edit, find_edge, open_circuit, residual_change
+from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit, Outcome, run
 from headtrace.causal.intervene import Intervened, intervene
-from headtrace.causal.intervention import GlobalEdit, Intervention, LocalEdit, Outcome, run
+from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
+from headtrace.causal.signals import Signal
 from headtrace.causal.verify import verify
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "Intervened",
     "Intervention",
     "LocalEdit",
+    "Metric",
     "Outcome",
     "PredictionCheck",
     "Report",
@@ -25,6 +29,7 @@ __all__ = [
     "edit",
     "find_edge",
     "intervene",
+    "metric_of",
     "open_circuit",
     "residual_change",
     "run",

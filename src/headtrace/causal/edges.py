@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.causal.intervention import GlobalEdit, Intervention, LocalEdit
-from headtrace.causal.signals import Reader, channel_mask
+from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit
+from headtrace.causal.signals import Reader, Scope, Signal, channel_mask
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
-from headtrace.vocabulary import Component, Firing
+from headtrace.vocabulary import AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 Reach = Literal["local", "global"]
-Scope = Literal["claim", "token"]
 ABLATE, BOOST = 0.0, 2.0
 
 
@@ -33,39 +31,6 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
             f"{model.weights_sha256[:12]}.... A circuit can only be tested on its own model."
         )
     return model.record(list(circuit.prompt.token_ids))
-
-
-def firing_of(node: Node) -> Firing:
-    if node.kind != "head" or None in (node.layer, node.head, node.dest, node.src):
-        raise InputError(f"{node.name} is not a firing: only a head's attention can be intervened on.")
-    return Firing(node.layer, node.head, node.dest, node.src)  # type: ignore[arg-type]
-
-
-def component_of(node: Node) -> Component:
-    return Component(node.kind, node.layer, node.head, node.src)
-
-
-@dataclass(frozen=True)
-class Signal:
-    """One claim of a circuit: a component writes into channels that a firing reads, on one side."""
-
-    firing: Firing
-    side: Literal["query", "key"]
-    component: Component
-    channels: tuple[int, ...]
-
-    @classmethod
-    def of(cls, circuit: Circuit, edge: Edge) -> Signal:
-        if edge.side == "root":
-            raise InputError(
-                f"The edge from {circuit.node(edge.source).name} goes to the root: it is a share of the output, not "
-                "a signal that a head reads. Choose an edge on the query or key side."
-            )
-        target, source = circuit.node(edge.target), circuit.node(edge.source)
-        return cls(firing_of(target), edge.side, component_of(source), edge.channels or ())
-
-    def with_channels(self, channels: Sequence[int]) -> Signal:
-        return Signal(self.firing, self.side, self.component, tuple(channels))
 
 
 def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
@@ -122,9 +87,9 @@ def edit(
     return LocalEdit(signal.firing, keys=moved)
 
 
-def claim(recording: Recording, circuit: Circuit, node: Node, side: Literal["query", "key"]) -> Intervention:
+def claim(recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> Intervention:
     """Remove every signal that the circuit claims for one side of a firing, from every visible key."""
-    firing = firing_of(node)
+    firing = node.site.firing
     signals = [Signal.of(circuit, e) for e in circuit.edges_into(node) if e.side == side]
     if side == "key":
         signals += [
@@ -150,9 +115,7 @@ def residual_change(
     for other in many[1:]:
         values = values + coefficients(recording, other, "token")[1]
     position = signal.firing.dest if signal.side == "query" else signal.firing.src
-    before = recording.residuals[signal.firing.layer, 0, position]
-    if recording.model.architecture.norm == "layer":
-        before = before - before.mean()
+    before = recording.model.architecture.centred(recording.residuals[signal.firing.layer, 0, position])
     after = before + (factor - 1) * reader.in_residual(values)[position]
     cosine = torch.nn.functional.cosine_similarity(before, after, dim=0)
     return float(cosine), float(after.norm() / before.norm())

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, BOOST, Reach, Scope, Signal, open_circuit, residual_change
+from headtrace.causal.edges import ABLATE, BOOST, Reach, open_circuit, residual_change
+from headtrace.causal.signals import Scope, Signal
 from headtrace.causal.statistics import compare
-from headtrace.causal.verify import Progress, verify
+from headtrace.causal.verify import verify
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
+from headtrace.progress import Progress
+from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +72,7 @@ def single_edges(
     reaches: Sequence[Reach] = REACHES,
     scope: Scope = "claim",
     seed: int = 0,
-    on_progress: Progress | None = None,
+    progress: Progress | None = None,
 ) -> SingleEdges:
     """Ablate and boost single edges, locally and globally, and the same with random channels of the same heads."""
     many = as_circuits(circuits)
@@ -82,8 +85,8 @@ def single_edges(
             )
             rows += single_edge_rows(number, report)
             metric = metric or report.metric
-            if on_progress is not None:
-                on_progress(number * len(reaches) + place + 1, len(many) * len(reaches))
+            if progress is not None:
+                progress(number * len(reaches) + place + 1, len(many) * len(reaches))
     return SingleEdges(pl.DataFrame(rows, schema=_SINGLE), metric)
 
 
@@ -162,7 +165,7 @@ def edges_into_head(
     metric = None
     for number, circuit in enumerate(as_circuits(circuits)):
         for reach in reaches:
-            wanted = [e for e in circuit.edges if e.side != "root" and _is_head(circuit, e, head)]
+            wanted = [e for e in circuit.edges if e.side in ATTENTION_SIDES and _is_head(circuit, e, head)]
             if reach == "global":
                 wanted = [e for e in wanted if circuit.node(e.source).kind != "offset"]
             if not wanted:

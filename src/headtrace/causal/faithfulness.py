@@ -10,7 +10,6 @@ Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from headtrace.causal.edges import open_circuit
-from headtrace.causal.intervention import TOKENS_AT_ONCE
-from headtrace.causal.metric import Metric
+from headtrace.causal.metric import Metric, require_metric
 from headtrace.errors import InputError
-from headtrace.models.attention import AttentionCall, AttentionObserver, per_query_head, through
-from headtrace.models.capture import full_precision_norms
+from headtrace.models import door
+from headtrace.models.attention import per_query_head
+from headtrace.models.observer import AttentionCall, Observer
+from headtrace.prompts import batches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,11 +118,7 @@ def faithfulness(
     """
     _check(ablation, unit, mlps)
     recording = open_circuit(circuit, model)
-    metric = Metric.of(circuit.root, recording.last_logits())
-    if metric is None:
-        raise InputError(
-            "A direction root has no metric in the circuit file, so faithfulness to it cannot be measured."
-        )
+    metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))
     sizes = range(len(firings) + 1)
     generator = torch.Generator().manual_seed(seed)
@@ -145,7 +141,7 @@ def faithfulness(
     values = metric_with(recording, metric, runs, ablation, reference)
     without, values = values[: len(removed)], values[len(removed) :]
     curve, others = values[: len(sizes)], values[len(sizes) :]
-    full, empty = float(metric(recording.last_logits())), curve[0]
+    full, empty = metric.of(recording), curve[0]
     rows: list[dict[str, Any]] = []
     for size in sizes:
         random = [normalised(v, full, empty) for v in others[size :: len(sizes)]]
@@ -243,7 +239,7 @@ def _matched(recording: Recording, firings: Sequence[Node], generator: torch.Gen
     return chosen
 
 
-class _Keeping(AttentionObserver):
+class _Keeping(Observer):
     """Mixes only the values that each copy keeps; in place of the others, one vector per head."""
 
     def __init__(self, keep: list[Kept], instead: Float[Tensor, "layer head d_head"]) -> None:
@@ -255,6 +251,20 @@ class _Keeping(AttentionObserver):
         values = per_query_head(call.value, call.query.shape[1])
         # Rows of the pattern sum to one: sum_kept a v + sum_dropped a r = sum_kept a (v - r) + r.
         return (pattern * mask) @ (values - other) + other
+
+
+class _KeepingMlps(Observer):
+    """Replaces the writes of MLPs that a copy does not keep by zero, or by their mean over positions."""
+
+    def __init__(self, keep: list[Kept], source: Recording, ablation: Ablation) -> None:
+        self.keep, self.source, self.ablation = keep, source, ablation
+
+    def mlp_write(self, layer: int, write: Tensor) -> Tensor:
+        mask = torch.stack([kept.mlps[layer] for kept in self.keep if kept.mlps is not None])[..., None]
+        source = self.source
+        writes = torch.cat([source.mlp_writes[layer, b, :n] for b, n in enumerate(source.lengths)])
+        other = writes.mean(dim=0) if self.ablation == "mean" else torch.zeros_like(writes[0])
+        return torch.where(mask, write, other)
 
 
 def replacement(
@@ -278,37 +288,20 @@ def metric_with(
     reference: Recording | None = None,
 ) -> list[float]:
     """The metric of each run, many copies of the prompt at a time; masks exist only while they are in use."""
-    model = recording.model
     instead = replacement(recording, ablation, reference)
-    size = max(1, TOKENS_AT_ONCE // recording.lengths[0])
     values: list[float] = []
-    for start in range(0, len(runs), size):
-        keep = [make() for make in runs[start : start + size]]
-        with ExitStack() as stack:
-            if model.dtype == torch.float64:
-                stack.enter_context(full_precision_norms(model))
-            _mlp_hooks(recording, keep, ablation, reference, stack)
-            stack.enter_context(through(_Keeping(keep, instead), model.hf))
-            ids = recording.token_ids.expand(len(keep), -1)
-            output: Any = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
-        values += metric(output.logits[:, -1]).tolist()
+    for places in batches([recording.lengths[0]] * len(runs)):
+        keep = [runs[place]() for place in places]
+        reading = metric.reading()
+        observers: list[Observer] = [_Keeping(keep, instead), reading]
+        if keep[0].mlps is not None:
+            observers.append(_KeepingMlps(keep, reference or recording, ablation))
+        positions = metric.positions or (recording.lengths[0] - 1,)
+        logits = door.run(
+            recording.model,
+            recording.token_ids.expand(len(keep), -1),
+            *observers,
+            keep=torch.tensor(positions, device=recording.model.device),
+        )
+        values += reading.value(logits).tolist()
     return values
-
-
-def _mlp_hooks(
-    recording: Recording, keep: list[Kept], ablation: Ablation, reference: Recording | None, stack: ExitStack
-) -> None:
-    """Replace the writes of MLPs that a copy does not keep by zero, or by their mean over positions."""
-    if keep[0].mlps is None:
-        return
-    facts, source = recording.model.architecture, recording if reference is None else reference
-    layers = list(recording.model.hf.get_submodule(facts.layers).children())
-    for index, layer in enumerate(layers):
-        mask = torch.stack([kept.mlps[index] for kept in keep if kept.mlps is not None])[..., None]
-        writes = torch.cat([source.mlp_writes[index, b, :n] for b, n in enumerate(source.lengths)])
-        other = writes.mean(dim=0) if ablation == "mean" else torch.zeros_like(writes[0])
-
-        def after(_: nn.Module, __: Any, out: Tensor, mask: Tensor = mask, other: Tensor = other) -> Tensor:
-            return torch.where(mask, out.reshape(*mask.shape[:2], -1), other).reshape(out.shape)
-
-        stack.callback(layer.get_submodule(facts.mlp_write).register_forward_hook(after).remove)

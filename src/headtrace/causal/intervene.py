@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from headtrace.causal.edges import ABLATE, Reach, Scope, Signal, edit, open_circuit, residual_change
-from headtrace.causal.intervention import Intervention, run
-from headtrace.causal.metric import Metric
+from headtrace.causal.edges import ABLATE, Reach, edit, open_circuit, residual_change
+from headtrace.causal.edits import Intervention, run
+from headtrace.causal.metric import metric_of
+from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ def intervene(
     recording = open_circuit(circuit, model)
     signals = [Signal.of(circuit, edge) for edge in chosen]
     change = together(recording, signals, factor, reach, scope)
-    outcome = run(recording, [change])
-    metric = Metric.of(circuit.root, recording.last_logits())
+    metric = metric_of(circuit.root, recording)
+    outcome = run(recording, [change], metric)
     firing = signals[-1].firing
     return Intervened(
         edges=tuple(
@@ -105,8 +106,8 @@ def intervene(
         attention_before=float(recording.patterns[firing.layer, 0, firing.head, firing.dest, firing.src]),
         attention_after=float(outcome.attention[0]),
         metric=None if metric is None else metric.name,
-        metric_before=None if metric is None else float(metric(recording.last_logits())),
-        metric_after=None if metric is None or outcome.logits is None else float(metric(outcome.logits[0])),
+        metric_before=None if metric is None else metric.of(recording),
+        metric_after=None if outcome.metric is None else float(outcome.metric[0]),
     )
 
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, Reach, Scope, Signal, open_circuit
+from headtrace.causal.edges import ABLATE, Reach, open_circuit
+from headtrace.causal.edits import run
 from headtrace.causal.experiments import REACHES, as_circuits
 from headtrace.causal.intervene import together
-from headtrace.causal.intervention import TOKENS_AT_ONCE, run
-from headtrace.causal.metric import Metric
+from headtrace.causal.metric import Metric, require_metric
+from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,17 +72,13 @@ def edge_pairs(
     name = None
     for number, circuit in enumerate(as_circuits(circuits)):
         recording = open_circuit(circuit, model)
-        metric = Metric.of(circuit.root, recording.last_logits())
-        if metric is None:
-            raise InputError(
-                "A direction root has no metric in the circuit file: effects on it cannot be added up."
-            )
+        metric = require_metric(circuit.root, recording, "the sum of effects on it")
         name = metric.name
         for reach in reaches:
             for arrangement in ("parallel", "serial"):
                 chosen = find_pairs(circuit, arrangement, pairs, among, offsets=reach == "local")
                 sets = [(e,) for e in dict.fromkeys(e for pair in chosen for e in pair)] + list(chosen)
-                found = joint_changes(recording, circuit, metric, sets, factor, reach, scope)
+                found = joint_changes(recording, circuit, metric, sets, factor=factor, reach=reach, scope=scope)
                 for first, second in chosen:
                     one, other = found[(first,)], found[(second,)]
                     rows.append(
@@ -111,28 +108,19 @@ def joint_changes(
     circuit: Circuit,
     metric: Metric,
     sets: Sequence[tuple[Edge, ...]],
+    *,
     factor: float,
     reach: Reach,
     scope: Scope,
 ) -> dict[tuple[Edge, ...], float]:
     """Change of the metric when each set of edges is multiplied by ``factor`` in one forward pass."""
-    clean = float(metric(recording.last_logits()))
-    size = max(1, TOKENS_AT_ONCE // recording.lengths[0])
-    order = sorted(sets, key=lambda edges: min(circuit.node(e.target).layer or 0 for e in edges))
-    changes: dict[tuple[Edge, ...], float] = {}
-    for start in range(0, len(order), size):
-        group = order[start : start + size]
-        outcome = run(
-            recording,
-            [
-                together(recording, [Signal.of(circuit, e) for e in edges], factor, reach, scope)
-                for edges in group
-            ],
-        )
-        assert outcome.logits is not None
-        for edges, value in zip(group, metric(outcome.logits).tolist(), strict=True):
-            changes[edges] = value - clean
-    return changes
+    clean = metric.of(recording)
+    changes = [
+        together(recording, [Signal.of(circuit, e) for e in edges], factor, reach, scope) for edges in sets
+    ]
+    outcome = run(recording, changes, metric)
+    assert outcome.metric is not None
+    return {edges: value - clean for edges, value in zip(sets, outcome.metric.tolist(), strict=True)}
 
 
 def find_pairs(

@@ -15,14 +15,41 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headtrace.models.capture import Rotary
-from headtrace.vocabulary import Component, Firing
+from headtrace.circuits import Circuit, Edge
+from headtrace.errors import InputError
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
+Scope = Literal["claim", "token"]
+
 
 _INVERSES: WeakKeyDictionary[Model, dict[tuple[int, int, str], Tensor]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One claim of a circuit: a component writes into channels that a firing reads, on one side."""
+
+    firing: Firing
+    side: AttentionSide
+    component: Component
+    channels: tuple[int, ...]
+
+    @classmethod
+    def of(cls, circuit: Circuit, edge: Edge) -> Signal:
+        if edge.side not in ATTENTION_SIDES:
+            raise InputError(
+                f"The edge from {circuit.node(edge.source).name} goes to the {edge.side} side of "
+                f"{circuit.node(edge.target).name}: it is not a signal that decides where a head attends. Choose an "
+                "edge on the query or key side."
+            )
+        target, source = circuit.node(edge.target).site, circuit.node(edge.source).site
+        return cls(target.firing, edge.side, source.component, edge.channels or ())
+
+    def with_channels(self, channels: Sequence[int]) -> Signal:
+        return Signal(self.firing, self.side, self.component, tuple(channels))
 
 
 @dataclass(frozen=True)
@@ -31,7 +58,7 @@ class Reader:
 
     recording: Recording
     firing: Firing
-    side: Literal["query", "key"]
+    side: AttentionSide
 
     @property
     def _kv(self) -> int:
@@ -85,13 +112,10 @@ class Reader:
         return x if rotary is None else rotary.rotate(x[None, None])[0, 0].to(x.dtype)
 
     def _turn_back(self, x: Float[Tensor, "*n token d_head"]) -> Float[Tensor, "*n token d_head"]:
-        """The inverse of the turn: the transpose over cos^2 + sin^2 (which scaled rotary makes differ from one)."""
         rotary = self.recording.rotary[self.firing.layer]
         if rotary is None:
             return x
-        size = rotary.cos.square() + rotary.sin.square()
-        back = Rotary(rotary.cos / size, -rotary.sin / size)
-        return back.rotate(x.reshape(1, -1, *x.shape[-2:])).reshape(x.shape).to(x.dtype)
+        return rotary.inverse.rotate(x.reshape(1, -1, *x.shape[-2:])).reshape(x.shape).to(x.dtype)
 
     def in_head(self, coefficients: Float[Tensor, "*n token channel"]) -> Float[Tensor, "*n token d_head"]:
         """Coefficients as a vector in the head's space, where queries and keys meet (after QK-norm and rotary)."""
@@ -113,7 +137,7 @@ class Reader:
             known[place] = torch.linalg.pinv(self.W.double())
         return known[place]
 
-    def positions(self, scope: Literal["claim", "token"]) -> Bool[Tensor, " token"]:
+    def positions(self, scope: Scope) -> Bool[Tensor, " token"]:
         """Where an intervention acts: the destination; every visible key (claim), or the source alone (token)."""
         rec, firing = self.recording, self.firing
         if self.side == "key" and scope == "claim":

@@ -10,8 +10,10 @@ is compared with what the trace predicted. For every edge, ablation and boost ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,25 +21,23 @@ from headtrace.causal.edges import (
     ABLATE,
     BOOST,
     Reach,
-    Scope,
-    Signal,
     claim,
     edit,
     open_circuit,
     residual_change,
 )
-from headtrace.causal.intervention import TOKENS_AT_ONCE, Intervention, Outcome, run
-from headtrace.causal.metric import Metric
+from headtrace.causal.edits import Intervention, run
+from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
-from headtrace.causal.signals import random_channels
-from headtrace.circuits import Circuit, Edge, Node
+from headtrace.causal.signals import Scope, Signal, random_channels
+from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
+from headtrace.progress import Progress
+from headtrace.prompts import batches
+from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
-
-Progress = Callable[[int, int], None]
-"""Called with the number of interventions done and the number in all."""
 
 
 def verify(
@@ -49,7 +49,7 @@ def verify(
     reach: Reach = "local",
     scope: Scope = "claim",
     seed: int = 0,
-    on_progress: Progress | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
     check_options(controls, reach, scope)
@@ -59,14 +59,15 @@ def verify(
     chosen = asked
     if reach == "global" and isinstance(edges, str):
         chosen = [e for e in asked if circuit.node(e.source).kind != "offset"]
-    effects = measure_edges(recording, circuit, chosen, controls, reach, scope, seed, on_progress)
-    metric = Metric.of(circuit.root, recording.last_logits())
+    metric = metric_of(circuit.root, recording)
+    how = Measuring(recording, circuit, metric, controls, reach, scope, seed)
+    effects = how.measure(chosen, progress)
     return Report(
         circuit=circuit,
         predictions=tuple(predictions),
         effects=tuple(effects),
         metric=None if metric is None else metric.name,
-        clean_metric=None if metric is None else float(metric(recording.last_logits())),
+        clean_metric=how.clean,
         reach=reach,
         scope=scope,
         controls=controls,
@@ -86,8 +87,8 @@ def check_options(controls: int, reach: str, scope: str) -> None:
 
 
 def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -> list[Edge]:
-    """Edges between components (not those to the root): all, the heaviest, or some drawn at random."""
-    inner = [e for e in circuit.edges if e.side != "root"]
+    """Edges that decide attention (query and key side): all, the heaviest, or some drawn at random."""
+    inner = [e for e in circuit.edges if e.side in ATTENTION_SIDES]
     if not isinstance(which, str):
         return list(which)
     if which == "all":
@@ -96,7 +97,7 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -
         return []
     how, _, number = which.partition(":")
     if how == "top" and number.isdigit():
-        return list(circuit.top(int(number)))
+        return sorted(inner, key=lambda edge: -edge.weight)[: int(number)]
     if how == "random" and number.isdigit():
         order = torch.randperm(len(inner), generator=torch.Generator().manual_seed(seed)).tolist()
         return [inner[i] for i in sorted(order[: int(number)])]
@@ -105,119 +106,106 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -
 
 def check_predictions(recording: Recording, circuit: Circuit) -> list[PredictionCheck]:
     """Remove each firing side's claimed signals, run that layer, and compare with the prediction."""
-    sides: tuple[Literal["query", "key"], ...] = ("query", "key")
-    asked: list[tuple[Node, Literal["query", "key"]]] = [
-        (node, side)
+    asked = [
+        (node, side, predicted)
         for node in circuit.nodes
         if node.expanded and node.predicted is not None
-        for side in sides
-        if node.predicted.get(side) is not None
+        for side in ATTENTION_SIDES
+        if (predicted := node.predicted.get(side)) is not None
     ]
-    outcome = run(
-        recording, [claim(recording, circuit, node, side) for node, side in asked], attention_only=True
-    )
-    checks: list[PredictionCheck] = []
-    for (node, side), measured in zip(asked, outcome.attention.tolist(), strict=True):
-        assert node.predicted is not None
-        predicted = node.predicted[side]
-        assert predicted is not None
-        checks.append(PredictionCheck(node.id, node.name, side, node.attention or 0.0, predicted, measured))
-    return checks
+    outcome = run(recording, [claim(recording, circuit, node, side) for node, side, _ in asked])
+    return [
+        PredictionCheck(node.id, node.name, side, node.attention or 0.0, predicted, measured)
+        for (node, side, predicted), measured in zip(asked, outcome.attention.tolist(), strict=True)
+    ]
 
 
-def measure_edges(
-    recording: Recording,
-    circuit: Circuit,
-    edges: list[Edge],
-    controls: int,
-    reach: Reach,
-    scope: Scope,
-    seed: int,
-    on_progress: Progress | None = None,
-) -> list[EdgeEffect]:
-    """Ablation and boost of every edge and of its random-channel controls: attention and metric.
+@dataclass(frozen=True)
+class Measuring:
+    """How the edges of one circuit are measured."""
 
-    Edges whose signals enter at similar layers run together; the interventions of a few edges exist at a time, so that
-    memory does not grow with the circuit.
-    """
-    metric = Metric.of(circuit.root, recording.last_logits())
-    clean = None if metric is None else float(metric(recording.last_logits()))
-    generator = torch.Generator().manual_seed(seed)
-    variants: list[tuple[Signal, ...]] = []
-    for signal in (Signal.of(circuit, e) for e in edges):
-        draws = random_channels(signal.channels, recording.model.d_head, controls, generator)
-        variants.append((signal, *(signal.with_channels(d) for d in draws)))
-    per_edge = 2 * (controls + 1)
-    done = [0]
+    recording: Recording
+    circuit: Circuit
+    metric: Metric | None
+    controls: int
+    reach: Reach
+    scope: Scope
+    seed: int
 
-    def tick(n: int) -> None:
-        done[0] += n
-        if on_progress is not None:
-            on_progress(done[0], per_edge * len(edges))
+    @cached_property
+    def clean(self) -> float | None:
+        """The metric without any intervention."""
+        return None if self.metric is None else self.metric.of(self.recording)
 
-    order = sorted(range(len(edges)), key=lambda i: _entry(variants[i][0], reach))
-    together = max(1, TOKENS_AT_ONCE // (recording.lengths[0] * per_edge))
-    effects: dict[int, EdgeEffect] = {}
-    for start in range(0, len(order), together):
-        group = order[start : start + together]
-        interventions = [
-            Intervention((edit(recording, variant, factor, reach, scope),), variant.firing)
-            for i in group
-            for variant in variants[i]
-            for factor in (ABLATE, BOOST)
-        ]
-        outcome = run(recording, interventions, on_done=tick)
-        values = _metric_values(metric, outcome)
-        for place, i in enumerate(group):
-            rows = slice(place * per_edge, (place + 1) * per_edge)
-            attention = outcome.attention[rows].tolist()
-            numbers = None if values is None else values[rows]
-            effects[i] = _effect(recording, circuit, edges[i], variants[i][0], attention, numbers, clean)
-    return [effects[i] for i in range(len(edges))]
+    def measure(self, edges: Sequence[Edge], progress: Progress | None = None) -> list[EdgeEffect]:
+        """Ablation and boost of every edge and of its random-channel controls: attention and metric.
 
+        Edges whose signals enter at similar layers run together; the interventions of a few edges exist at a time, so
+        that memory does not grow with the circuit.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        variants = [self._variants(edge, generator) for edge in edges]
+        per_edge = 2 * (self.controls + 1)
+        order = sorted(range(len(edges)), key=lambda i: self._entry(variants[i][0]))
+        effects: dict[int, EdgeEffect] = {}
+        for places in batches([self.recording.lengths[0] * per_edge] * len(order)):
+            group = [order[place] for place in places]
+            interventions = [
+                Intervention((edit(self.recording, variant, factor, self.reach, self.scope),), variant.firing)
+                for i in group
+                for variant in variants[i]
+                for factor in (ABLATE, BOOST)
+            ]
+            outcome = run(self.recording, interventions, self.metric)
+            attention = outcome.attention.reshape(len(group), per_edge).tolist()
+            values = [None] * len(group)
+            if outcome.metric is not None:
+                values = outcome.metric.reshape(len(group), per_edge).tolist()
+            for place, i in enumerate(group):
+                effects[i] = self._effect(edges[i], variants[i][0], attention[place], values[place])
+            if progress is not None:
+                progress(per_edge * len(effects), per_edge * len(edges))
+        return [effects[i] for i in range(len(edges))]
 
-def _entry(signal: Signal, reach: Reach) -> int:
-    """The layer where an intervention on the signal begins."""
-    return signal.firing.layer if reach == "local" else signal.component.layer or 0
+    def _variants(self, edge: Edge, generator: torch.Generator) -> tuple[Signal, ...]:
+        """The claimed signal, and the same in channels drawn at random."""
+        signal = Signal.of(self.circuit, edge)
+        draws = random_channels(signal.channels, self.recording.model.d_head, self.controls, generator)
+        return (signal, *(signal.with_channels(draw) for draw in draws))
 
+    def _entry(self, signal: Signal) -> int:
+        """The layer where an intervention on the signal begins."""
+        return signal.firing.layer if self.reach == "local" else signal.component.layer or 0
 
-def _metric_values(metric: Metric | None, outcome: Outcome) -> list[float] | None:
-    return None if metric is None or outcome.logits is None else metric(outcome.logits).tolist()
+    def _effect(
+        self, edge: Edge, signal: Signal, attention: list[float], values: list[float] | None
+    ) -> EdgeEffect:
+        f = signal.firing
+        before = float(self.recording.patterns[f.layer, 0, f.head, f.dest, f.src])
 
+        def change(numbers: list[float] | None, start: float | None) -> list[Any]:
+            if numbers is None or start is None:
+                return [None] * len(attention)
+            return [n - start for n in numbers]
 
-def _effect(
-    recording: Recording,
-    circuit: Circuit,
-    edge: Edge,
-    signal: Signal,
-    attention: list[float],
-    values: list[float] | None,
-    clean: float | None,
-) -> EdgeEffect:
-    f = signal.firing
-    before = float(recording.patterns[f.layer, 0, f.head, f.dest, f.src])
-
-    def change(numbers: list[float] | None, start: float | None) -> list[Any]:
-        return [None] * len(attention) if numbers is None or start is None else [n - start for n in numbers]
-
-    d_attention, d_metric = change(attention, before), change(values, clean)
-    cosine, ratio = residual_change(recording, signal)
-    cosine_boost, ratio_boost = residual_change(recording, signal, BOOST)
-    return EdgeEffect(
-        edge=edge,
-        source=circuit.node(edge.source).name,
-        target=circuit.node(edge.target).name,
-        attention=before,
-        ablate_attention=d_attention[0],
-        boost_attention=d_attention[1],
-        ablate_metric=d_metric[0],
-        boost_metric=d_metric[1],
-        control_ablate_attention=tuple(d_attention[2::2]),
-        control_boost_attention=tuple(d_attention[3::2]),
-        control_ablate_metric=tuple(d_metric[2::2]),
-        control_boost_metric=tuple(d_metric[3::2]),
-        cosine=cosine,
-        norm_ratio=ratio,
-        boost_cosine=cosine_boost,
-        boost_norm_ratio=ratio_boost,
-    )
+        d_attention, d_metric = change(attention, before), change(values, self.clean)
+        cosine, ratio = residual_change(self.recording, signal)
+        cosine_boost, ratio_boost = residual_change(self.recording, signal, BOOST)
+        return EdgeEffect(
+            edge=edge,
+            source=self.circuit.node(edge.source).name,
+            target=self.circuit.node(edge.target).name,
+            attention=before,
+            ablate_attention=d_attention[0],
+            boost_attention=d_attention[1],
+            ablate_metric=d_metric[0],
+            boost_metric=d_metric[1],
+            control_ablate_attention=tuple(d_attention[2::2]),
+            control_boost_attention=tuple(d_attention[3::2]),
+            control_ablate_metric=tuple(d_metric[2::2]),
+            control_boost_metric=tuple(d_metric[3::2]),
+            cosine=cosine,
+            norm_ratio=ratio,
+            boost_cosine=cosine_boost,
+            boost_norm_ratio=ratio_boost,
+        )

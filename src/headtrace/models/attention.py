@@ -8,6 +8,7 @@ destination, even where heads share keys. `headtrace.models.door` is where a pas
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +28,9 @@ NAME = "headtrace"
 class Watch:
     """Who watches the attention of the pass that runs in this thread."""
 
-    observer: Observer
+    observers: tuple[Observer, ...]
     head_order: Int[Tensor, " d_head"] | None
-    """The order in which the observer sees a head's dimensions, where it is not the model's own."""
+    """The order in which observers see a head's dimensions, where it is not the model's own."""
 
 
 watching: ContextVar[Watch | None] = ContextVar("headtrace_attention", default=None)
@@ -72,26 +73,30 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     n_heads = query.shape[1]
     scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
-    watch, call, buffer = watching.get(), None, None
-    if watch is not None:
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        order = watch.head_order
-        seen = (query, key) if order is None else (query[..., order], key[..., order])
-        call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
-        watch.observer.edit_scores(call, scores)
-        buffer = watch.observer.pattern_buffer(call)
+    watch = watching.get() or Watch((), None)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    order = watch.head_order
+    seen = (query, key) if order is None else (query[..., order], key[..., order])
+    call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
+    for observer in watch.observers:
+        observer.edit_scores(call, scores)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     if attention_mask is not None:
         scores = scores.add_(attention_mask)
+    buffer = _first(observer.pattern_buffer(call) for observer in watch.observers)
     # transformers computes the softmax in float32 whatever the model's dtype; a float64 model keeps float64 here.
     pattern = torch.softmax(scores, dim=-1) if buffer is None else torch.softmax(scores, dim=-1, out=buffer)
-    output = None if watch is None or call is None else watch.observer.mix(call, pattern)
+    output = _first(observer.mix(call, pattern) for observer in watch.observers)
     if output is None:
         output = torch.matmul(pattern, per_query_head(value, n_heads))
-    if watch is not None and call is not None:
-        watch.observer.see(call, pattern)
+    for observer in watch.observers:
+        observer.see(call, pattern)
     return output.transpose(1, 2).contiguous(), pattern
+
+
+def _first(offers: Iterable[Tensor | None]) -> Tensor | None:
+    return next((offer for offer in offers if offer is not None), None)
 
 
 AttentionInterface.register(NAME, attention)

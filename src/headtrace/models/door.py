@@ -1,7 +1,7 @@
 """The one door into the model: everything that runs it goes through ``run``, one pass at a time.
 
 A model has one lock: threads wait their turn. Inside, the model attends through headtrace's attention function, hooks
-call the observer at the places it cares about, layers outside a range hand their input on; afterwards, whatever
+call the observers at the places they care about, layers outside a range hand their input on; afterwards, whatever
 happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
 """
 
@@ -60,14 +60,13 @@ def turn_of(hf: nn.Module) -> Turn:
 def run(
     model: Model,
     token_ids: Int[Tensor, "batch token"],
-    observer: Observer | None = None,
-    *,
+    *observers: Observer,
     lengths: Sequence[int] | None = None,
     keep: Int[Tensor, " kept"] | int = 0,
     layers: range | None = None,
     residual: Float[Tensor, "batch token d_model"] | None = None,
 ) -> Float[Tensor, "batch kept vocab"]:
-    """One forward pass of the model itself on right-padded prompts; its output logits.
+    """One forward pass of the model itself on right-padded prompts, watched by observers; its output logits.
 
     ``keep`` says which positions' logits are wanted: indices, or how many from the end (0: all). With ``layers`` only
     those run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
@@ -82,9 +81,9 @@ def run(
             _full_precision_norms(model, stack)
         if layers is not None:
             _only(model, layers, residual, stack)
-        if observer is not None:
+        for observer in observers:
             _Places(model, observer, tuple(token_ids.shape), stack).hook()
-        _attend_here(model, observer, stack)
+        _attend_here(model, observers, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
     return output.logits
 
@@ -102,11 +101,10 @@ def _set_training(modules: list[nn.Module], mode: bool) -> None:
         module.training = mode
 
 
-def _attend_here(model: Model, observer: Observer | None, stack: ExitStack) -> None:
+def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack) -> None:
     config: Any = model.hf.config
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-    watch = None if observer is None else Watch(observer, model.head_order)
-    stack.callback(watching.reset, watching.set(watch))
+    stack.callback(watching.reset, watching.set(Watch(observers, model.head_order)))
     config._attn_implementation = NAME
 
 

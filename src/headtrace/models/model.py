@@ -155,10 +155,10 @@ class Model:
         return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
 
     def run(
-        self, token_ids: Int[Tensor, "batch token"], observer: Observer | None = None, **options: Any
+        self, token_ids: Int[Tensor, "batch token"], *observers: Observer, **options: Any
     ) -> Float[Tensor, "batch kept vocab"]:
-        """One forward pass under an observer, through the one door (`headtrace.models.door`)."""
-        return door.run(self, token_ids, observer, **options)
+        """One forward pass watched by observers, through the one door (`headtrace.models.door.run`)."""
+        return door.run(self, token_ids, *observers, **options)
 
     def end_logits(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompt vocab"]:
         """Output logits at the end of each prompt (token ids), all run together."""

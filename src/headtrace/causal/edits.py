@@ -6,25 +6,22 @@ reader. Layers below the first edit are not run again: they would give what was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from headtrace.models.attention import AttentionCall, AttentionObserver, through
-from headtrace.models.capture import full_precision_norms
-from headtrace.models.partial import only_layers
+from headtrace.causal.metric import Metric
+from headtrace.models import door
+from headtrace.models.observer import AttentionCall, Observer, Rotary
+from headtrace.prompts import batches
 from headtrace.vocabulary import Component, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
-
-TOKENS_AT_ONCE = 2048
-"""Copies of the prompt run together as long as their tokens number at most this many."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,11 @@ class Outcome:
 
     attention: Float[Tensor, " intervention"]
     """Attention of each intervention's firing (NaN where none was named)."""
-    logits: Float[Tensor, "intervention vocab"] | None
-    """Output logits at the last position, unless only attention was asked for."""
+    metric: Float[Tensor, " intervention"] | None
+    """The metric, if one was asked for."""
 
 
-class _Acting(AttentionObserver):
+class LocalEdits(Observer):
     """Adds local edits to scores, and reads the attention of each copy's firing."""
 
     def __init__(self, recording: Recording, interventions: Sequence[Intervention]) -> None:
@@ -139,91 +136,86 @@ def _merged(recording: Recording, interventions: Sequence[Intervention]) -> dict
     return merged
 
 
-def _global_hooks(recording: Recording, interventions: Sequence[Intervention], stack: ExitStack) -> None:
-    """One hook per place that is written to: attention output (after its norm), MLP write, or the embedding."""
-    places: dict[tuple[str, int], Tensor] = {}
-    shape = (len(interventions), recording.lengths[0], recording.model.d_model)
-    for copy, intervention in enumerate(interventions):
-        for edit in intervention.edits:
-            if isinstance(edit, GlobalEdit):
-                kind = edit.component.kind if edit.component.kind in ("mlp", "embedding") else "attention"
-                total = places.setdefault((kind, edit.layer), edit.write.new_zeros(shape))
-                total[copy] += edit.write
-    for (kind, layer), total in places.items():
-        stack.callback(_add_to(recording, kind, layer, total).remove)
+class GlobalEdits(Observer):
+    """Adds to what is written: by attention (after its norm), by an MLP, or before the first layer."""
+
+    def __init__(self, recording: Recording, interventions: Sequence[Intervention]) -> None:
+        self.added: dict[tuple[str, int], Tensor] = {}
+        shape = (len(interventions), recording.lengths[0], recording.model.d_model)
+        for copy, intervention in enumerate(interventions):
+            for edit in intervention.edits:
+                if isinstance(edit, GlobalEdit):
+                    kind = edit.component.kind if edit.component.kind in ("mlp", "embedding") else "attention"
+                    total = self.added.setdefault((kind, edit.layer), edit.write.new_zeros(shape))
+                    total[copy] += edit.write
+
+    def _with(self, kind: str, layer: int, own: Tensor) -> Tensor | None:
+        added = self.added.get((kind, layer))
+        return None if added is None else own + added
+
+    def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
+        return self._with("embedding", layer, residual)
+
+    def attention_write(self, layer: int, write: Tensor) -> Tensor | None:
+        return self._with("attention", layer, write)
+
+    def mlp_write(self, layer: int, write: Tensor) -> Tensor | None:
+        return self._with("mlp", layer, write)
 
 
-def _add_to(recording: Recording, kind: str, index: int, total: Tensor) -> Any:
-    facts = recording.model.architecture
-    layers = list(recording.model.hf.get_submodule(facts.layers).children())
-    if kind == "embedding":
-
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-            if args:
-                return (args[0] + total, *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": kwargs["hidden_states"] + total}
-
-        return layers[0].register_forward_pre_hook(before, with_kwargs=True)
-
-    def after(_: nn.Module, __: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (output[0] + total.reshape(output[0].shape), *output[1:])
-        return output + total.reshape(output.shape)
-
-    attention = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
-    path = facts.mlp_write if kind == "mlp" else attention
-    return layers[index].get_submodule(path).register_forward_hook(after)
+def observers_of(recording: Recording, interventions: Sequence[Intervention]) -> list[LocalEdits | GlobalEdits]:
+    """What acts in a pass: local edits (and the reading of attention), and global ones if there are any."""
+    local, everywhere = LocalEdits(recording, interventions), GlobalEdits(recording, interventions)
+    return [local, everywhere] if everywhere.added else [local]
 
 
 @torch.inference_mode()
 def run(
     recording: Recording,
     interventions: Sequence[Intervention],
+    metric: Metric | None = None,
     *,
-    attention_only: bool = False,
     on_done: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Run a recorded prompt (one, without padding) under many interventions, each in its own copy."""
-    model = recording.model
-    attention = torch.empty(len(interventions), dtype=model.dtype, device=model.device)
-    logits = None if attention_only else attention.new_empty(len(interventions), model.d_vocab)
-    for chunk in _chunks(interventions, recording.lengths[0]):
-        acting = [interventions[i] for i in chunk]
-        seen, out = _run_chunk(recording, acting, attention_only)
+    """Run a recorded prompt (one, without padding) under many interventions, each in its own copy.
+
+    Without a metric only attention is read, and layers above the last firing do not run.
+    """
+    attention = torch.empty(len(interventions), dtype=recording.model.dtype, device=recording.model.device)
+    values = None if metric is None else torch.empty_like(attention)
+    # Interventions that begin at similar layers together, so that as few layers as possible run.
+    order = sorted(range(len(interventions)), key=lambda i: interventions[i].first_layer)
+    for places in batches([recording.lengths[0]] * len(order)):
+        chunk = [order[place] for place in places]
+        seen, numbers = _run_chunk(recording, [interventions[i] for i in chunk], metric)
         attention[chunk] = seen
-        if logits is not None and out is not None:
-            logits[chunk] = out
+        if values is not None and numbers is not None:
+            values[chunk] = numbers
         if on_done is not None:
             on_done(len(chunk))
-    return Outcome(attention, logits)
-
-
-def _chunks(interventions: Sequence[Intervention], length: int) -> Iterator[list[int]]:
-    """Interventions that begin at similar layers together, so that as few layers as possible run."""
-    order = sorted(range(len(interventions)), key=lambda i: interventions[i].first_layer)
-    size = max(1, TOKENS_AT_ONCE // length)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    return Outcome(attention, values)
 
 
 def _run_chunk(
-    recording: Recording, acting: list[Intervention], attention_only: bool
-) -> tuple[Tensor, Float[Tensor, "copy vocab"] | None]:
+    recording: Recording, acting: list[Intervention], metric: Metric | None
+) -> tuple[Float[Tensor, " copy"], Float[Tensor, " copy"] | None]:
     model = recording.model
     start = min(i.first_layer for i in acting)
-    stop = (
-        max((i.firing.layer + 1 for i in acting if i.firing), default=start + 1)
-        if attention_only
-        else model.n_layers
+    stop = max([start + 1, *(i.firing.layer + 1 for i in acting if i.firing)])
+    if metric is not None:
+        stop = max(stop, metric.layers(model.n_layers))
+    local, *others = observers_of(recording, acting)
+    reading = None if metric is None else metric.reading()
+    positions = () if metric is None else metric.positions
+    logits = door.run(
+        model,
+        recording.token_ids.expand(len(acting), -1),
+        local,
+        *others,
+        *([] if reading is None else [reading]),
+        keep=torch.tensor(positions or (recording.lengths[0] - 1,), device=model.device),
+        layers=range(start, stop),
+        residual=recording.residuals[start].expand(len(acting), -1, -1),
     )
-    residual = recording.residuals[start].expand(len(acting), -1, -1)
-    observer = _Acting(recording, acting)
-    with ExitStack() as stack:
-        if model.dtype == torch.float64:
-            stack.enter_context(full_precision_norms(model))
-        stack.enter_context(only_layers(model, start, stop, residual))
-        _global_hooks(recording, acting, stack)
-        stack.enter_context(through(observer, model.hf))
-        ids = recording.token_ids.expand(len(acting), -1)
-        output: Any = model.hf(input_ids=ids, use_cache=False, logits_to_keep=1)
-    return observer.attention, None if attention_only else output.logits[:, -1]
+    assert isinstance(local, LocalEdits)
+    return local.attention, None if reading is None else reading.value(logits)

@@ -18,10 +18,10 @@ import polars as pl
 import headtrace
 from headtrace.channels import condition_numbers
 from headtrace.channels.emergence import emergence, strongest_cases
-from headtrace.channels.population import Population, rotation_test, separation, survey, token_strengths
+from headtrace.channels.survey import Survey, rotation_test, separation, survey, token_strengths
 from headtrace.figures.channels import plot_condition_numbers
 from headtrace.figures.emergence import plot_early_and_late, plot_emergence
-from headtrace.figures.population import (
+from headtrace.figures.survey import (
     plot_rotations,
     plot_signal_sizes,
     plot_slices_used,
@@ -65,7 +65,7 @@ def ioi(n_per_cell: int = 10) -> None:
     write(numbers, "channels-smollm2.json")
 
 
-def name_mover(found: Population, tasks: TaskSet) -> tuple[int, int]:
+def name_mover(found: Survey, tasks: TaskSet) -> tuple[int, int]:
     """The head that fires most often from the end to the indirect object."""
     roles = pl.DataFrame(
         {
@@ -81,14 +81,14 @@ def name_mover(found: Population, tasks: TaskSet) -> tuple[int, int]:
     return layer, head
 
 
-def busiest(found: Population, n: int) -> list[tuple[int, int]]:
+def busiest(found: Survey, n: int) -> list[tuple[int, int]]:
     """Heads that fire often with few channels, with a middling number, and with many."""
     often = found.heads.filter(pl.col("firings") >= 3 * found.n_prompts).sort("signal_size", "layer", "head")
     steps = [round((0.15 + 0.7 * i / (n - 1)) * (often.height - 1)) for i in range(n)]
     return [often.select("layer", "head").row(i) for i in steps]
 
 
-def size_numbers(found: Population) -> dict[str, Any]:
+def size_numbers(found: Survey) -> dict[str, Any]:
     firing, quiet = pl.Series(found.sizes(fires=True)), pl.Series(found.sizes(fires=False))
     heads = found.heads.filter(pl.col("firings") > 0)
     rows = found.frame.filter(pl.col("fires"))
@@ -108,7 +108,7 @@ def size_numbers(found: Population) -> dict[str, Any]:
 
 
 def name_numbers(
-    model: headtrace.Model, found: Population, tasks: TaskSet, mover: tuple[int, int]
+    model: headtrace.Model, found: Survey, tasks: TaskSet, mover: tuple[int, int]
 ) -> dict[str, Any]:
     """Names against other tokens in the name mover's consensus subspace, and in as many random channels."""
     groups = [{e.roles[r]: "name" for r in ("IO", "S1", "S2")} for e in tasks]

@@ -10,7 +10,7 @@ import torch
 
 from headtrace.toy.data import BatchShape, UniformStream, strengths
 from headtrace.toy.gradient import Batch, Teacher, losses, write_gradient
-from headtrace.toy.reference import ToyModel, train_one
+from headtrace.toy.reference import PlainToyModel, train_one
 from headtrace.toy.setting import FOUR_PAIRS, Pair, Setting
 from headtrace.toy.train import train
 from headtrace.toy.weights import Weights
@@ -49,7 +49,7 @@ def test_gradient_of_a_mixed_stack_equals_autograd_of_each_model() -> None:
     write_gradient(gradient, weights, batch, teacher, weight)
     lost = losses(weights, batch, teacher)
     for index, setting in enumerate(models):
-        plain, tokens = ToyModel(setting, index), drawn[index // 2]
+        plain, tokens = PlainToyModel(setting, index), drawn[index // 2]
         plain.bias.data.copy_(weights.bias[index])
         loss = plain(tokens[: shape.queries], tokens[shape.queries :].unflatten(0, (4, -1)))
         loss.backward()
@@ -77,7 +77,7 @@ def test_training_follows_torch_adamw_with_cosine_decay() -> None:
         (ours.bias[-1], plain.bias),
     ):
         torch.testing.assert_close(mine, theirs.detach(), rtol=0, atol=2e-5)
-    moved = (plain.features.detach() - ToyModel(setting, 3).features.detach()).abs().max()
+    moved = (plain.features.detach() - PlainToyModel(setting, 3).features.detach()).abs().max()
     assert moved > 1e-2
 
 
@@ -109,6 +109,8 @@ def test_training_is_reproducible_from_its_seed_to_the_last_bit() -> None:
 def test_snapshots_hold_the_first_weights_and_the_last() -> None:
     model = train([Setting()], [0], 25, snapshots=[0, 10]).of(0, 0)
     assert model.snapshot_steps == (0, 10, 25)
-    torch.testing.assert_close(model.features[0], ToyModel(Setting(), 0).features.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        model.features[0], PlainToyModel(Setting(), 0).features.detach(), rtol=0, atol=0
+    )
     assert (model.attention_loss >= model.attention_floor).all()
     assert model.reconstruction_loss[-1] < model.reconstruction_loss[0]

@@ -11,10 +11,10 @@ from headtrace.errors import InputError
 from headtrace.toy.alignment import align, channels
 from headtrace.toy.data import BatchShape, UniformStream, strengths
 from headtrace.toy.experiments.dynamics import settled
+from headtrace.toy.experiments.sparsity import TokenPairs
 from headtrace.toy.frames import FRAMES, deviation, orthogonal
 from headtrace.toy.geometry import antipodal_pairs, isotropy_error
 from headtrace.toy.recovery import channels_in_use, ideal_omega, recover
-from headtrace.toy.relative import relative_attention, rotated
 from headtrace.toy.setting import Pair, Setting, falling_pairs
 
 
@@ -77,8 +77,9 @@ def test_terms_sum_to_relative_attention_and_rotation_keeps_the_spectrum() -> No
     found = channels(query, key)
     omega = query.T @ key
     wanted = torch.einsum("pd,de,pe->p", r, omega, s - others.mean(1))
-    torch.testing.assert_close(relative_attention(found, r, s, others).sum(1), wanted)
-    turned = rotated(found, generator)
+    tokens = TokenPairs(r, s, others)  # features along the axes: strengths are coordinates
+    torch.testing.assert_close(tokens.terms(torch.eye(7), found).sum(1), wanted)
+    turned = found.rotated(generator)
     torch.testing.assert_close(turned.left.T @ turned.left, torch.eye(4, dtype=torch.float64))
     assert not torch.allclose(turned.left, found.left)
 

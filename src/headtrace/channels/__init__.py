@@ -16,7 +16,7 @@ from headtrace.channels.svd import (
     svd_heads,
 )
 from headtrace.channels.terms import FiringTerms, firing_places, terms_of
-from headtrace.measures import n_recon, sparseness
+from headtrace.sparseness import n_recon, sparseness
 
 __all__ = [
     "ChannelTerm",

@@ -24,7 +24,7 @@ from headtrace.vocabulary import Firing, head_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headtrace.models import Model, Recording
+    from headtrace.models import Recording
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def decompose(
     ``bias="homogeneous"`` gives the 2024 form, for models without rotary positions.
     """
     firing = Firing.parse(firing)
-    _validate(recording, firing, prompt)
+    check_firing(recording, firing, prompt)
     place = torch.tensor(
         [[firing.layer, prompt % len(recording), firing.head, firing.dest, firing.src]],
         device=recording.token_ids.device,
@@ -165,27 +165,25 @@ def decompose_all(
     )
 
 
-def check_firing(model: Model, firing: Firing, length: int) -> None:
-    """Is there such a head, and are there such positions?"""
+def check_firing(recording: Recording, firing: Firing, prompt: int = 0) -> None:
+    """Is there such a head, are there such positions, and does the one see the other?"""
+    model = recording.model
+    if not -len(recording) <= prompt < len(recording):
+        raise InputError(f"There is no prompt {prompt} in this recording of {len(recording)}.")
     if firing.layer >= model.n_layers or firing.head >= model.n_heads:
         raise InputError(
             f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
             f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
         )
+    length = recording.lengths[prompt]
     if firing.dest >= length or firing.src >= length:
         raise InputError(
             f"The firing {firing} is outside the prompt, which has {length} tokens "
             f"(positions 0 to {length - 1})."
         )
-
-
-def _validate(recording: Recording, firing: Firing, prompt: int) -> None:
-    if not -len(recording) <= prompt < len(recording):
-        raise InputError(f"There is no prompt {prompt} in this recording of {len(recording)}.")
-    check_firing(recording.model, firing, recording.lengths[prompt])
-    if not bool(recording.visible[firing.layer][prompt, firing.dest, firing.src]):
-        seen = recording.visible[firing.layer][prompt, firing.dest].nonzero()[:, 0]
+    seen = recording.visible[firing.layer][prompt, firing.dest].nonzero()[:, 0].tolist()
+    if firing.src not in seen:
         raise InputError(
             f"In layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it sees "
-            f"{int(seen[0])} to {int(seen[-1])}. A firing is head, destination, source: L9H6:14:3."
+            f"{seen[0]} to {seen[-1]}. A firing is head, destination, source: L9H6:14:3."
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 import torch
@@ -23,7 +23,7 @@ from headtrace.channels.decomposition import check_firing
 from headtrace.channels.sparsity import CONTROLS, random_rotations, rotated_terms
 from headtrace.channels.terms import FiringTerms, terms_of
 from headtrace.errors import InputError
-from headtrace.vocabulary import Firing
+from headtrace.vocabulary import Firing, Prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,29 +77,25 @@ class Emergence:
 
 def _summary_row(
     part: pl.DataFrame, checkpoint: str, measure: str, basis: str, level: float
-) -> dict[str, Any]:
-    from scipy.stats import t
+) -> dict[str, str | float | None]:
+    from scipy.stats import sem, t
 
     column = measure if basis == "true" else f"{measure}_{basis}"
     if measure == "n_recon":
         part = part.filter(pl.col("relative") > 0)
-    heads = part.group_by("layer", "head").agg(pl.col(column).mean())[column]
-    n, mean, std = len(heads), heads.mean(), heads.std()
-    width = (
-        float(t.ppf((1 + level) / 2, n - 1)) * float(std) / n**0.5
-        if isinstance(std, float) and n > 1
-        else None
-    )
-    middle = float(mean) if isinstance(mean, (int, float)) else None
+    by_head = part.group_by("layer", "head", maintain_order=True).agg(pl.col(column).mean())
+    heads = by_head[column].to_numpy()
+    mean = float(heads.mean()) if len(heads) else None
+    half = float(t.interval(level, len(heads) - 1)[1] * sem(heads)) if len(heads) > 1 else None
     return {
         "checkpoint": checkpoint,
         "step": step_of(checkpoint),
         "measure": measure,
         "basis": basis,
-        "mean": middle,
-        "low": None if middle is None or width is None else middle - width,
-        "high": None if middle is None or width is None else middle + width,
-        "heads": n,
+        "mean": mean,
+        "low": None if mean is None or half is None else mean - half,
+        "high": None if mean is None or half is None else mean + half,
+        "heads": len(heads),
     }
 
 
@@ -124,14 +120,12 @@ def emergence(
 
 def _decompose_cases(model: Model, cases: Sequence[Case]) -> tuple[FiringTerms, tuple[tuple[str, str], ...]]:
     prompts = list(dict.fromkeys(case.prompt for case in cases))
-    recording = model.record([p if isinstance(p, str) else list(p) for p in prompts], last_logits=True)
+    recording = model.record(prompts, last_logits=True)
     places: list[list[int]] = []
     labels: list[tuple[str, str]] = []
     for case in cases:
         prompt, f = prompts.index(case.prompt), case.firing
-        check_firing(model, f, recording.lengths[prompt])
-        if not bool(recording.visible[f.layer][prompt, f.dest, f.src]):
-            raise InputError(f"In the firing {f}, position {f.dest} does not see position {f.src}.")
+        check_firing(recording, f, prompt)
         places.append([f.layer, prompt, f.head, f.dest, f.src])
         tokens = recording.tokens(prompt)
         labels.append((tokens[f.dest], tokens[f.src]))
@@ -140,7 +134,7 @@ def _decompose_cases(model: Model, cases: Sequence[Case]) -> tuple[FiringTerms, 
 
 def _checkpoint_frame(label: str, terms: FiringTerms, rotations: int, seed: int) -> pl.DataFrame:
     layer, _, head, dest, src = terms.places.T.tolist()
-    columns: dict[str, Any] = {
+    columns: dict[str, Sequence[object]] = {
         "checkpoint": [label] * len(terms),
         "step": [step_of(label)] * len(terms),
         "case": list(range(len(terms))),
@@ -183,9 +177,7 @@ def step_of(label: str) -> float | None:
     return float(match.group(1)) if match else None
 
 
-def strongest_cases(
-    model: Model, prompts: Sequence[str | Sequence[int]], n: int = 20, least_keys: int = 4
-) -> list[Case]:
+def strongest_cases(model: Model, prompts: Sequence[Prompt], n: int = 20, least_keys: int = 4) -> list[Case]:
     """The n heads that attend most sharply on these prompts, each at its strongest firing.
 
     Left out: the first token (the usual sink), tokens that attend to themselves, destinations with few keys.
@@ -193,7 +185,7 @@ def strongest_cases(
     best: dict[tuple[int, int], tuple[float, Case]] = {}
     for prompt in prompts:
         given = prompt if isinstance(prompt, str) else tuple(prompt)
-        recording = model.record(given if isinstance(given, str) else list(given), last_logits=True)
+        recording = model.record(given, last_logits=True)
         length = recording.lengths[0]
         wanted = torch.ones(length, length, dtype=torch.bool, device=model.device).tril(-1)
         wanted[:, :1], wanted[: least_keys - 1] = False, False

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headtrace.measures import n_recon, sparseness
+from headtrace.sparseness import n_recon, sparseness
 
 Control = Literal["basis", "spectrum"]
 CONTROLS: tuple[Control, ...] = ("basis", "spectrum")

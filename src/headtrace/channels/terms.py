@@ -10,7 +10,7 @@ Whatever is asked for is checked: terms and remainder must give the recorded log
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -34,8 +34,9 @@ from headtrace.channels.svd import (
     thin_triangle,
 )
 from headtrace.errors import IdentityError
-from headtrace.measures import n_recon, sparseness
 from headtrace.models.identities import tolerance_for
+from headtrace.relative import relative
+from headtrace.sparseness import n_recon, sparseness
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
@@ -175,82 +176,99 @@ def terms_of(recording: Recording, places: Places, *, bias: Bias = "offset") -> 
     )
 
 
+@dataclass(frozen=True)
+class _LayerScores:
+    """Queries and keys of one layer in float64 (keys per query head), and the firings asked for."""
+
+    prompt: Int[Tensor, " firing"]
+    head: Int[Tensor, " firing"]
+    dest: Int[Tensor, " firing"]
+    src: Int[Tensor, " firing"]
+    queries: Float[Tensor, "batch head token d_head"]
+    keys: Float[Tensor, "batch head token d_head"]
+    visible: Bool[Tensor, "batch dest src"]
+    scale: float
+
+    @classmethod
+    def of(cls, recording: Recording, layer: int, places: Places) -> _LayerScores:
+        keys = recording.keys[layer].double().repeat_interleave(recording.model.weights.group, dim=1)
+        return cls(
+            *places.T[1:],
+            queries=recording.queries[layer].double(),
+            keys=keys,
+            visible=recording.visible[layer],
+            scale=recording.scales[layer],
+        )
+
+    def of_head(self, head: int, rows: Int[Tensor, " some"]) -> _LayerScores:
+        """Some firings, all of one head."""
+        return replace(
+            self,
+            prompt=self.prompt[rows],
+            head=torch.zeros_like(rows),
+            dest=self.dest[rows],
+            src=self.src[rows],
+            queries=self.queries[:, head : head + 1],
+            keys=self.keys[:, head : head + 1],
+        )
+
+    def query(self, basis: Float[Tensor, "*head d_head n"]) -> Float[Tensor, "firing n"]:
+        """Coefficients of the destination's query, times the attention scale."""
+        return (self.queries @ basis)[self.prompt, self.head, self.dest] * self.scale
+
+    def key(
+        self, basis: Float[Tensor, "*head d_head n"]
+    ) -> tuple[Float[Tensor, "firing n"], Float[Tensor, "firing n"]]:
+        """Coefficients of the source's key, and the same relative to the other keys that the destination sees."""
+        b = self.keys @ basis
+        here = b[self.prompt, self.head, self.src]
+        total = (self.visible[:, None].to(b.dtype) @ b)[self.prompt, self.head, self.dest]
+        return here, relative(here, total, self.seen[:, None])
+
+    def logits(
+        self, raw: Float[Tensor, "batch head dest src"]
+    ) -> tuple[Float[Tensor, " firing"], Float[Tensor, " firing"], Float[Tensor, " firing"]]:
+        """Recorded logits, the same relative to the other visible keys, and the largest size in their rows."""
+        seen = raw.masked_fill(~self.visible[:, None], 0)
+        here = seen[self.prompt, self.head, self.dest, self.src]
+        total, size = (
+            rows[self.prompt, self.head, self.dest] for rows in (seen.sum(-1), seen.abs().amax(-1))
+        )
+        return here, relative(here, total, self.seen), size
+
+    @property
+    def seen(self) -> Int[Tensor, " firing"]:
+        return self.visible.sum(dim=-1)[self.prompt, self.dest]
+
+
 def _layer_terms(
     recording: Recording, channels: ModelChannels, layer: int, places: Places, bias: Bias
 ) -> dict[str, Tensor]:
-    _, p, h, d, s = places.unbind(dim=1)
-    queries = recording.queries[layer].double()
-    keys = recording.keys[layer].double().repeat_interleave(recording.model.weights.group, dim=1)
-    visible = recording.visible[layer]
-    a = (queries @ channels.to_query[layer])[p, h, d] * recording.scales[layer]
-    b = keys @ channels.to_key[layer]
-    inside = torch.arange(a.shape[-1], device=a.device) < channels.rank[layer, h][:, None]
-    key, relative_key = b[p, h, s], relative_rows(b, visible, p, h, d, s)
-    raw = recording.raw_logits(layer).double()[..., None]
+    scores = _LayerScores.of(recording, layer, places)
+    a = scores.query(channels.to_query[layer])
+    key, relative_key = scores.key(channels.to_key[layer])
+    logit, relative_logit, size = scores.logits(recording.raw_logits(layer).double())
+    inside = torch.arange(a.shape[-1], device=a.device) < channels.rank[layer, scores.head][:, None]
     found = {
-        "attention": recording.patterns[layer][p, h, d, s].double(),
-        "logit": raw[p, h, d, s, 0],
-        "relative": _relative_logits(raw[..., 0], visible, p, h, d, s),
+        "attention": recording.patterns[layer][tuple(places.T[1:])].double(),
+        "logit": logit,
+        "relative": relative_logit,
         "query": a * inside,
         "key": key * inside,
         "relative_key": relative_key * inside,
         "remainder": (a * key * ~inside).sum(dim=-1),
         "relative_remainder": (a * relative_key * ~inside).sum(dim=-1),
     }
+    W_K = key_weights(recording.model, layer, bias)
     for head in (channels.rank[layer] < a.shape[-1]).nonzero()[:, 0].tolist():
-        rows = (h == head).nonzero()[:, 0]
-        if len(rows):
-            _add_outside(recording, layer, head, bias, queries, keys, places[rows], rows, found)
-    size = raw[..., 0].masked_fill(~visible[:, None], 0).abs().amax(dim=-1)[p, h, d].clamp_min(1.0)
-    _check(recording, places, found, size)
+        rows = (scores.head == head).nonzero()[:, 0]
+        # Directions that W_K cannot write: keys get there only by bias or rotation.
+        null, outside = null_space(W_K[head // recording.model.weights.group]), scores.of_head(head, rows)
+        q, (k, relative_k) = outside.query(null), outside.key(null)
+        found["remainder"][rows] += (q * k).sum(dim=-1)
+        found["relative_remainder"][rows] += (q * relative_k).sum(dim=-1)
+    _check(recording, places, found, size.clamp_min(1.0))
     return found
-
-
-def relative_rows(
-    b: Float[Tensor, "batch head token n"],
-    visible: Bool[Tensor, "batch dest src"],
-    p: Tensor,
-    h: Tensor,
-    d: Tensor,
-    s: Tensor,
-) -> Float[Tensor, "firing n"]:
-    """Rows at the source, less their mean over the other keys that the destination sees (if any)."""
-    sums = (visible[:, None].to(b.dtype) @ b)[p, h, d]
-    others = (visible.sum(dim=-1)[p, d] - 1).clamp_min(1)[:, None]
-    here = b[p, h, s]
-    return here - (sums - here) / others
-
-
-def _relative_logits(
-    raw: Float[Tensor, "batch head dest src"], visible: Tensor, p: Tensor, h: Tensor, d: Tensor, s: Tensor
-) -> Float[Tensor, " firing"]:
-    rows = raw.masked_fill(~visible[:, None], 0).sum(dim=-1)[p, h, d]
-    others = (visible.sum(dim=-1)[p, d] - 1).clamp_min(1)
-    here = raw[p, h, d, s]
-    return here - (rows - here) / others
-
-
-def _add_outside(
-    recording: Recording,
-    layer: int,
-    head: int,
-    bias: Bias,
-    queries: Tensor,
-    keys: Tensor,
-    places: Places,
-    rows: Tensor,
-    found: dict[str, Tensor],
-) -> None:
-    """Add the score in directions that W_K cannot write: keys get there only by bias or rotation."""
-    _, p, h, d, s = places.unbind(dim=1)
-    null = null_space(key_weights(recording.model, layer, bias)[head // recording.model.weights.group])
-    q = (queries[p, h, d] @ null) * recording.scales[layer]
-    k = keys[:, head : head + 1] @ null
-    zero = torch.zeros_like(h)
-    found["remainder"][rows] += (q * k[p, zero, s]).sum(dim=-1)
-    found["relative_remainder"][rows] += (q * relative_rows(k, recording.visible[layer], p, zero, d, s)).sum(
-        dim=-1
-    )
 
 
 def null_space(W: Float[Tensor, "d r"]) -> Float[Tensor, "r nullity"]:

@@ -62,8 +62,12 @@ def _run(name: str, quick: bool, seed: int, out: Path) -> None:
     entry, console = EXPERIMENTS[name], Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{name}: {entry.shows}", total=entry.units(quick))
-        experiment = entry.run(quick=quick, seed=seed, progress=lambda done: bar.advance(task, done))
+        task = bar.add_task(f"{name}: {entry.shows}", total=None)
+        experiment = entry.run(
+            quick=quick,
+            seed=seed,
+            progress=lambda done, of_all: bar.update(task, completed=done, total=of_all),
+        )
     written = [*write(experiment, out), *draw(experiment, out)]
     console.print(f"[bold]{name}[/]: {entry.shows}")
     _print_comparison(console, experiment.findings.get("paper"))

@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headtrace.toy.frames import orthogonal
 from headtrace.toy.setting import Setting
-from headtrace.toy.train import Model
+from headtrace.toy.train import ToyModel
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,23 @@ class Channels:
     left: Float[Tensor, "... d_model channels"]
     values: Float[Tensor, "... channels"]
     right: Float[Tensor, "... d_model channels"]
+
+    def __getitem__(self, head: int) -> Channels:
+        """One head of a stack."""
+        return Channels(self.left[head], self.values[head], self.right[head])
+
+    def terms(
+        self, query: Float[Tensor, "pairs d_model"], key: Float[Tensor, "pairs d_model"]
+    ) -> Float[Tensor, "pairs channels"]:
+        """What each channel of one head adds to the logit of a query and a key."""
+        return (query.double() @ self.left) * self.values * (key.double() @ self.right)
+
+    def rotated(self, generator: torch.Generator) -> Channels:
+        """The same spectrum on randomly turned singular vectors: what low rank alone would show."""
+        size = self.left.shape[-2]
+        return Channels(
+            orthogonal(size, generator) @ self.left, self.values, orthogonal(size, generator) @ self.right
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,6 @@ def align(setting: Setting, features: Float[Tensor, "... d_model features"], fou
     )
 
 
-def alignment(model: Model) -> Alignment:
+def alignment(model: ToyModel) -> Alignment:
     """The alignment of a model at each of its snapshots; the last row is the trained model."""
     return align(model.setting, model.features, channels(model.query, model.key))

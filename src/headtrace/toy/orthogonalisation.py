@@ -19,8 +19,8 @@ REFINED = 4
 
 
 @dataclass(frozen=True)
-class Teacher:
-    """Singular values of the head, and the logit gaps asked for."""
+class FixedHead:
+    """Its singular values, and the logit gaps that the teacher asks for."""
 
     first: float
     second: float
@@ -44,22 +44,22 @@ def cross_entropy(wanted: float, gap: Float[Tensor, " starts"]) -> Float[Tensor,
 
 
 def attention_loss(
-    teacher: Teacher, x: Float[Tensor, "starts d"], y: Float[Tensor, "starts d"]
+    head: FixedHead, x: Float[Tensor, "starts d"], y: Float[Tensor, "starts d"]
 ) -> Float[Tensor, " starts"]:
     """Coordinates are along u1, u2, ... for x2 and along v1, v2, ... for y2."""
-    gap_a = teacher.first * (1 - y[:, 0])
-    gap_b = teacher.first * x[:, 0] * (1 - y[:, 0]) - teacher.second * x[:, 1] * y[:, 1]
-    return cross_entropy(teacher.gap_a, gap_a) + cross_entropy(teacher.gap_b, gap_b)
+    gap_a = head.first * (1 - y[:, 0])
+    gap_b = head.first * x[:, 0] * (1 - y[:, 0]) - head.second * x[:, 1] * y[:, 1]
+    return cross_entropy(head.gap_a, gap_a) + cross_entropy(head.gap_b, gap_b)
 
 
 def minimise(
-    teacher: Teacher, weight: float, generator: torch.Generator, starts: int = 64, d: int = 4
+    head: FixedHead, weight: float, generator: torch.Generator, starts: int = 64, d: int = 4
 ) -> Minimum:
     """The global minimum over unit x2 and y2: the best of many local ones, then refined on its own."""
 
     def evaluate(free: Float[Tensor, "2 starts d"]) -> tuple[Tensor, Tensor, Tensor]:
         x, y = free / free.norm(dim=2, keepdim=True)
-        loss = attention_loss(teacher, x, y)
+        loss = attention_loss(head, x, y)
         return loss + weight / 2 * y[:, 0].square(), loss, y[:, 0]
 
     def total(free: Float[Tensor, "2 starts d"]) -> Tensor:

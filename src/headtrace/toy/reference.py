@@ -16,7 +16,7 @@ from headtrace.toy.train import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY
 from headtrace.toy.weights import Weights
 
 
-class ToyModel(nn.Module):
+class PlainToyModel(nn.Module):
     """An autoencoder with an attention head."""
 
     target: Tensor
@@ -44,9 +44,9 @@ class ToyModel(nn.Module):
         return error + self.setting.attention_weight * attention
 
 
-def train_one(setting: Setting, seed: int, steps: int, schedule: int | None = None) -> ToyModel:
+def train_one(setting: Setting, seed: int, steps: int, schedule: int | None = None) -> PlainToyModel:
     """Train one model for `steps` of a cosine schedule of `schedule` steps (by default, all of it)."""
-    model = ToyModel(setting, seed)
+    model = PlainToyModel(setting, seed)
     shape = BatchShape(setting.context, setting.n_features)
     stream = UniformStream(seed, shape)
     optimiser = torch.optim.AdamW(

@@ -10,7 +10,7 @@ same tokens and have the same teacher form a set, and a set shares all that does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import cos, pi
@@ -20,13 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.errors import InputError
+from headtrace.progress import Progress, part_of
 from headtrace.toy.data import BatchShape, UniformStream, strengths
 from headtrace.toy.gradient import Batch, Room, Teacher, losses, write_gradient
 from headtrace.toy.setting import Setting
 from headtrace.toy.weights import Weights
-
-Progress = Callable[[int], None]
-"""Called now and then with the number of model steps taken since the last call."""
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
@@ -39,8 +37,8 @@ EVALUATION_KEYS = 8192
 
 
 @dataclass(frozen=True)
-class Model:
-    """One trained model and what it was at each snapshot."""
+class ToyModel:
+    """One trained toy model and what it was at each snapshot."""
 
     setting: Setting
     seed: int
@@ -65,9 +63,9 @@ class Trained:
 
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
-    models: tuple[Model, ...]
+    models: tuple[ToyModel, ...]
 
-    def of(self, setting: int, seed: int) -> Model:
+    def of(self, setting: int, seed: int) -> ToyModel:
         """The model of the setting with this index and this seed."""
         return self.models[setting * len(self.seeds) + self.seeds.index(seed)]
 
@@ -79,7 +77,10 @@ def train(
     snapshots: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Trained:
-    """Train every setting with every seed. Snapshots are taken before the given steps, and after the last."""
+    """Train every setting with every seed. Snapshots are taken before the given steps, and after the last.
+
+    ``progress`` hears of steps, those of every model counted.
+    """
     seeds = tuple(seeds)
     if steps < 1 or not settings or not seeds:
         raise InputError(
@@ -90,11 +91,12 @@ def train(
     groups: dict[tuple[int, int, int], list[int]] = {}
     for index, (setting, _) in enumerate(runs):
         groups.setdefault((setting.n_features, setting.d_model, setting.context), []).append(index)
-    models: dict[int, Model] = {}
+    models: dict[int, ToyModel] = {}
     with torch.no_grad():
         for members in groups.values():
             group = Group([runs[i][0] for i in members], [runs[i][1] for i in members], steps)
-            models.update(zip(members, group.run(taken, progress), strict=True))
+            reported = part_of(progress, len(models) * steps, len(runs) * steps)
+            models.update(zip(members, group.run(taken, reported), strict=True))
     return Trained(tuple(settings), seeds, tuple(models[i] for i in range(len(runs))))
 
 
@@ -142,16 +144,14 @@ class Group:
                 first_set, first_model, left = sets.stop, models.stop, left - count
         return parts
 
-    def run(self, snapshots: tuple[int, ...], progress: Progress | None) -> list[Model]:
+    def run(self, snapshots: tuple[int, ...], progress: Progress | None) -> list[ToyModel]:
         taken: list[tuple[Tensor, Tensor]] = []
         for step in range(self.steps):
             if step in snapshots:
                 taken.append(self._snapshot())
             self.step(step)
-            if progress is not None and (step + 1) % 20 == 0:
-                progress(20 * len(self.seeds))
-        if progress is not None:
-            progress(self.steps % 20 * len(self.seeds))
+            if progress is not None and ((step + 1) % 20 == 0 or step + 1 == self.steps):
+                progress((step + 1) * len(self.seeds), self.steps * len(self.seeds))
         taken.append(self._snapshot())
         return self._models(snapshots, taken)
 
@@ -193,21 +193,21 @@ class Group:
             rows.append(torch.cat([lost.reconstruction, lost.attention, lost.floor]))
         return self.weights.flat.clone(), torch.stack(rows)
 
-    def _models(self, steps: tuple[int, ...], taken: list[tuple[Tensor, Tensor]]) -> list[Model]:
+    def _models(self, steps: tuple[int, ...], taken: list[tuple[Tensor, Tensor]]) -> list[ToyModel]:
         lost = torch.stack([row for _, row in taken])
         stacked = [self.weights.with_flat(flat) for flat, _ in taken]
         models = [
-            Model(
-                setting,
-                seed,
-                steps,
-                torch.stack([weights.features[index] for weights in stacked]),
-                torch.stack([weights.bias[index] for weights in stacked]),
-                torch.stack([weights.query[index, : setting.d_head] for weights in stacked]),
-                torch.stack([weights.key[index, : setting.d_head] for weights in stacked]),
-                lost[:, index, 0],
-                lost[:, index, 1],
-                lost[:, index, 2],
+            ToyModel(
+                setting=setting,
+                seed=seed,
+                snapshot_steps=steps,
+                features=torch.stack([weights.features[index] for weights in stacked]),
+                bias=torch.stack([weights.bias[index] for weights in stacked]),
+                query=torch.stack([weights.query[index, : setting.d_head] for weights in stacked]),
+                key=torch.stack([weights.key[index, : setting.d_head] for weights in stacked]),
+                reconstruction_loss=lost[:, index, 0],
+                attention_loss=lost[:, index, 1],
+                attention_floor=lost[:, index, 2],
             )
             for index, (setting, seed) in enumerate(zip(self.settings, self.seeds, strict=True))
         ]

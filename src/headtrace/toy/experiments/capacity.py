@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from headtrace.progress import Progress, part_of
 from headtrace.toy.alignment import channels, cosines
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.setting import Setting, falling_pairs
-from headtrace.toy.train import Model, Progress, train
+from headtrace.toy.train import ToyModel, train
 
 ATTENTION_WEIGHT = 20.0
 
@@ -33,35 +34,38 @@ def _settings(d_head: int, counts: list[int]) -> list[Setting]:
     ]
 
 
-class Run(NamedTuple):
+class Training(NamedTuple):
     """Heads of one size; the larger ones need more steps."""
 
     settings: list[Setting]
     seeds: int
     steps: int
 
+    @property
+    def model_steps(self) -> int:
+        return len(self.settings) * self.seeds * self.steps
 
-def _plan(quick: bool) -> list[Run]:
+
+def _plan(quick: bool) -> list[Training]:
     if quick:
-        return [Run(_settings(5, [5, 7]), 1, 6000)]
+        return [Training(_settings(5, [5, 7]), 1, 6000)]
     return [
-        Run(_settings(5, [5, 6, 7, 8, 9, 10]), 5, 30_000),
-        Run(_settings(10, [10, 12, 15, 18, 20]), 2, 60_000),
+        Training(_settings(5, [5, 6, 7, 8, 9, 10]), 5, 30_000),
+        Training(_settings(10, [10, 12, 15, 18, 20]), 2, 60_000),
     ]
-
-
-def units(quick: bool) -> int:
-    return sum(len(run.settings) * run.seeds * run.steps for run in _plan(quick))
 
 
 def capacity(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train heads that have to superpose, and see where each pair goes."""
     rows: list[dict[str, object]] = []
     arrays: dict[str, np.ndarray] = {}
-    for run in _plan(quick):
-        trained = train(run.settings, range(seed, seed + run.seeds), run.steps, progress=progress)
-        rows += [{"steps": run.steps, **row} for model in trained.models for row in _rows(model)]
-        for index, setting in enumerate(run.settings):
+    plan, done = _plan(quick), 0
+    for part in plan:
+        reported = part_of(progress, done, sum(each.model_steps for each in plan))
+        trained = train(part.settings, range(seed, seed + part.seeds), part.steps, progress=reported)
+        done += part.model_steps
+        rows += [{"steps": part.steps, **row} for model in trained.models for row in _rows(model)]
+        for index, setting in enumerate(part.settings):
             model = trained.of(index, seed)
             found = channels(model.query[-1], model.key[-1])
             chosen = [pair.query for pair in setting.ordered_pairs]
@@ -71,7 +75,7 @@ def capacity(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
     return Experiment("capacity", _findings(table, quick), table, arrays)
 
 
-def _rows(model: Model) -> list[dict[str, object]]:
+def _rows(model: ToyModel) -> list[dict[str, object]]:
     found = channels(model.query[-1], model.key[-1])
     left = cosines(found.left, model.features[-1]).abs()
     right = cosines(found.right, model.features[-1]).abs()

@@ -19,10 +19,11 @@ from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from headtrace.progress import Progress
 from headtrace.toy.alignment import Channels, align, channels, cosines
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.setting import Setting
-from headtrace.toy.train import Model, Progress, train
+from headtrace.toy.train import ToyModel, train
 
 CLOSE, HALF = 0.9, 0.5
 STARTS = (1.0, 0.3, 0.1, 0.03)
@@ -35,11 +36,6 @@ SHOWN = 0.1
 def _plan(quick: bool) -> tuple[int, int, int]:
     """Seeds, steps, steps between snapshots."""
     return (1, 5000, 100) if quick else (12, 20_000, 100)
-
-
-def units(quick: bool) -> int:
-    seeds, steps, _ = _plan(quick)
-    return len(STARTS) * seeds * steps
 
 
 def dynamics(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
@@ -78,7 +74,7 @@ def in_order(at: np.ndarray) -> bool:
     return bool(np.isfinite(at).all() and (at[:-1] <= at[1:]).all())
 
 
-def share_learned(model: Model) -> Float[Tensor, "snapshots pairs"]:
+def share_learned(model: ToyModel) -> Float[Tensor, "snapshots pairs"]:
     """The logit that the head gives to each pair of features, as a share of its target."""
     pairs = model.setting.ordered_pairs
     queries = model.features[:, :, [pair.query for pair in pairs]]
@@ -107,7 +103,7 @@ def _similarity(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
     return cosines(a.T, b.T).abs().T.numpy()
 
 
-def _rows(model: Model) -> list[dict[str, object]]:
+def _rows(model: ToyModel) -> list[dict[str, object]]:
     found = channels(model.query, model.key)
     ranked, traced, steps = align(model.setting, model.features, found), followed(found), model.snapshot_steps
     learned = share_learned(model).numpy()
@@ -136,7 +132,7 @@ def _rows(model: Model) -> list[dict[str, object]]:
     return rows
 
 
-def _excess(model: Model) -> np.ndarray:
+def _excess(model: ToyModel) -> np.ndarray:
     return (model.attention_loss - model.attention_floor).clamp(min=1e-7).numpy()
 
 
@@ -152,7 +148,7 @@ def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
     }
 
 
-def _drops(models: list[Model], at: np.ndarray) -> list[float]:
+def _drops(models: list[ToyModel], at: np.ndarray) -> list[float]:
     """The median factor by which excess attention loss falls within 300 steps of each alignment."""
     falls: list[list[float]] = []
     for model, times in zip(models, at, strict=True):
@@ -183,7 +179,7 @@ def _timing(at: np.ndarray) -> dict[str, object]:
     }
 
 
-def _start(table: pl.DataFrame, models: tuple[Model, ...], start: float) -> dict[str, object]:
+def _start(table: pl.DataFrame, models: tuple[ToyModel, ...], start: float) -> dict[str, object]:
     at = _when(table, start, "aligned_at")
     part = table.filter(pl.col("initial") == start)
     first = part.drop_nulls(["vector_settled_at", "feature_settled_at"])
@@ -213,7 +209,9 @@ def _against_paper(start: float, event: str, timing: dict[str, object]) -> dict[
     )
 
 
-def _findings(table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps: int) -> dict[str, object]:
+def _findings(
+    table: pl.DataFrame, models: tuple[ToyModel, ...], quick: bool, steps: int
+) -> dict[str, object]:
     timings = {
         (start, event): _timing(_when(table, start, f"{event}_at")) for event in EVENTS for start in STARTS
     }
@@ -244,7 +242,7 @@ def _findings(table: pl.DataFrame, models: tuple[Model, ...], quick: bool, steps
     }
 
 
-def _arrays(model: Model) -> dict[str, np.ndarray]:
+def _arrays(model: ToyModel) -> dict[str, np.ndarray]:
     found = channels(model.query, model.key)
     traced, ranked = followed(found), align(model.setting, model.features, found)
     arrays = {

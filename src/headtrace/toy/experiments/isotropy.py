@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from headtrace.progress import Progress
 from headtrace.toy.alignment import cosines
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.geometry import antipodal_pairs, isotropy_error, kept
 from headtrace.toy.setting import Setting
-from headtrace.toy.train import Progress, train
+from headtrace.toy.train import train
 
 PROBABILITIES = (0.1, 0.2, 0.52)
 SHOWN = 0.2
@@ -20,11 +21,6 @@ def _plan(quick: bool) -> tuple[list[Setting], int, int]:
     chosen = (SHOWN,) if quick else PROBABILITIES
     settings = [Setting(pairs=(), attention_weight=0.0, probability=p) for p in chosen]
     return settings, 2 if quick else 5, 2500 if quick else 6000
-
-
-def units(quick: bool) -> int:
-    settings, seeds, steps = _plan(quick)
-    return len(settings) * seeds * steps
 
 
 def isotropy(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:

@@ -6,11 +6,12 @@ import numpy as np
 import polars as pl
 import torch
 
+from headtrace.progress import Progress
 from headtrace.toy.alignment import alignment, channels, cosines
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.geometry import interference, kept
 from headtrace.toy.setting import Pair, Setting, falling_pairs
-from headtrace.toy.train import Progress, train
+from headtrace.toy.train import train
 
 SETTING = Setting(
     falling_pairs(20, 26.0),
@@ -27,11 +28,6 @@ ALIGNED = 0.95
 
 def _plan(quick: bool) -> tuple[Setting, int, int]:
     return (QUICK, 1, 5000) if quick else (SETTING, 3, 60_000)
-
-
-def units(quick: bool) -> int:
-    _, seeds, steps = _plan(quick)
-    return seeds * steps
 
 
 def multi(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:

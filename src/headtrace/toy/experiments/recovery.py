@@ -13,13 +13,15 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import torch
+from scipy.stats import binomtest
 
+from headtrace.progress import Progress
 from headtrace.toy.experiment import Experiment
 from headtrace.toy.frames import orthogonal, unit_columns
 from headtrace.toy.geometry import interference
 from headtrace.toy.recovery import Recovered, ideal_omega, recover
 from headtrace.toy.setting import Setting
-from headtrace.toy.train import Progress, train
+from headtrace.toy.train import train
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 TRUSTED = 0.95
@@ -28,11 +30,6 @@ TRUSTED = 0.95
 def _plan(quick: bool) -> tuple[int, int, int, tuple[float, ...]]:
     """Fixed feature sets, seeds, steps, probabilities of the trained models."""
     return (100, 1, 3000, (0.52,)) if quick else (3000, 3, 10_000, (0.52, 0.196, 0.102, 0.053))
-
-
-def units(quick: bool) -> int:
-    _, seeds, steps, probabilities = _plan(quick)
-    return len(probabilities) * seeds * steps
 
 
 def recovery(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
@@ -129,18 +126,18 @@ def _curve(table: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("bin")
     )
-    share = found["pairs_true"].to_numpy() / found["pairs_sought"].to_numpy()
-    count, z = found["pairs_sought"].to_numpy(), 1.96
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    intervals = [
+        binomtest(true, sought).proportion_ci(0.95, method="wilson")
+        for true, sought in found.select("pairs_true", "pairs_sought").iter_rows()
+    ]
     return found.select(
         pl.Series("from", [BINS[i] for i in found["bin"]]),
         pl.Series("to", [BINS[i + 1] for i in found["bin"]]),
         "interference",
         "heads",
-        pl.Series("recovered", share),
-        pl.Series("low", np.clip(middle - half, 0, 1)),
-        pl.Series("high", np.clip(middle + half, 0, 1)),
+        (pl.col("pairs_true") / pl.col("pairs_sought")).alias("recovered"),
+        pl.Series("low", [interval.low for interval in intervals]),
+        pl.Series("high", [interval.high for interval in intervals]),
         (pl.col("pairs_true") / pl.col("pairs_found")).alias("precision"),
     )
 

@@ -15,10 +15,11 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from headtrace.progress import Progress, part_of
 from headtrace.toy.alignment import alignment
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.setting import Setting
-from headtrace.toy.train import Model, Progress, train
+from headtrace.toy.train import ToyModel, train
 
 DEFAULT = Setting()
 ALIGNED = 0.99
@@ -54,19 +55,16 @@ def _plan(quick: bool) -> tuple[int, int, int]:
     return (1, 6000, 0) if quick else (5, 10_000, 30_000)
 
 
-def units(quick: bool) -> int:
-    seeds, steps, longer = _plan(quick)
-    return len(distinct(quick)) * seeds * (steps + longer)
-
-
 def robustness(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train the whole family, and again for longer."""
     n_seeds, steps, longer = _plan(quick)
     seeds, settings = range(seed, seed + n_seeds), distinct(quick)
     rows: list[dict[str, object]] = []
     for length in (steps, longer) if longer else (steps,):
+        models, before = len(settings) * n_seeds, 0 if length == steps else steps
+        reported = part_of(progress, models * before, models * (steps + longer))
         snapshots = range(0, length, length // 20)
-        trained = train(settings, seeds, length, snapshots=snapshots, progress=progress)
+        trained = train(settings, seeds, length, snapshots=snapshots, progress=reported)
         for name, sweep in sweeps(quick).items():
             for setting in sweep:
                 for one in seeds:
@@ -75,7 +73,7 @@ def robustness(*, quick: bool = False, seed: int = 0, progress: Progress | None 
     return Experiment("robustness", _findings(table, quick, list(seeds), steps, longer), table, {})
 
 
-def _rows(sweep: str, model: Model, steps: int) -> list[dict[str, object]]:
+def _rows(sweep: str, model: ToyModel, steps: int) -> list[dict[str, object]]:
     aligned = alignment(model)
     together = (aligned.worst >= ALIGNED).all(1).numpy()
     first = int(np.argmax(together)) if together.any() else None

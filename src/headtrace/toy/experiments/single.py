@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
+from headtrace.progress import Progress
 from headtrace.toy.alignment import alignment, channels, cosines
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.geometry import interference, isotropy_error, kept
 from headtrace.toy.setting import Pair, Setting
-from headtrace.toy.train import Model, Progress, train
+from headtrace.toy.train import ToyModel, train
 
 PAIR = (Pair(0, 1, 1.0),)
 SETTING = Setting(pairs=PAIR, attention_weight=20.0, probability=0.52)
@@ -20,11 +21,6 @@ WEAK = Setting(pairs=PAIR, attention_weight=4.0, probability=0.2)
 
 def _plan(quick: bool) -> tuple[int, int]:
     return (2, 3000) if quick else (5, 10_000)
-
-
-def units(quick: bool) -> int:
-    seeds, steps = _plan(quick)
-    return 2 * seeds * steps
 
 
 def single(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
@@ -45,7 +41,7 @@ def single(*, quick: bool = False, seed: int = 0, progress: Progress | None = No
     return Experiment("single", _findings(table, quick, seed, n_seeds, steps), table, arrays)
 
 
-def _row(model: Model) -> dict[str, object]:
+def _row(model: ToyModel) -> dict[str, object]:
     aligned, features = alignment(model), model.features[-1]
     values = channels(model.query[-1], model.key[-1]).values
     return {

@@ -7,20 +7,23 @@ random and keeps the spectrum: low rank alone does not make attention sparse.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 import torch
 from jaxtyping import Float
+from scipy.stats import norm
 from torch import Tensor
 
-from headtrace.measures import n_recon, sparseness
+from headtrace.progress import Progress
+from headtrace.relative import relative
+from headtrace.sparseness import n_recon, sparseness
 from headtrace.toy.alignment import Channels, channels
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.relative import relative_attention, rotated
-from headtrace.toy.setting import Setting
-from headtrace.toy.train import Model, Progress, train
+from headtrace.toy.setting import Pair, Setting
+from headtrace.toy.train import ToyModel, train
 
 CLASSES = {"one": 1, "two": 2, "none": 0}
 
@@ -28,11 +31,6 @@ CLASSES = {"one": 1, "two": 2, "none": 0}
 def _plan(quick: bool) -> tuple[int, int, int, int]:
     """Seeds, steps, steps between snapshots, token pairs per class and seed."""
     return (1, 5000, 500, 128) if quick else (5, 10_000, 200, 500)
-
-
-def units(quick: bool) -> int:
-    seeds, steps, _, _ = _plan(quick)
-    return seeds * steps
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,23 @@ class TokenPairs:
     attended: Float[Tensor, "pairs features"]
     others: Float[Tensor, "pairs others features"]
 
-    def terms(self, features: Float[Tensor, "d_model features"], found: Channels) -> Tensor:
+    @property
+    def relative_key(self) -> Float[Tensor, "pairs features"]:
+        """Strengths in the attended key less their mean over the other keys."""
+        attended, others = self.attended.double(), self.others.double()
+        return relative(attended, attended + others.sum(1), 1 + others.shape[1])
+
+    def products(self, pairs: Sequence[Pair]) -> Float[Tensor, "pairs feature_pairs"]:
+        """The product of strengths of each feature pair: query feature times relative key feature."""
+        query, key = [pair.query for pair in pairs], [pair.key for pair in pairs]
+        return self.query[:, query] * self.relative_key[:, key]
+
+    def terms(
+        self, features: Float[Tensor, "d_model features"], found: Channels
+    ) -> Float[Tensor, "pairs channels"]:
         """Relative attention, channel by channel."""
         w = features.T.double()
-        return relative_attention(
-            found, self.query.double() @ w, self.attended.double() @ w, self.others.double() @ w
-        )
+        return found.terms(self.query.double() @ w, self.relative_key @ w)
 
 
 def draw(setting: Setting, count: int, interesting: int | None, generator: torch.Generator) -> TokenPairs:
@@ -87,14 +96,13 @@ def sparsity(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
     return Experiment("sparsity", _findings(pooled, table, strength[0], quick, model), table, arrays)
 
 
-def _curves(model: Model, count: int, generator: torch.Generator) -> pl.DataFrame:
+def _curves(model: ToyModel, count: int, generator: torch.Generator) -> pl.DataFrame:
     found = channels(model.query, model.key)
     rows: list[dict[str, object]] = []
     for name, interesting in CLASSES.items():
         pairs = draw(model.setting, count, interesting, generator)
         for place, step in enumerate(model.snapshot_steps):
-            now = Channels(found.left[place], found.values[place], found.right[place])
-            for basis, chosen in (("svd", now), ("rotated", rotated(now, generator))):
+            for basis, chosen in (("svd", found[place]), ("rotated", found[place].rotated(generator))):
                 terms = pairs.terms(model.features[place], chosen)
                 # A token may hold no feature at all; then there is no attention to speak of.
                 terms = terms[terms.abs().sum(-1) > 0]
@@ -125,7 +133,7 @@ def _pool(table: pl.DataFrame) -> pl.DataFrame:
         table.group_by("token_pairs", "basis", "step")
         .agg(
             pl.col("sparseness").mean(),
-            (1.96 * pl.max_horizontal(inside, between).sqrt()).alias("interval"),
+            (float(norm.interval(0.95)[1]) * pl.max_horizontal(inside, between).sqrt()).alias("interval"),
             pl.col("n_recon").mean(),
         )
         .sort("token_pairs", "basis", "step")
@@ -133,7 +141,7 @@ def _pool(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _strength(
-    models: tuple[Model, ...], count: int, generator: torch.Generator
+    models: tuple[ToyModel, ...], count: int, generator: torch.Generator
 ) -> tuple[list[dict[str, object]], dict[str, np.ndarray]]:
     """Term k against the product of strengths of pair k, in token pairs as they come in training."""
     rows: list[dict[str, object]] = []
@@ -142,9 +150,9 @@ def _strength(
         found = channels(model.query[-1], model.key[-1])
         pairs = draw(model.setting, count, None, generator)
         terms = pairs.terms(model.features[-1], found)
-        relative = pairs.attended - pairs.others.mean(1)
+        products = pairs.products(model.setting.ordered_pairs)
         for place, pair in enumerate(model.setting.ordered_pairs):
-            product = (pairs.query[:, pair.query] * relative[:, pair.key]).double()
+            product = products[:, place]
             together = torch.stack([product, terms[:, place]])
             slope = float((product @ terms[:, place]) / (product @ product))
             rows.append(
@@ -161,7 +169,7 @@ def _strength(
     return rows, arrays
 
 
-def _examples(model: Model, generator: torch.Generator) -> dict[str, np.ndarray]:
+def _examples(model: ToyModel, generator: torch.Generator) -> dict[str, np.ndarray]:
     """Five token pairs of each kind, early and late in training (figures 4 and 19), and five as they come."""
     found, arrays = channels(model.query, model.key), dict[str, np.ndarray]()
     only_first = Setting(pairs=model.setting.pairs[:1])
@@ -173,16 +181,11 @@ def _examples(model: Model, generator: torch.Generator) -> dict[str, np.ndarray]
     early = min(2, len(model.snapshot_steps) - 2)
     for name, pairs in (("one", one), ("none", plain)):
         for when, place in (("early", early), ("late", -1)):
-            now = Channels(found.left[place], found.values[place], found.right[place])
-            arrays[f"{name}_{when}"] = pairs.terms(model.features[place], now).numpy()
+            arrays[f"{name}_{when}"] = pairs.terms(model.features[place], found[place]).numpy()
     arrays["early_step"] = np.array(model.snapshot_steps[early])
     mixed = draw(model.setting, 5, None, generator)
-    last = Channels(found.left[-1], found.values[-1], found.right[-1])
-    arrays["mixed_terms"] = mixed.terms(model.features[-1], last).numpy()
-    relative = mixed.attended - mixed.others.mean(1)
-    arrays["mixed_products"] = torch.stack(
-        [mixed.query[:, pair.query] * relative[:, pair.key] for pair in model.setting.ordered_pairs], dim=1
-    ).numpy()
+    arrays["mixed_terms"] = mixed.terms(model.features[-1], found[-1]).numpy()
+    arrays["mixed_products"] = mixed.products(model.setting.ordered_pairs).numpy()
     return arrays
 
 
@@ -198,7 +201,7 @@ def _curve_arrays(pooled: pl.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _findings(
-    pooled: pl.DataFrame, table: pl.DataFrame, strength: list[dict[str, object]], quick: bool, model: Model
+    pooled: pl.DataFrame, table: pl.DataFrame, strength: list[dict[str, object]], quick: bool, model: ToyModel
 ) -> dict[str, object]:
     last = pooled.filter(pl.col("step") == pl.col("step").max())
     first = pooled.filter(pl.col("step") == pl.col("step").min())

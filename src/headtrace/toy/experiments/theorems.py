@@ -1,6 +1,6 @@
 """Theorems 1 to 4, each put to a numerical test that a reader can run.
 
-1. The minimiser of the population objective, found by optimisation, against its closed form.
+1. The minimum of the expected loss, found by optimisation, against its closed form.
 2. On tight frames its singular vectors are the features.
 3. Off a tight frame the angle stays under the bound, for sets of every kind near isotropy.
 4. With attention fixed, a second feature pair minimises its loss orthogonally, or within the bound.
@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 import torch
 
+from headtrace.progress import Progress
+from headtrace.toy.closed_form import closed_form, minimise_expected_loss, sine
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.frames import FRAMES, deviation, pushed_frame, relaxed_frame, unit_columns
-from headtrace.toy.orthogonalisation import Minimum, Teacher, bound, cross_entropy, minimise
-from headtrace.toy.population import closed_form, minimise_population, sine
-from headtrace.toy.train import Progress
+from headtrace.toy.orthogonalisation import FixedHead, Minimum, bound, cross_entropy, minimise
 
 ROWS = pl.Schema(
     {
@@ -32,34 +32,30 @@ ROWS = pl.Schema(
 )
 Row = tuple[int, str, str, float, float, float | None]
 
-ORTHOGONAL_TARGET = Teacher(first=6.0, second=4.0, gap_a=6.0, gap_b=-4.0)
-OVERLAPPING_TARGET = Teacher(first=6.0, second=4.0, gap_a=3.0, gap_b=-4.0)
+ORTHOGONAL_TARGET = FixedHead(first=6.0, second=4.0, gap_a=6.0, gap_b=-4.0)
+OVERLAPPING_TARGET = FixedHead(first=6.0, second=4.0, gap_a=3.0, gap_b=-4.0)
 
 
 def theorems(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Check all four; the findings say how close the equalities and how far the bounds are."""
     generator = torch.Generator().manual_seed(seed)
     rows: list[Row] = []
-    for check in (_population, _tight_frames, _bound, _orthogonalisation):
+    checks = (_closed_form, _tight_frames, _bound, _orthogonalisation)
+    for number, check in enumerate(checks, 1):
         rows += check(quick, generator)
         if progress is not None:
-            progress(1)
+            progress(number, len(checks))
     table = pl.DataFrame(rows, schema=ROWS, orient="row")
     return Experiment("theorems", _findings(table, quick, seed), table, _arrays(table))
 
 
-def units(quick: bool) -> int:
-    """How many times `theorems` reports progress."""
-    return 4
-
-
-def _population(quick: bool, generator: torch.Generator) -> list[Row]:
+def _closed_form(quick: bool, generator: torch.Generator) -> list[Row]:
     """Random features that are far from isotropic, so that the whitening in the closed form matters."""
     d, n = (3, 4) if quick else (4, 6)
     rows: list[Row] = []
     for trial in range(2 if quick else 5):
         x, y = (unit_columns(torch.randn(d, n, generator=generator, dtype=torch.float64)) for _ in range(2))
-        best = minimise_population(x, y, probability=0.4, scale=3.0, generator=generator)
+        best = minimise_expected_loss(x, y, probability=0.4, scale=3.0, generator=generator)
         left, right = best.sines(torch.linalg.solve(x @ x.T, x[:, 0]), torch.linalg.solve(y @ y.T, y[:, 0]))
         raw = best.sines(x[:, 0], y[:, 0])
         rows += [
@@ -76,7 +72,7 @@ def _tight_frames(quick: bool, generator: torch.Generator) -> list[Row]:
     for name, frame in FRAMES.items():
         small = (2, 4) if quick or name == "antipodal" else (4, 6)
         x, y = frame(*small, generator), frame(*small, generator)
-        best = minimise_population(x, y, probability=0.4, scale=3.0, generator=generator)
+        best = minimise_expected_loss(x, y, probability=0.4, scale=3.0, generator=generator)
         rows.append(
             (2, name, "sine, by optimisation", float(small[1]), max(best.sines(x[:, 0], y[:, 0])), None)
         )
@@ -118,22 +114,22 @@ def _bound(quick: bool, generator: torch.Generator) -> list[Row]:
 
 def _orthogonalisation(quick: bool, generator: torch.Generator) -> list[Row]:
     rows: list[Row] = []
-    for name, teacher in (("orthogonal", ORTHOGONAL_TARGET), ("overlapping", OVERLAPPING_TARGET)):
-        free = minimise(teacher, 0.0, generator, starts=16 if quick else 64)
-        comparison = _orthogonal_comparison(teacher)
+    for name, head in (("orthogonal", ORTHOGONAL_TARGET), ("overlapping", OVERLAPPING_TARGET)):
+        free = minimise(head, 0.0, generator, starts=16 if quick else 64)
+        comparison = _orthogonal_comparison(head)
         for weight in (0.1, 1.0, 10.0) if quick else np.logspace(-2, 4, 13).tolist():
-            best: Minimum = minimise(teacher, weight, generator, starts=16 if quick else 64)
+            best: Minimum = minimise(head, weight, generator, starts=16 if quick else 64)
             limit = bound(weight, comparison, free.cross_entropy)
             rows.append((4, name, "overlap", weight, abs(best.overlap), limit))
     return rows
 
 
-def _orthogonal_comparison(teacher: Teacher) -> float:
+def _orthogonal_comparison(head: FixedHead) -> float:
     """The least cross-entropy of a pair with y2 orthogonal to y1; x2 can then make a gap up to |(s1, s2)|."""
-    reach = hypot(teacher.first, teacher.second)
-    gap_a = torch.tensor([teacher.first], dtype=torch.float64)
-    gap_b = torch.tensor([teacher.gap_b], dtype=torch.float64).clamp(-reach, reach)
-    return float(cross_entropy(teacher.gap_a, gap_a) + cross_entropy(teacher.gap_b, gap_b))
+    reach = hypot(head.first, head.second)
+    gap_a = torch.tensor([head.first], dtype=torch.float64)
+    gap_b = torch.tensor([head.gap_b], dtype=torch.float64).clamp(-reach, reach)
+    return float(cross_entropy(head.gap_a, gap_a) + cross_entropy(head.gap_b, gap_b))
 
 
 def _largest(table: pl.DataFrame, theorem: int, measure: str, case: str | None = None) -> float:

@@ -9,7 +9,7 @@ rotation_test(found, "spectrum")                # is the true basis sparser than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,18 @@ from headtrace.channels.sparsity import CONTROLS, Control
 from headtrace.channels.svd import layer_svd
 from headtrace.channels.terms import FiringTerms, Places, firing_places, real_positions, terms_of
 from headtrace.errors import InputError
-from headtrace.vocabulary import Side, head_name
+from headtrace.progress import Progress
+from headtrace.vocabulary import AttentionSide, Prompt, head_name
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
-Prompt = str | Sequence[int]
 FIRES_ABOVE = 0.5
 """A head fires where it puts more than this on one source (the 2024 definition)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Population:
+class Survey:
     """Firings of many prompts, and as many pairs at which the heads do not fire."""
 
     frame: pl.DataFrame
@@ -101,19 +101,17 @@ def survey(
     rotations: int = 0,
     batch_size: int = 16,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> Population:
+    progress: Progress | None = None,
+) -> Survey:
     """Decompose every firing of every head on many prompts, and some pairs per head and prompt that do not
     fire.
 
-    The first token, the usual sink, counts neither as source nor as destination. ``progress(done, of)`` is
-    called after each batch.
+    The first token, the usual sink, counts neither as source nor as destination. ``progress`` hears of
+    prompts.
     """
     frames: list[pl.DataFrame] = []
     sets: list[Tensor] = []
-    for start in range(0, len(prompts), batch_size):
-        batch = [list(p) if not isinstance(p, str) else p for p in prompts[start : start + batch_size]]
-        recording = model.record(batch, last_logits=True)
+    for start, recording in _batches(model, prompts, batch_size):
         firing = firing_places(recording, above=above)
         places = torch.cat((firing, quiet_places(recording, above, quiet_per_head, seed + start)))
         terms = terms_of(recording, places)
@@ -121,8 +119,14 @@ def survey(
         frames.append(_with_rotations(frame, terms, rotations, seed))
         sets.append(terms.signal_sets.cpu())
         if progress is not None:
-            progress(min(start + batch_size, len(prompts)), len(prompts))
-    return Population(pl.concat(frames), torch.cat(sets), len(prompts))
+            progress(start + len(recording), len(prompts))
+    return Survey(pl.concat(frames), torch.cat(sets), len(prompts))
+
+
+def _batches(model: Model, prompts: Sequence[Prompt], size: int) -> Iterator[tuple[int, Recording]]:
+    """Recordings of so many prompts each, and the number of the first of them."""
+    for start in range(0, len(prompts), size):
+        yield start, model.record(prompts[start : start + size], last_logits=True)
 
 
 def quiet_places(recording: Recording, above: float, per_head: int, seed: int) -> Places:
@@ -190,15 +194,16 @@ class RotationTest:
     """Wilcoxon signed-rank test over heads (a head's firings averaged first), one-sided: true is sparser."""
 
 
-def rotation_test(population: Population, control: Control) -> RotationTest:
+def rotation_test(found: Survey, control: Control) -> RotationTest:
     """Paired test of true against rotated sparseness. Heads are the sample: one head's firings are alike."""
     from scipy.stats import wilcoxon
 
     name = f"sparseness_{control}"
-    if name not in population.frame.columns:
+    if name not in found.frame.columns:
         raise InputError("This survey has no rotations: call survey(model, prompts, rotations=20).")
-    firing = population.frame.filter(pl.col("fires"))
-    heads = firing.group_by("layer", "head").agg(pl.col("sparseness").mean(), pl.col(name).mean())
+    firing = found.frame.filter(pl.col("fires"))
+    by_head = firing.group_by("layer", "head", maintain_order=True)
+    heads = by_head.agg(pl.col("sparseness").mean(), pl.col(name).mean())
     true, rotated = heads["sparseness"].to_numpy(), heads[name].to_numpy()
     outcome: Any = wilcoxon(true, rotated, alternative="less")
     return RotationTest(
@@ -221,7 +226,7 @@ def token_strengths(
     channels: Sequence[int],
     groups: Sequence[Mapping[int, str]],
     *,
-    side: Side = "key",
+    side: AttentionSide = "key",
     other: str = "other",
     batch_size: int = 16,
 ) -> pl.DataFrame:
@@ -236,9 +241,7 @@ def token_strengths(
     svd = layer_svd(model, layer)
     basis = (svd.V if side == "key" else svd.U)[head][:, list(channels)]
     rows: list[tuple[str, str, float]] = []
-    for start in range(0, len(prompts), batch_size):
-        batch = [list(p) if not isinstance(p, str) else p for p in prompts[start : start + batch_size]]
-        recording = model.record(batch, last_logits=True)
+    for start, recording in _batches(model, prompts, batch_size):
         xhat = recording.residuals[layer].double() / recording.norm_scales[layer].double()[..., None]
         strengths = (xhat @ basis).norm(dim=-1)
         for i, length in enumerate(recording.lengths):

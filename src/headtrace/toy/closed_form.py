@@ -1,4 +1,4 @@
-"""The head of theorems 1 and 2: its exact population objective, minimised, against the closed form.
+"""The head of theorems 1 and 2: its expected loss, exact and minimised, against the closed form.
 
 Tokens hold each feature with probability p. With few features every query and every key can be listed, so
 the expectation is a finite sum and the only error left is that of the optimiser.
@@ -60,7 +60,7 @@ def subsets(
     return present @ vectors.T, chance
 
 
-def minimise_population(
+def minimise_expected_loss(
     x: Float[Tensor, "d n"],
     y: Float[Tensor, "d n"],
     probability: float,

@@ -27,11 +27,11 @@ from headtrace.vocabulary import head_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headtrace.channels.population import Population
+    from headtrace.channels.survey import Survey
 
 
 def plot_slices_used(
-    population: Population, heads: Sequence[tuple[int, int]], path: str | Path | None = None
+    found: Survey, heads: Sequence[tuple[int, int]], path: str | Path | None = None
 ) -> Figure:
     """Which channels are in a head's signal sets, prompt by prompt, where it fires and where it does not."""
     with house_style():
@@ -41,13 +41,13 @@ def plot_slices_used(
         image: Any = None
         for column, (layer, head) in enumerate(heads):
             for row, fires in enumerate((True, False)):
-                used = population.slices_used(layer, head, fires=fires).numpy()
+                used = found.slices_used(layer, head, fires=fires).numpy()
                 axis = axes[row][column]
                 axis.set_facecolor("#DDDDDD")  # prompts without such a pair
                 image = axis.imshow(
                     used, aspect="auto", cmap=HEAT, vmin=0, vmax=1, interpolation="nearest", origin="upper"
                 )
-                count = len(population.rows_of(layer, head, fires=fires))
+                count = len(found.rows_of(layer, head, fires=fires))
                 axis.set_title(
                     f"{head_name(layer, head)} {'fires' if fires else 'does not fire'} ({count})",
                     loc="left",
@@ -65,10 +65,10 @@ def plot_slices_used(
         return save(figure, path)
 
 
-def plot_signal_sizes(population: Population, path: str | Path | None = None) -> Figure:
+def plot_signal_sizes(found: Survey, path: str | Path | None = None) -> Figure:
     """How many channels a signal set has, where heads fire and where not: all pairs, and head by head."""
-    width = population.signal_sets.shape[1]
-    sizes = {fires: np.array(population.sizes(fires=fires)) for fires in (True, False)}
+    width = found.signal_sets.shape[1]
+    sizes = {fires: np.array(found.sizes(fires=fires)) for fires in (True, False)}
     with house_style():
         figure, axes = new_figure(7.2, 3.2, columns=2)
         axis = axes[0][0]
@@ -82,7 +82,7 @@ def plot_signal_sizes(population: Population, path: str | Path | None = None) ->
         axis.set_ylabel("share of token pairs")
         axis.legend()
         axis.set_title("all heads", loc="left")
-        table = population.heads.filter((pl.col("firings") > 0) & pl.col("signal_size_quiet").is_not_null())
+        table = found.heads.filter((pl.col("firings") > 0) & pl.col("signal_size_quiet").is_not_null())
         axis = axes[0][1]
         axis.plot([0, width], [0, width], color=GREY, linewidth=0.8)
         points = axis.scatter(
@@ -138,9 +138,9 @@ def plot_token_strengths(
         return save(figure, path)
 
 
-def plot_rotations(population: Population, path: str | Path | None = None) -> Figure:
+def plot_rotations(found: Survey, path: str | Path | None = None) -> Figure:
     """Sparseness in the true basis and under both rotations: distributions over firings, and head by head."""
-    firing = population.frame.filter(pl.col("fires"))
+    firing = found.frame.filter(pl.col("fires"))
     kinds = (
         ("sparseness", "true basis", VERMILION, "-"),
         ("sparseness_basis", "rotated basis, same logit", BLUE, "--"),

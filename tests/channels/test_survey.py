@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from headtrace.channels import decompose, layer_svd
-from headtrace.channels.population import (
-    Population,
+from headtrace.channels.survey import (
+    Survey,
     rotation_test,
     separation,
     survey,
@@ -16,7 +16,7 @@ from headtrace.channels.population import (
 )
 from headtrace.errors import InputError
 from headtrace.figures.channels import plot_condition_numbers
-from headtrace.figures.population import (
+from headtrace.figures.survey import (
     plot_rotations,
     plot_signal_sizes,
     plot_slices_used,
@@ -34,11 +34,11 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def found(model) -> Population:
+def found(model) -> Survey:
     return survey(model, prompts(lengths=LENGTHS), rotations=5, batch_size=2)
 
 
-def test_a_survey_holds_every_firing_past_the_first_token_and_nothing_else(model, found: Population) -> None:
+def test_a_survey_holds_every_firing_past_the_first_token_and_nothing_else(model, found: Survey) -> None:
     expected = set()
     for i, ids in enumerate(prompts(lengths=LENGTHS)):
         patterns = model.record(ids).patterns[:, 0]
@@ -50,7 +50,7 @@ def test_a_survey_holds_every_firing_past_the_first_token_and_nothing_else(model
     assert set(firing) == expected
 
 
-def test_quiet_pairs_are_visible_do_not_fire_and_are_as_many_as_asked(model, found: Population) -> None:
+def test_quiet_pairs_are_visible_do_not_fire_and_are_as_many_as_asked(model, found: Survey) -> None:
     quiet = found.frame.filter(~pl.col("fires"))
     assert (quiet["attention"] <= 0.5).all()
     assert (quiet["src"] > 0).all()
@@ -60,7 +60,7 @@ def test_quiet_pairs_are_visible_do_not_fire_and_are_as_many_as_asked(model, fou
     assert quiet.unique(["prompt", "layer", "head", "dest", "src"]).height == quiet.height
 
 
-def test_rows_are_what_single_decompositions_give(model, found: Population) -> None:
+def test_rows_are_what_single_decompositions_give(model, found: Survey) -> None:
     for index in (0, 40, found.frame.height - 3):
         row = found.frame.row(index, named=True)
         recording = model.record(prompts(lengths=LENGTHS)[row["prompt"]])
@@ -71,7 +71,7 @@ def test_rows_are_what_single_decompositions_give(model, found: Population) -> N
         assert set(found.signal_sets[index].nonzero()[:, 0].tolist()) == set(why.signal_set)
 
 
-def test_slices_used_and_consensus_count_the_signal_sets(found: Population) -> None:
+def test_slices_used_and_consensus_count_the_signal_sets(found: Survey) -> None:
     layer, head = found.heads.sort("firings", descending=True).select("layer", "head").row(0)
     used = found.slices_used(layer, head)
     assert used.shape == (len(LENGTHS), 8)
@@ -84,18 +84,18 @@ def test_slices_used_and_consensus_count_the_signal_sets(found: Population) -> N
     assert sizes == found.signal_sets[rows].sum(dim=-1).tolist()
 
 
-def test_a_head_that_never_fires_has_no_consensus(found: Population) -> None:
-    empty = Population(found.frame.filter(~pl.col("fires")), found.signal_sets, found.n_prompts)
+def test_a_head_that_never_fires_has_no_consensus(found: Survey) -> None:
+    empty = Survey(found.frame.filter(~pl.col("fires")), found.signal_sets, found.n_prompts)
     with pytest.raises(InputError, match="does not fire"):
         empty.consensus(0, 0)
 
 
-def test_rotation_test_finds_sparsity_that_is_there_and_none_where_there_is_none(found: Population) -> None:
+def test_rotation_test_finds_sparsity_that_is_there_and_none_where_there_is_none(found: Survey) -> None:
     random_weights = rotation_test(found, "spectrum")
     assert random_weights.n_heads <= 16
     assert random_weights.p_value > 1e-4, "random weights have no alignment"
     sparse = found.frame.with_columns(sparseness=pl.col("sparseness_spectrum") * 0.5)
-    outcome = rotation_test(Population(sparse, found.signal_sets, found.n_prompts), "spectrum")
+    outcome = rotation_test(Survey(sparse, found.signal_sets, found.n_prompts), "spectrum")
     assert outcome.share_of_heads_sparser == 1
     assert outcome.p_value < 0.001
     assert outcome.mean_true == pytest.approx(outcome.mean_rotated / 2)
@@ -133,7 +133,7 @@ def test_separation_is_the_share_of_pairs_in_order() -> None:
         separation(table, "verb")
 
 
-def test_figures_are_written(model, found: Population, tmp_path) -> None:
+def test_figures_are_written(model, found: Survey, tmp_path) -> None:
     heads = found.heads.sort("firings", descending=True).select("layer", "head").rows()[:2]
     table = token_strengths(model, prompts(lengths=(6, 6)), 2, 1, [0, 3], [{2: "name"}, {3: "name"}])
     plot_slices_used(found, heads, tmp_path / "slices.png")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headtrace.causal.faithfulness import Kept, _matched, _random_like, faithfulness, metric_with, replacement
-from headtrace.causal.metric import Metric
+from headtrace.causal.metric import metric_of
+from headtrace.circuits.roots import Direction
 from headtrace.circuits import Node
 from headtrace.errors import InputError
 from headtrace.vocabulary import Component
@@ -19,7 +20,7 @@ from tests.tiny import prompts
 def opened(name: str):
     model, circuit = traced(name, torch.float64)
     recording = model.record(list(circuit.prompt.token_ids))
-    return model, circuit, recording, Metric.of(circuit.root, recording.last_logits())
+    return model, circuit, recording, metric_of(circuit.root, recording)
 
 
 def all_true(recording):
@@ -32,7 +33,7 @@ def test_keeping_everything_is_the_model(name: str, ablation: str) -> None:
     _, _, recording, metric = opened(name)
     every, mlps = all_true(recording), torch.ones_like(recording.norm_scales[:-1, 0], dtype=torch.bool)
     values = metric_with(recording, metric, [lambda: Kept(every, mlps)], ablation)
-    assert values[0] == pytest.approx(float(metric(recording.last_logits())), abs=1e-9)
+    assert values[0] == pytest.approx(metric.of(recording), abs=1e-9)
 
 
 def test_dropping_one_component_takes_its_write_away() -> None:
@@ -46,9 +47,10 @@ def test_dropping_one_component_takes_its_write_away() -> None:
     left = recording.residuals[-1, 0, end] - recording.write(Component("head", layer, head, src))[end]
     hf = model.hf
     with torch.inference_mode():
-        wanted = metric(hf.get_output_embeddings()(hf.get_submodule(model.architecture.final_norm)(left)))
+        logits = hf.get_output_embeddings()(hf.get_submodule(model.architecture.final_norm)(left))
+    wanted = metric.of_logits(logits[None])
     assert found == pytest.approx(float(wanted), abs=1e-9)
-    assert abs(found - float(metric(recording.last_logits()))) > 1e-4
+    assert abs(found - metric.of(recording)) > 1e-4
 
 
 def test_mean_ablation_puts_the_mean_value_in_place() -> None:
@@ -62,7 +64,8 @@ def test_mean_ablation_puts_the_mean_value_in_place() -> None:
     left = recording.residuals[-1, 0, end] + moved @ model.weights.W_O[layer, head]
     hf = model.hf
     with torch.inference_mode():
-        wanted = metric(hf.get_output_embeddings()(hf.get_submodule(model.architecture.final_norm)(left)))
+        logits = hf.get_output_embeddings()(hf.get_submodule(model.architecture.final_norm)(left))
+    wanted = metric.of_logits(logits[None])
     assert found == pytest.approx(float(wanted), abs=1e-9)
 
 
@@ -123,7 +126,7 @@ def test_the_curve_goes_from_nothing_to_the_circuit(ablation: str, tmp_path) -> 
 
 def test_matched_controls_lie_outside_the_circuit_and_carry_as_much_attention() -> None:
     model, circuit, recording, _ = opened("qwen2")
-    firings = circuit.heads()
+    firings = [node.site for node in circuit.heads()]
     drawn = _matched(recording, firings, torch.Generator().manual_seed(0))
     places = [(n.layer, n.head, n.dest, n.src) for n in drawn]
     assert [n.layer for n in drawn] == [n.layer for n in firings]
@@ -157,5 +160,5 @@ def test_larger_units_keep_more_and_mlps_can_be_ablated_too() -> None:
     with pytest.raises(InputError, match="'position'"):
         faithfulness(circuit, model, unit="layer")
     with pytest.raises(InputError, match="direction"):
-        faithfulness(replace(circuit, root=replace(circuit.root, kind="direction", layer=2)), model)
+        faithfulness(replace(circuit, root=Direction(layer=2)), model)
     assert recording.lengths[0] == 11

@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 import torch
 
 from headtrace.causal import GlobalEdit, Intervention, LocalEdit, Signal, edit, find_edge, intervene, run
 from headtrace.causal.edges import residual_change
-from headtrace.causal.intervention import _Acting, _global_hooks
+from headtrace.causal.edits import observers_of
+from headtrace.causal.metric import metric_of
 from headtrace.causal.signals import random_channels
 from headtrace.errors import InputError
-from headtrace.models.attention import AttentionObserver, through
-from headtrace.models.capture import full_precision_norms
-from headtrace.models.partial import only_layers
+from headtrace.models import Observer
 from headtrace.vocabulary import Component
 from tests.causal.traced import traced
+from tests.rounding import forward_terms, rounding
 
 
-class Watching(_Acting):
-    """Acts, and keeps every layer's pattern and mixture."""
+class Watching(Observer):
+    """Keeps what every layer reads, attends to, mixes and writes."""
 
-    def __init__(self, recording, interventions) -> None:
-        super().__init__(recording, interventions)
-        self.patterns, self.mixtures = {}, {}
+    def __init__(self) -> None:
+        self.residuals, self.patterns, self.mixtures, self.writes = {}, {}, {}, {}
 
-    def mix(self, call, pattern):
-        values = call.value.repeat_interleave(self.group, dim=1)
-        self.mixtures[call.layer] = pattern @ values
-        return self.mixtures[call.layer]
+    def layer_input(self, layer, residual, rotary) -> None:
+        self.residuals[layer] = residual.clone()
 
     def see(self, call, pattern) -> None:
-        super().see(call, pattern)
+        groups = pattern.shape[1] // call.value.shape[1]
         self.patterns[call.layer] = pattern.clone()
+        self.mixtures[call.layer] = pattern @ call.value.repeat_interleave(groups, dim=1)
+
+    def attention_write(self, layer, write) -> None:
+        self.writes[layer] = write.clone()
 
 
-@torch.inference_mode()
-def watch(recording, intervention, after_edits=None):
-    """Two copies, the second one edited: residuals after every layer, patterns and mixtures."""
-    model = recording.model
-    both = [Intervention(()), intervention]
-    observer, residuals = Watching(recording, both), {}
-    layers = list(model.hf.get_submodule(model.architecture.layers).children())
-    with ExitStack() as stack:
-        for index, layer in enumerate(layers):
-            stack.callback(layer.register_forward_pre_hook(_keep(residuals, index), with_kwargs=True).remove)
-        if model.dtype == torch.float64:
-            stack.enter_context(full_precision_norms(model))
-        _global_hooks(recording, both, stack)
-        if after_edits is not None:
-            stack.callback(after_edits().remove)
-        stack.enter_context(through(observer, model.hf))
-        model.hf(input_ids=recording.token_ids.expand(2, -1), use_cache=False)
-    return residuals, observer
+def watch(recording, intervention) -> Watching:
+    """Two copies, the second one edited."""
+    seen = Watching()
+    acting = observers_of(recording, [Intervention(()), intervention])
+    recording.model.run(recording.token_ids.expand(2, -1), *acting, seen)
+    return seen
 
 
-def _keep(store, index):
-    def hook(_, args, kwargs):
-        store[index] = (args[0] if args else kwargs["hidden_states"]).clone()
-
-    return hook
+def near(recording, layer: int = 0) -> float:
+    """How far two runs of the model may differ by rounding alone."""
+    size = max(1.0, float(recording.residuals.abs().max()), float(recording.raw_logits(layer).abs().max()))
+    return rounding(recording.model.dtype, forward_terms(recording.model), size)
 
 
 def some_edge(circuit, side: str, layer_below: int, kind: str | None = None):
@@ -79,29 +65,30 @@ def some_edge(circuit, side: str, layer_below: int, kind: str | None = None):
 # In llama, qwen3 and gemma2 two heads share a key; gemma2 caps scores, opt scales queries, olmo2 has post-norms.
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "qwen3", "gemma2", "olmo2"])
 @pytest.mark.parametrize("side", ["query", "key"])
-def test_a_local_edit_reaches_one_head_at_one_position_bit_for_bit(name: str, side: str) -> None:
+def test_a_local_edit_reaches_one_head_at_one_position(name: str, side: str) -> None:
     model, circuit = traced(name)
     recording = model.record(list(circuit.prompt.token_ids))
     signal = Signal.of(circuit, some_edge(circuit, side, model.n_layers))
     f = signal.firing
-    _, plain = watch(recording, Intervention(()))
-    residuals, edited = watch(recording, Intervention((edit(recording, signal),), f))
+    plain = watch(recording, Intervention(()))
+    edited = watch(recording, Intervention((edit(recording, signal),), f))
+    allowed = near(recording, f.layer)
     for layer in range(f.layer):
-        assert torch.equal(plain.patterns[layer], edited.patterns[layer])
+        assert float((plain.patterns[layer] - edited.patterns[layer]).abs().max()) <= allowed
     others = torch.ones_like(plain.patterns[f.layer][1, :, :, 0], dtype=torch.bool)
     others[f.head, f.dest] = False
     for before, after in (
         (plain.patterns[f.layer], edited.patterns[f.layer]),
         (plain.mixtures[f.layer], edited.mixtures[f.layer]),
     ):
-        assert torch.equal(before[0], after[0]), "the other copy is untouched"
-        assert torch.equal(before[1][others], after[1][others])
-        assert not torch.equal(before[1, f.head, f.dest], after[1, f.head, f.dest])
+        moved = (after - before).abs()
+        assert float(moved[0].max()) <= allowed, "the other copy is untouched"
+        assert float(moved[1][others].max()) <= allowed
+        assert float(moved[1, f.head, f.dest].max()) > 100 * allowed
     if f.layer + 1 < model.n_layers:
-        after = residuals[f.layer + 1]
+        moved = (edited.residuals[f.layer + 1] - plain.residuals[f.layer + 1]).abs()
         kept = [t for t in range(recording.lengths[0]) if t != f.dest]
-        plain_residuals, _ = watch(recording, Intervention(()))
-        assert torch.equal(plain_residuals[f.layer + 1][1, kept], after[1, kept])
+        assert float(moved[1, kept].max()) <= allowed
 
 
 def writer(recording, firing, kind: str) -> Component:
@@ -130,12 +117,12 @@ def test_a_global_edit_changes_exactly_the_components_write(name: str, kind: str
     assert isinstance(change, GlobalEdit)
     assert change.write[firing.dest].norm() > 1e-6
     elsewhere = [t for t in range(recording.lengths[0]) if t != firing.dest]
-    plain, _ = watch(recording, Intervention(()))
-    edited, _ = watch(recording, Intervention((change,)))
-    moved = edited[1] - plain[1]
-    assert not moved[0].any(), "the other copy is untouched"
-    assert not moved[1, elsewhere].any(), "no other position changes"
-    torch.testing.assert_close(moved[1], change.write, rtol=0, atol=1e-12)
+    plain = watch(recording, Intervention(()))
+    edited = watch(recording, Intervention((change,)))
+    moved = edited.residuals[1] - plain.residuals[1]
+    assert float(moved[0].abs().max()) <= near(recording), "the other copy is untouched"
+    assert float(moved[1, elsewhere].abs().max()) <= near(recording), "no other position changes"
+    torch.testing.assert_close(moved[1], change.write, rtol=0, atol=near(recording))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "olmo2"])
@@ -146,21 +133,10 @@ def test_a_global_edit_of_a_head_moves_the_attention_output_alone(name: str) -> 
     firing = Signal.of(circuit, circuit.top(1)[0]).firing
     signal = Signal(firing, "query", writer(recording, firing, "head"), (0, 3))
     change = edit(recording, signal, reach="global", scope="token")
-    facts = model.architecture
-    layer = model.hf.get_submodule(facts.layers)[0]
-    outputs = []
-    for what in (Intervention(()), Intervention((change,))):
-        place = layer.get_submodule(facts.attention_post_norm or facts.attention)
-
-        def keep(_, __, out) -> None:
-            outputs.append((out[0] if isinstance(out, tuple) else out).clone())
-
-        # Registered inside the run, after the edit's own hook, so that it sees what the layer gets.
-        watch(recording, what, after_edits=lambda place=place, keep=keep: place.register_forward_hook(keep))
-    moved = outputs[1] - outputs[0]
-    assert not moved[0].any()
-    torch.testing.assert_close(moved[1], change.write, rtol=0, atol=1e-12)
-    assert not moved[1][[t for t in range(recording.lengths[0]) if t != firing.dest]].any()
+    plain, edited = (watch(recording, what).writes[0] for what in (Intervention(()), Intervention((change,))))
+    moved = edited - plain
+    assert float(moved[0].abs().max()) <= near(recording)
+    torch.testing.assert_close(moved[1], change.write, rtol=0, atol=near(recording))
 
 
 def test_a_global_edit_of_the_embedding_is_what_layer_zero_reads() -> None:
@@ -170,15 +146,12 @@ def test_a_global_edit_of_the_embedding_is_what_layer_zero_reads() -> None:
     change = edit(recording, Signal(firing, "query", Component("embedding"), (0,)), reach="global")
     assert change.write.norm() > 1e-3
     start = recording.residuals[:1, 0] + change.write
-    with (
-        torch.inference_mode(),
-        full_precision_norms(model),
-        through(AttentionObserver(), model.hf),
-        only_layers(model, 0, model.n_layers, start),
-    ):
-        wanted = model.hf(input_ids=recording.token_ids, use_cache=False).logits[:, -1]
-    outcome = run(recording, [Intervention((change,))])
-    torch.testing.assert_close(outcome.logits, wanted, rtol=0, atol=1e-10)
+    metric = metric_of(circuit.root, recording)
+    logits = model.run(recording.token_ids, layers=range(model.n_layers), residual=start)
+    outcome = run(recording, [Intervention((change,))], metric)
+    wanted = float(metric.of_logits(logits[:, -1:])[0])
+    assert float(outcome.metric[0]) == pytest.approx(wanted, abs=near(recording))
+    assert abs(wanted - metric.of(recording)) > 1e-4
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
@@ -207,7 +180,10 @@ def test_a_signal_lies_in_its_channels_only() -> None:
             reader, wanted = coefficients(recording, signal, "claim")
             write = reader.in_residual(wanted)
             again = reader._turn((write / reader.norm_scale) @ reader.W / reader.head_scale) @ reader.bases[0]
-            torch.testing.assert_close(again, wanted, rtol=0, atol=1e-9)
+            # A pseudo-inverse loses the condition number of the projection.
+            condition = float(torch.linalg.cond(reader.W))
+            allowed = rounding(torch.float64, model.d_model, condition * float(wanted.abs().max()))
+            torch.testing.assert_close(again, wanted, rtol=0, atol=allowed)
 
 
 def test_scope_token_changes_the_source_alone_and_claim_every_visible_key() -> None:
@@ -222,10 +198,10 @@ def test_scope_token_changes_the_source_alone_and_claim_every_visible_key() -> N
     token, claim = (edit(recording, signal, scope=scope) for scope in ("token", "claim"))
     assert isinstance(token, LocalEdit)
     assert isinstance(claim, LocalEdit)
-    changed = [edited.keys.abs().sum(-1).nonzero()[:, 0].tolist() for edited in (token, claim)]
+    changed = [edited.keys.abs().sum(-1).nonzero()[:, 0].tolist() for edited in (token, claim)]  # exact zeros
     assert changed[0] == [f.src]
     assert changed[1] == list(range(f.dest - 4, f.dest + 1)), "every key in the window, none outside"
-    assert torch.equal(token.keys[f.src], claim.keys[f.src])
+    torch.testing.assert_close(token.keys[f.src], claim.keys[f.src])
 
 
 @pytest.mark.parametrize("name", ["opt", "gemma3_text"])
@@ -238,24 +214,23 @@ def test_many_at_once_equal_one_at_a_time(name: str) -> None:
         for s in (Signal.of(circuit, e) for e in edges)
         for factor, reach in ((0.0, "local"), (2.0, "global"))
     ]
-    together = run(recording, many)
+    metric = metric_of(circuit.root, recording)
+    together = run(recording, many, metric)
     for i, one in enumerate(many):
-        alone = run(recording, [one])
-        assert float(alone.attention[0]) == pytest.approx(float(together.attention[i]), abs=1e-12)
-        torch.testing.assert_close(alone.logits[0], together.logits[i], rtol=0, atol=1e-10)
+        alone = run(recording, [one], metric)
+        assert float(alone.attention[0]) == pytest.approx(float(together.attention[i]), abs=near(recording))
+        assert float(alone.metric[0]) == pytest.approx(float(together.metric[i]), abs=near(recording))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "gpt_neox"])
 def test_starting_in_the_middle_equals_the_full_run(name: str) -> None:
     model, circuit = traced(name)
     recording = model.record(list(circuit.prompt.token_ids))
+    allowed = near(recording) * float(recording.logits.abs().max())
     for start in range(model.n_layers):
-        with torch.inference_mode(), only_layers(model, start, model.n_layers, recording.residuals[start]):
-            logits = model.hf(input_ids=recording.token_ids, use_cache=False).logits[0, -1]
-        torch.testing.assert_close(logits, recording.last_logits(), rtol=1e-5, atol=1e-5)
-    with torch.inference_mode():
-        again = model.hf(input_ids=recording.token_ids, use_cache=False).logits[0, -1]
-    torch.testing.assert_close(again, recording.last_logits(), rtol=1e-5, atol=1e-5)  # and left as it was
+        layers = range(start, model.n_layers)
+        logits = model.run(recording.token_ids, layers=layers, residual=recording.residuals[start])
+        torch.testing.assert_close(logits[0, -1], recording.last_logits(), rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize("name", ["opt", "qwen3"])
@@ -274,8 +249,8 @@ def test_edits_of_query_and_keys_of_one_firing_act_together(name: str) -> None:
     scores = (keys @ query) * recording.scales[f.layer]
     seen = recording.visible[f.layer][0, f.dest]
     wanted = scores.masked_fill(~seen, -torch.inf).softmax(-1)[f.src]
-    found = run(recording, [Intervention(tuple(edits), f)], attention_only=True).attention[0]
-    assert float(found) == pytest.approx(float(wanted), abs=1e-12)
+    found = run(recording, [Intervention(tuple(edits), f)]).attention[0]
+    assert float(found) == pytest.approx(float(wanted), abs=near(recording, f.layer))
     assert intervene(circuit, model, circuit.edges_into(node)).attention_after == pytest.approx(float(wanted))
 
 
@@ -303,10 +278,10 @@ def test_cosine_and_norm_ratio_are_those_of_the_residual() -> None:
 def test_bad_requests_say_why() -> None:
     model, circuit = traced("gpt2")
     recording = model.record(list(circuit.prompt.token_ids))
-    offset = next(e for e in circuit.edges if circuit.node(e.source).kind == "offset")
+    offset = next(e for e in circuit.edges if circuit.node(e.source).kind == "offset" and e.side != "root")
     with pytest.raises(InputError, match="no component writes it"):
         intervene(circuit, model, offset, reach="global")
-    with pytest.raises(InputError, match="goes to the root"):
+    with pytest.raises(InputError, match="goes to the root side of Root"):
         intervene(circuit, model, next(e for e in circuit.edges if e.side == "root"))
     with pytest.raises(InputError, match="no edge to intervene on"):
         intervene(circuit, model, [])

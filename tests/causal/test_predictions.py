@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import headtrace
+from headtrace.circuits import Likelihood
 from headtrace.errors import InputError
 from tests.causal.traced import traced
-from tests.tiny import NAMES, prompts, tiny_model
+from tests.rounding import forward_terms, rounding
+from tests.tiny import NAMES, prompts, tiny_model, top_two
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,15 +79,55 @@ def test_predictions_hold_on_a_real_model(smollm2) -> None:
     assert max(errors) <= 1e-3
 
 
-@pytest.mark.parametrize(("name", "root"), [("gpt2", "probability"), ("opt", "direction")])
-def test_other_roots_are_verified_too(name: str, root: str) -> None:
-    model = tiny_model(name)
-    direction = torch.randn(32, generator=torch.Generator().manual_seed(0))
-    how = {"top_k": 3} if root == "probability" else {"direction": direction, "layer": 3}
-    circuit = headtrace.Tracer(model, tau=0.08).trace(prompts()[0], root=root, **how)
+ROOTS = {
+    "linear": {},
+    "top_k": {"root": "probability", "top_k": 3},
+    "continuation": {"root": Likelihood((9, 4, 30), continuation=True)},
+    "direction": {"direction": torch.randn(32, generator=torch.Generator().manual_seed(0)), "layer": 3},
+    "direction behind the last layer": {
+        "direction": torch.randn(32, generator=torch.Generator().manual_seed(0)),
+        "layer": 4,
+        "position": 5,
+    },
+    "heads": {"heads": ["L3H1", "L2H2"]},
+}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gemma2", "qwen2"])
+@pytest.mark.parametrize("root", ROOTS)
+def test_every_root_is_verified_and_its_metric_is_its_value(name: str, root: str, tmp_path) -> None:
+    """What a root says it is worth is what the model shows, with and without an intervention."""
+    model, ids = tiny_model(name), prompts()[0]
+    how = dict(ROOTS[root])
+    if root == "linear":
+        how = dict(zip(("answer", "wrong"), top_two(model, ids), strict=True))
+    circuit = headtrace.Tracer(model, tau=0.08).trace(ids, **how)
+    report = headtrace.verify(circuit, model, edges="top:2", controls=1)
+    assert report.metric == circuit.root.measure
+    size = max(1.0, float(model.record(ids).logits.abs().max()), abs(circuit.root.value))
+    allowed = rounding(torch.float32, forward_terms(model), size)
+    assert report.clean_metric == pytest.approx(circuit.root.value, abs=allowed)
+    # Without any edit the running model shows the same number.
+    recording = headtrace.causal.open_circuit(circuit, model)
+    metric = headtrace.causal.metric_of(circuit.root, recording)
+    outcome = headtrace.causal.run(recording, [headtrace.causal.Intervention(())], metric)
+    assert float(outcome.metric[0]) == pytest.approx(circuit.root.value, abs=allowed)
+    if circuit.edges:
+        assert report.max_prediction_error <= 1e-4
+        assert all(effect.ablate_metric is not None for effect in report.effects)
+    report.save(tmp_path)
+    assert headtrace.load_circuit(tmp_path / "circuit.json").root == circuit.root
+    assert report.summary()
+
+
+def test_a_direction_without_its_vector_is_verified_without_a_metric() -> None:
+    """Files of version 1 did not keep the vector."""
+    model, ids = tiny_model("opt"), prompts()[0]
+    circuit = headtrace.Tracer(model, tau=0.08).trace(ids, **ROOTS["direction"])
+    circuit = replace(circuit, root=replace(circuit.root, vector=None))
     report = headtrace.verify(circuit, model, edges="top:2", controls=1)
     assert len(report.predictions) > 6
     assert report.max_prediction_error <= 1e-4
-    assert report.metric == ("log-likelihood" if root == "probability" else None)
-    assert (report.effects[0].ablate_metric is None) == (root == "direction")
+    assert report.metric is None
+    assert report.effects[0].ablate_metric is None
     assert report.summary()

@@ -53,7 +53,10 @@ def test_effects_are_changes_from_the_clean_run(report) -> None:
 def test_controls_depend_on_the_seed_and_claimed_effects_do_not(report) -> None:
     model, circuit = traced("llama", torch.float64)
     again, other = (headtrace.verify(circuit, model, edges="top:6", controls=3, seed=seed) for seed in (4, 5))
-    assert again.effects == report.effects
+    for mine, theirs in zip(again.effects, report.effects, strict=True):
+        assert mine.edge == theirs.edge
+        assert mine.control_ablate_attention == pytest.approx(theirs.control_ablate_attention, abs=1e-12)
+        assert mine.control_boost_metric == pytest.approx(theirs.control_boost_metric, abs=1e-10)
     assert [e.ablate_attention for e in other.effects] == pytest.approx(
         [e.ablate_attention for e in report.effects]
     )
@@ -65,13 +68,13 @@ def test_controls_depend_on_the_seed_and_claimed_effects_do_not(report) -> None:
 def test_progress_counts_every_intervention() -> None:
     model, circuit = traced("llama", torch.float64)
     seen: list[tuple[int, int]] = []
-    headtrace.verify(circuit, model, edges="top:3", controls=2, on_progress=lambda *a: seen.append(a))
+    headtrace.verify(circuit, model, edges="top:3", controls=2, progress=lambda *a: seen.append(a))
     assert seen[-1] == (18, 18)
 
 
 def test_a_global_verification_leaves_offsets_out_and_says_so() -> None:
     model, circuit = traced("gpt2")
-    offsets = [e for e in circuit.edges if circuit.node(e.source).kind == "offset"]
+    offsets = [e for e in circuit.edges if circuit.node(e.source).kind == "offset" and e.side != "root"]
     assert offsets
     position = 1 + max(circuit.top(500).index(e) for e in offsets)
     report = headtrace.verify(circuit, model, edges=f"top:{position}", controls=0, reach="global")

@@ -85,7 +85,7 @@ class Interrupts(Observer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("place", ["layer_input", "see", "mlp_write", "norm_input"])
 def test_an_interrupted_pass_leaves_the_model_as_it_was(place: str, dtype: torch.dtype) -> None:
-    hf = tiny_hf("gemma2", dtype=dtype)
+    hf = tiny_hf("gemma3_text", dtype=dtype)
     hf.model.layers[1].train()
     hf.set_attn_implementation("sdpa")
     model, before = headtrace.load(hf), state(hf)

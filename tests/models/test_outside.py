@@ -73,8 +73,10 @@ def outside(name: str, dtype: torch.dtype, **changes) -> headtrace.Model:
 
 
 @pytest.mark.usefixtures("known")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
+# Cohere turns its queries in float32 whatever the model's dtype, so that float64 would show nothing more.
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("glm", torch.float32), ("glm", torch.float64), ("cohere", torch.float32)], ids=str
+)
 def test_identities_hold_and_predictions_come_true(name: str, dtype: torch.dtype) -> None:
     model, ids = outside(name, dtype), prompts()[0]
     assert model.record(prompts()).check().worst < rounding(dtype, forward_terms(model))

@@ -140,6 +140,10 @@ def naive_circuit(
 
     root = ("root", None, None, None, None)
     edges = {(place(c, last), root, "root"): (value, None) for c, value in seeds}
+    constant = weights.W_U @ weights.final_bias + (0.0 if weights.b_U is None else weights.b_U)
+    bias = float(constant[answer] - constant[wrong])
+    if bias > 0:
+        edges[(place(Component("offset"), last), root, "root")] = (bias, None)
     waiting = [Firing(c.layer, c.head, last, c.src) for c, _ in seeds if c.kind == "head"]
     seen: set[Firing] = set()
     while waiting:

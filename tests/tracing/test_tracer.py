@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -54,7 +52,9 @@ def test_alone_or_in_a_batch_the_circuit_is_the_same(name: str) -> None:
     ids = prompts(3, (11, 7, 9, 11))
     tracer = headtrace.Tracer(model)
     pairs = [top_two(model, one) for one in ids]
-    together = tracer.trace_batch(ids, [a for a, _ in pairs], [w for _, w in pairs])
+    together = tracer.trace_batch(
+        [{"tokens": one, "answer": a, "wrong": w} for one, (a, w) in zip(ids, pairs, strict=True)]
+    )
     agreement = Agreement()
     for one, (answer, wrong), circuit in zip(ids, pairs, together, strict=True):
         agreement.add(circuit_edges(circuit), circuit_edges(tracer.trace(one, answer, wrong)))
@@ -264,7 +264,7 @@ def test_contradictory_roots_are_refused() -> None:
 def test_a_firing_that_does_not_add_up_stops_the_trace_and_is_named() -> None:
     model, ids = tiny_model("llama"), prompts()[0]
     recording = model.record(ids)
-    recording = replace(recording, mlp_writes=recording.mlp_writes + 0.05)
+    recording = recording.with_tensors(mlp_writes=recording.mlp_writes + 0.05)
     firing = next(f for f, a in recording.strongest_firings() if f.layer == 3 and f.dest > 3 and a > 0.4)
     with pytest.raises(IdentityError, match=rf"L3H{firing.head} {firing.dest}->{firing.src}.*do not sum"):
         headtrace.Tracer(model).trace_firings(recording, [firing])

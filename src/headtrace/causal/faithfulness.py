@@ -10,7 +10,7 @@ Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,11 +26,12 @@ from headtrace.models import door
 from headtrace.models.attention import per_query_head
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.prompts import batches
+from headtrace.vocabulary import ROOT, Site
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headtrace.circuits import Circuit, Node
+    from headtrace.circuits import Circuit
     from headtrace.models import Model, Recording
 
 Ablation = Literal["zero", "mean"]
@@ -119,19 +120,19 @@ def faithfulness(
     _check(ablation, unit, mlps)
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
-    firings = sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))
+    firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
     sizes = range(len(firings) + 1)
     generator = torch.Generator().manual_seed(seed)
     shuffled = [[_random_like(recording, n, generator) for n in firings] for _ in range(controls)]
 
-    def keep(nodes: Sequence[Node]) -> Kept:
+    def keep(sites: Sequence[Site]) -> Kept:
         return Kept(
-            _head_mask(recording, nodes, unit),
-            None if mlps == "keep" else _mlp_mask(recording, circuit, nodes),
+            _head_mask(recording, sites, unit),
+            None if mlps == "keep" else _mlp_mask(recording, circuit, sites),
         )
 
-    def remove(nodes: Sequence[Node]) -> Kept:
-        whole = keep(nodes)
+    def remove(sites: Sequence[Site]) -> Kept:
+        whole = keep(sites)
         return Kept(~whole.heads, None if whole.mlps is None else ~whole.mlps)
 
     matched = [_matched(recording, firings, generator) for _ in range(controls)]
@@ -184,37 +185,36 @@ def _check(ablation: str, unit: str, mlps: str) -> None:
 
 
 def _head_mask(
-    recording: Recording, nodes: Iterable[Node], unit: Unit
+    recording: Recording, sites: Iterable[Site], unit: Unit
 ) -> Bool[Tensor, "layer head dest src"]:
     mask = torch.zeros_like(recording.patterns[:, 0], dtype=torch.bool)
-    for n in nodes:
+    for n in sites:
         place: Any = (n.layer, n.head, n.dest, n.src)
         mask[place if unit == "component" else place[:3] if unit == "position" else place[:2]] = True
     return mask & torch.stack([v[0] for v in recording.visible])[:, None]
 
 
-def _mlp_mask(recording: Recording, circuit: Circuit, nodes: Sequence[Node]) -> Bool[Tensor, "layer token"]:
+def _mlp_mask(recording: Recording, circuit: Circuit, sites: Sequence[Site]) -> Bool[Tensor, "layer token"]:
     """MLPs that write a signal to one of these firings, or straight to the root."""
     mask = torch.zeros_like(recording.norm_scales[:-1, 0], dtype=torch.bool)
-    root = circuit.root_node
-    for target in [*nodes, *([] if root is None else [root])]:
-        for edge in circuit.edges_into(target) if target in circuit.nodes else ():
-            source: Any = circuit.node(edge.source)
-            if source.kind == "mlp":
-                mask[source.layer, source.dest] = True
+    targets = {ROOT, *sites}
+    for edge in circuit.edges:
+        source: Any = circuit.node(edge.source)
+        if source.kind == "mlp" and circuit.node(edge.target).site in targets:
+            mask[source.layer, source.dest] = True
     return mask
 
 
-def _random_like(recording: Recording, node: Node, generator: torch.Generator) -> Node:
+def _random_like(recording: Recording, site: Site, generator: torch.Generator) -> Site:
     """A firing of the same layer that is somewhere else: any head, any destination, any key it sees."""
-    layer: Any = node.layer
+    layer: Any = site.layer
     places = recording.visible[layer][0].nonzero()
     dest, src = places[int(torch.randint(len(places), (1,), generator=generator))].tolist()
     head = int(torch.randint(recording.model.n_heads, (1,), generator=generator))
-    return replace(node, id=-1, head=head, dest=dest, src=src)
+    return Site("head", layer, head, dest, src)
 
 
-def _matched(recording: Recording, firings: Sequence[Node], generator: torch.Generator) -> list[Node]:
+def _matched(recording: Recording, firings: Sequence[Site], generator: torch.Generator) -> list[Site]:
     """For each firing a component of its layer, none of them a firing and none twice, of about its attention.
 
     Drawn from the sixteen components whose attention is nearest.
@@ -222,20 +222,19 @@ def _matched(recording: Recording, firings: Sequence[Node], generator: torch.Gen
     free = torch.stack([v[0] for v in recording.visible])[:, None] & ~_head_mask(
         recording, firings, "component"
     )
-    chosen: list[Node] = []
-    for node in firings:
-        layer: Any = node.layer
+    chosen: list[Site] = []
+    for site in firings:
+        layer: Any = site.layer
         if not free[layer].any():
             continue  # a circuit that holds the whole layer leaves nothing to draw
         pattern = recording.patterns[layer, 0]
-        gap = (
-            (pattern - pattern[node.head, node.dest, node.src]).abs().masked_fill(~free[layer], float("inf"))
-        )
+        gap = (pattern - pattern[site.head, site.dest, site.src]).abs()
+        gap = gap.masked_fill(~free[layer], float("inf"))
         near = gap.flatten().topk(min(16, int(free[layer].sum())), largest=False).indices
         place = int(near[int(torch.randint(len(near), (1,), generator=generator))])
         head, dest, src = (int(i) for i in torch.unravel_index(torch.tensor(place), pattern.shape))
         free[layer, head, dest, src] = False
-        chosen.append(replace(node, id=-1, head=head, dest=dest, src=src))
+        chosen.append(Site("head", layer, head, dest, src))
     return chosen
 
 

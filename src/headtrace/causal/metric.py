@@ -110,7 +110,7 @@ class Difference(LogitMetric):
         return last[..., list(self.answer)].mean(-1) - against.mean(-1)
 
 
-@metric_of.register
+@metric_of.register(LogitDifference)
 def _(root: LogitDifference, recording: Recording) -> Metric:
     return Difference(root.measure, root.answer, root.wrong, recording.lengths[0] - 1)
 
@@ -135,7 +135,7 @@ class LogLikelihood(LogitMetric):
         return likely[..., range(len(self.tokens)), list(self.tokens)].sum(-1)
 
 
-@metric_of.register
+@metric_of.register(Likelihood)
 def _(root: Likelihood, recording: Recording) -> Metric:
     last = recording.lengths[0] - 1
     if root.continuation:
@@ -183,7 +183,7 @@ class Projection(Metric):
         return OfResidual()
 
 
-@metric_of.register
+@metric_of.register(Direction)
 def _(root: Direction, recording: Recording) -> Metric | None:
     if root.vector is None:
         return None
@@ -222,7 +222,7 @@ class Attention(Metric):
         return OfAttention()
 
 
-@metric_of.register
+@metric_of.register(Heads)
 def _(root: Heads, recording: Recording) -> Metric:
     """The attention of each head on the source that it attends to most in the clean run."""
     last = recording.lengths[0] - 1

@@ -64,6 +64,8 @@ class LogitDifference:
     """How the answer reads."""
     wrong_tokens: Words | None = None
     """How the wrong answer reads."""
+    bias: Number | None = None
+    """What the output's own biases give of the value, whatever the prompt."""
     kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
 

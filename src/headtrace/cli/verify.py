@@ -110,7 +110,7 @@ def _run(
             reach=reach,  # type: ignore[arg-type]
             scope=scope,  # type: ignore[arg-type]
             seed=seed,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
 
 

@@ -31,9 +31,9 @@ def recording_bytes(
     return torch.finfo(model.dtype).bits // 8 * (recorded + working)
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory that can still be had where the model is."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+def available_bytes() -> int:
+    """Memory of this machine that can still be had."""
+    return psutil.virtual_memory().available
 
 
 def human(n_bytes: float) -> str:
@@ -49,7 +49,9 @@ def require_memory(
     model: Model, length: int, batch: int, logits: int | None, keep: Iterable[str] | None = None
 ) -> None:
     """Stop before the run if the estimate is more than there is."""
-    needed, available = recording_bytes(model, length, batch, logits, keep), available_bytes(model.device)
+    needed = recording_bytes(model, length, batch, logits, keep)
+    on_gpu = model.device.type == "cuda"
+    available = torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
     if needed > available:
         raise OutOfMemoryError(
             f"Recording {batch} prompt(s) of {length} tokens needs about {human(needed)}, and {human(available)} is "

@@ -146,7 +146,7 @@ class Model:
         >>> import headtrace
         >>> model = headtrace.load("builtin")
         >>> model.record("When Mary and John went to", keep=["patterns"]).patterns.shape
-        torch.Size([4, 1, 8, 6, 6])
+        torch.Size([3, 1, 4, 7, 7])
         """
         ids = [self.reader.ids(prompt, bos) for prompt in as_prompts(prompts)]
         batch, lengths = self._padded(ids)

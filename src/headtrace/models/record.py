@@ -6,9 +6,9 @@
 >>> recording.check().worst < 1e-4                             # the identities, verified
 True
 >>> recording.patterns[2, 0, 1].shape                          # attention of L2H1: (dest, src)
-torch.Size([14, 14])
+torch.Size([15, 15])
 >>> recording.write(headtrace.Component("head", 1, 3, src=2)).shape   # what L1H3 wrote from position 2
-torch.Size([14, 96])
+torch.Size([15, 128])
 
 Tensors have the axes (layer, batch, ...). Prompts of different lengths are padded on the right, where no real token
 can see; ``recording[i]`` is the recording of one prompt without padding.

@@ -15,9 +15,9 @@ class Explanation:
 
     >>> import headtrace
     >>> tracer = headtrace.Tracer(headtrace.load("builtin"))
-    >>> why = tracer.explain("When Mary and John went to the store, John gave a drink to", "L3H5:13:2")
+    >>> why = tracer.explain("When Mary and John went to the store, John gave a drink to", "L2H0:14:10")
     >>> len(why.top(2)), str(why).splitlines()[0].split(" with ")[0]
-    (2, "L3H5 13->2: 'to' attends to 'Mary'")
+    (2, "L2H0 14->10: 'to' attends to 'John'")
     """
 
     found: Causes

@@ -128,7 +128,7 @@ def _uncapped(shares: Shares) -> Float[Tensor, " vocab"]:
 # -- logit difference ----------------------------------------------------------------------------------------
 
 
-@seeds.register
+@seeds.register(LogitDifference)
 def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
@@ -140,13 +140,13 @@ def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = 
     shares.require(total + bias, float(_difference(uncapped, root)), float(uncapped.abs().max()))
     found = [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)]
     value = float(_difference(recording.logits_at(prompt, shares.position), root))
-    root = replace(root, value=value, position=shares.position)
+    root = replace(root, value=value, position=shares.position, bias=bias)
     if total <= 0:
         above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
         without = " without the output's own bias" if bias else ""
         reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
         return Seeds(root, (), reason)
-    if bias:
+    if bias > 0:  # a seed is what the root rests on: a bias against the answer is in the root's value only
         found.append(Cause(Component("offset").at(shares.position), bias))
     return _finish(root, found)
 
@@ -172,7 +172,7 @@ def _above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int,
 # -- direction -----------------------------------------------------------------------------------------------
 
 
-@seeds.register
+@seeds.register(Direction)
 def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
     """Shares of the residual before a layer along a vector, as for a logit difference."""
     model, length = recording.model, recording.lengths[prompt]
@@ -202,7 +202,7 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
 # -- heads ---------------------------------------------------------------------------------------------------
 
 
-@seeds.register
+@seeds.register(Heads)
 def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
     """Given heads at the last token, each at the source it attends to most; weights are attention."""
     model, last = recording.model, recording.lengths[prompt] - 1
@@ -223,7 +223,7 @@ def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) 
 # -- likelihood ----------------------------------------------------------------------------------------------
 
 
-@seeds.register
+@seeds.register(Likelihood)
 def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
     """Components without which the log-likelihood falls most of the way to the bias-only value.
 

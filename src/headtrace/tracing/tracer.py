@@ -6,9 +6,9 @@
 >>> circuit = tracer.trace(prompt, answer=" Mary", wrong=" John")
 >>> circuit.root.question()
 '"Mary" rather than "John"'
->>> why = tracer.explain(prompt, firing="L3H5:13:2")
+>>> why = tracer.explain(prompt, firing="L2H0:14:10")
 >>> why.firing
-Firing(layer=3, head=5, dest=13, src=2)
+Firing(layer=2, head=0, dest=14, src=10)
 """
 
 from __future__ import annotations

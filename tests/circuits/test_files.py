@@ -267,6 +267,16 @@ def test_what_could_not_be_loaded_is_not_even_made():
             Edge(4, 1, "key", weight=weight)
 
 
+def test_what_cannot_be_loaded_is_not_saved(tmp_path):
+    path = small_circuit().save(tmp_path / "c.json")
+    before = path.read_bytes()
+    for field, value in (("influence_kept", math.nan), ("reason", 3), ("influence_kept", {1, 2})):
+        with pytest.raises(InputError, match=f"^{field}: expected"):
+            replace(small_circuit(), **{field: value}).save(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["c.json"]
+
+
 def test_unreadable_places_are_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"\xff\xfe{}")
     for path, message in (
@@ -294,6 +304,16 @@ def test_parquet_rows_can_be_queried_without_rebuilding_circuits(tmp_path):
     table = pl.read_parquet(write_parquet([small_circuit()], tmp_path / "c.parquet"))
     row = table.filter((pl.col("source_layer") == 5) & (pl.col("side") == "query")).row(0, named=True)
     assert (row["target_head"], row["weight"], row["channels"]) == (6, 0.3, [1, 4])
+
+
+def test_a_damaged_table_names_the_circuit_and_the_field(tmp_path):
+    import polars as pl
+
+    path = write_parquet([small_circuit(), content_circuit()], tmp_path / "c.parquet")
+    table = pl.read_parquet(path).with_columns(side=pl.col("side").str.replace("value", "values"))
+    table.write_parquet(path)
+    with pytest.raises(InputError, match=r"c.parquet: circuit 1: edges\[\d\].side: expected one of"):
+        read_parquet(path)
 
 
 def test_tables_of_version_1_are_read(tmp_path):

@@ -140,7 +140,7 @@ def test_the_legend_shows_only_the_sides_that_are_there(small, open_page):
     ("root", "shown"),
     [
         (LogitDifference((101,), (103,), value=3.5), ("“Mary” rather than “John”", "logit difference 3.50")),
-        (Likelihood((101,), value=-0.5), ("“Mary”", "log-likelihood −0.500")),
+        (Likelihood((101,), value=-0.5), ("“Mary”", "log-likelihood \u22120.500")),
         (Direction(9, value=2.0, label="a name is due"), ("a name is due", "projection 2.00")),
         (Heads(("L9H6",), value=0.75), ("the attention of L9H6", "attention 0.750")),
     ],

@@ -1,4 +1,14 @@
-"""Circuit files: JSON, one node or edge per line, the same circuit always the same bytes."""
+"""Circuit files: JSON, one node or edge per line, the same circuit always the same bytes.
+
+>>> from headtrace.circuits.describe import example
+>>> print(*dumps(example()).splitlines()[-4:], sep="\\n")
+{"source": 1, "target": 0, "side": "root", "weight": 2.5, "channels": null},
+{"source": 2, "target": 1, "side": "query", "weight": 0.3, "channels": [1, 4]}
+]
+}
+>>> loads(dumps(example())) == example()
+True
+"""
 
 from __future__ import annotations
 
@@ -75,8 +85,10 @@ def save_circuit(circuit: Circuit, path: str | Path) -> Path:
 
 
 def dumps(circuit: Circuit) -> str:
-    """The text of the circuit file."""
-    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in to_json(circuit).items())
+    """The text of the circuit file. Its data is read back first: what is written can be loaded."""
+    data = to_json(circuit)
+    from_json(data)
+    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in data.items())
     return "{\n" + lines + "\n}\n"
 
 
@@ -87,11 +99,11 @@ def _block(value: Any) -> str:
 
 
 def _line(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
-        return json.dumps(value, allow_nan=False)
+        return json.dumps(value)
     return text
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from headtrace.circuits import (
     Circuit,
+    Direction,
     Edge,
     Elsewhere,
     Likelihood,
@@ -71,6 +72,44 @@ def small_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
         nodes,
         edges,
         influence_kept=1.0,
+    )
+    return with_influence(circuit)
+
+
+def content_circuit() -> Circuit:
+    """What is moved as well as why: every kind and side, an expanded MLP, an opposing edge, biases of all readers."""
+    nodes = (
+        Node(0, "root", expanded=True),
+        Node(1, "head", 9, 6, 7, 1, attention=0.75, expanded=True, contribution=2.0),
+        Node(2, "mlp", 5, None, 1, expanded=True, contribution=1.5),
+        Node(3, "head", 5, 2, 1, 0, attention=0.5, contribution=0.5),
+        Node(4, "embedding", None, None, 1),
+        Node(5, "attention_bias", 5, None, 1),
+        Node(6, "offset", 9, 6, 7),
+        Node(7, "offset", 5, None, 1),
+        Node(8, "offset", None, None, 7, contribution=-0.25),
+        Node(9, "rounding", 5, None, 1),
+    )
+    edges = (
+        Edge(1, 0, "root", 2.0, contribution=2.0),
+        Edge(8, 0, "root", -0.25, contribution=-0.25),
+        Edge(2, 1, "value", 1.5, contribution=1.5),
+        Edge(9, 1, "value", 0.001, contribution=0.001),
+        Edge(4, 1, "key", 0.25, (3,)),
+        Edge(6, 1, "query", 0.125, (0, 2)),
+        Edge(3, 2, "input", 0.75, contribution=0.75),
+        Edge(4, 2, "input", 0.5, contribution=0.5),
+        Edge(5, 2, "input", 0.25, contribution=0.25),
+        Edge(7, 2, "input", -0.125, contribution=-0.125),
+    )
+    circuit = Circuit(
+        MODEL,
+        PromptInfo("".join(TOKENS), tuple(range(100, 108)), TOKENS),
+        Direction(layer=10, position=7, vector=(0.5, -0.5), value=1.75, label="a name is due"),
+        MethodInfo("acc++", 0.5, 64, "0.1.0", {"paths": "complete"}),
+        nodes,
+        edges,
+        influence_kept=0.9,
     )
     return with_influence(circuit)
 

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import networkx as nx
 import pytest
-from made_up import TOKENS, random_circuit, small_circuit
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import TOKENS, content_circuit, random_circuit, small_circuit
 
-from headtrace.circuits import Node
-from headtrace.circuits.influence import edge_influence, node_influence
+from headtrace.circuits import Direction, Edge, Heads, Likelihood, LogitDifference, Node
+from headtrace.circuits.influence import edge_influence, node_influence, spread
 from headtrace.errors import InputError
+from headtrace.vocabulary import SIDES, Site
 
 
 def test_nodes_are_named_in_the_words_of_the_field():
     names = [node.name for node in small_circuit().nodes]
     assert names[:5] == ["Root", "L9H6 7->1", "L5H2 7->6", "L4H0 1->0", "MLP 3 @7"]
     assert names[6:] == ["Embedding @1", "Embedding @6", "Attention bias 2 @7", "Offset L9H6 @7"]
+
+
+def test_a_node_is_named_as_its_site_is():
+    for node in (*small_circuit().nodes, *content_circuit().nodes):
+        assert node.name == str(node) == str(node.site)
+        assert node.site == Site(node.kind, node.layer, node.head, node.dest, node.src)
+    assert content_circuit().node("Offset root @7").id == 8
+    assert content_circuit().node("Offset L5 @1").id == 7
+    assert content_circuit().node("Rounding 5 @1").id == 9
+
+
+def test_parts_are_made_by_position_and_changed_by_replace():
+    edge = Edge(2, 1, "query", 1, [1, 4])
+    assert edge == Edge(source=2, target=1, side="query", weight=1.0, channels=(1, 4))
+    assert replace(edge, weight=0.5).weight == 0.5
+    assert hash(replace(edge, effect={"attention": 0.1})) == hash(edge)
+    with pytest.raises(ValueError, match="weight"):
+        replace(edge, weight="heavy")
+    with pytest.raises(FrozenInstanceError):
+        edge.weight = 2.0
+
+
+def test_unexplained_firings_are_those_of_the_nodes_that_are_left():
+    circuit = small_circuit()
+    nodes = tuple(replace(node, explained=node.id not in (2, 3)) for node in circuit.nodes)
+    circuit = replace(circuit, nodes=nodes)
+    assert circuit.unexplained == ("L5H2 7->6",), "L4H0 was not expanded, so nothing was asked of it"
+    assert "Unexplained firings: L5H2 7->6" in circuit.summary()
+    assert circuit.prune(min_weight=0.31).unexplained == ()
 
 
 def test_a_node_is_found_by_id_name_or_itself_and_a_missing_one_is_named():
@@ -49,6 +81,36 @@ def test_influence_halves_at_every_firing_and_is_never_lost():
         expanded = {edge.target for edge in circuit.edges}
         ends = [value for i, value in node_influence(circuit).items() if i not in expanded]
         assert sum(ends) == pytest.approx(1.0)
+
+
+WEIGHTS = st.floats(-10, 10, allow_subnormal=False)
+
+
+@given(st.lists(st.tuples(st.sampled_from(SIDES), WEIGHTS), max_size=12))
+def test_influence_is_spread_evenly_over_sides_and_by_weight_within_them(edges):
+    shares = spread(edges)
+    positive = {side for side, weight in edges if weight > 0}
+    for side in SIDES:
+        here = [(weight, share) for (s, weight), share in zip(edges, shares, strict=True) if s == side]
+        whole = sum(weight for weight, _ in here if weight > 0)
+        for weight, share in here:
+            # A share is a quotient of a sum of at most 12 weights: a few roundings of double precision.
+            part = weight / whole / len(positive) if weight > 0 else 0.0
+            assert share == pytest.approx(part, rel=1e-14)
+    assert sum(shares) == pytest.approx(1.0 if positive else 0.0, rel=1e-14)
+
+
+def test_influence_goes_through_mlps_and_what_opposes_carries_none():
+    circuit = content_circuit()
+    influence, flows = node_influence(circuit), edge_influence(circuit)
+    into = {(edge.source, edge.target): flow for edge, flow in flows.items()}
+    assert into[1, 0] == 1.0
+    assert into[8, 0] == into[7, 2] == 0.0
+    assert influence[2] == pytest.approx(1.5 / 1.501 / 3)
+    assert into[3, 2] == pytest.approx(influence[2] * 0.75 / 1.5)  # the head of the mlp's own layer
+    assert influence[3] == into[3, 2]
+    ends = [value for i, value in influence.items() if not circuit.edges_into(i)]
+    assert sum(ends) == pytest.approx(1.0)
 
 
 def test_a_firing_with_one_side_passes_everything_to_it():
@@ -88,6 +150,20 @@ def test_between_is_the_union_of_all_paths():
     assert circuit.between(0, leaf) == circuit.between(leaf, 0)
     apart = small_circuit().between("Embedding @1", "Embedding @6")
     assert (len(apart.nodes), apart.edges) == (2, ())
+
+
+@pytest.mark.parametrize("make", [small_circuit, content_circuit])
+def test_every_export_holds_every_kind_and_side(make, tmp_path):
+    circuit = make()
+    graph = circuit.to_networkx()
+    assert (len(graph), graph.number_of_edges()) == (len(circuit.nodes), len(circuit.edges))
+    read = nx.read_graphml(circuit.to_graphml(tmp_path / "c.graphml"), force_multigraph=True)
+    assert (len(read), read.number_of_edges()) == (len(circuit.nodes), len(circuit.edges))
+    assert circuit.to_dot().count(" -> n") == len(circuit.edges)
+    data = circuit.to_neuronpedia()
+    assert len({node["node_id"] for node in data["nodes"]}) == len(circuit.nodes)
+    assert {link["side"] for link in data["links"]} == {edge.side for edge in circuit.edges}
+    assert all(isinstance(node["ctx_idx"], int) and node["layer"] != "None" for node in data["nodes"])
 
 
 def test_networkx_has_every_node_and_edge_with_its_fields():
@@ -141,6 +217,29 @@ def test_summary_names_question_size_and_seeds():
     assert 'Why " Mary" rather than " John"?' in text
     assert "3 firings (2 expanded), 11 edges (2 root, 5 query, 4 key)" in text
     assert 'L9H6 7->1 (" told" -> " Mary")' in text
+
+
+def test_summary_of_a_circuit_with_content_counts_only_the_sides_it_has():
+    text = content_circuit().summary()
+    assert "2 firings (1 expanded), 10 edges (2 root, 1 query, 1 key, 2 value, 4 input)" in text
+    assert "Why a name is due? (direction root, value 1.75; made-up, acc++)" in text
+
+
+@pytest.mark.parametrize(
+    ("root", "words"),
+    [
+        (LogitDifference((101,), (103,)), '" Mary" rather than " John"'),
+        (LogitDifference((101, 9)), '" Mary / token 9"'),
+        (LogitDifference((101,), (103,), answer_tokens=("M",)), '"M" rather than " John"'),
+        (Likelihood((101, 107), continuation=True), '" Mary told"'),
+        (Likelihood(top_k=3), "the 3 likeliest next tokens"),
+        (Likelihood(support=(1, 2)), "the next token"),
+        (Direction(4), "a direction at layer 4"),
+        (Heads(("L9H6", "L5H2")), "the attention of L9H6, L5H2"),
+    ],
+)
+def test_the_question_is_put_in_words_with_the_text_of_the_prompt(root, words):
+    assert f"Why {words}? ({root.kind} root; " in replace(small_circuit(), root=root).summary()
 
 
 def test_an_empty_circuit_says_why():

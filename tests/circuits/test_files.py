@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import random_circuit, small_circuit
+from made_up import content_circuit, random_circuit, small_circuit
 
 import headtrace
 from headtrace.circuits import (
@@ -33,8 +33,8 @@ from headtrace.errors import InputError
 DATA = Path(__file__).parent / "data"
 
 
-def test_a_saved_circuit_loads_equal_and_saves_to_the_same_bytes(tmp_path):
-    circuit = random_circuit(300)
+@pytest.mark.parametrize("circuit", [random_circuit(300), content_circuit()], ids=["attention", "content"])
+def test_a_saved_circuit_loads_equal_and_saves_to_the_same_bytes(circuit, tmp_path):
     first = circuit.save(tmp_path / "a.json").read_bytes()
     again = headtrace.load_circuit(tmp_path / "a.json")
     assert again == circuit
@@ -54,6 +54,16 @@ def test_every_line_holds_one_node_or_edge():
     lines = dumps(circuit).splitlines()
     assert sum(line.startswith('{"id"') for line in lines) == len(circuit.nodes)
     assert sum(line.startswith('{"source"') for line in lines) == len(circuit.edges)
+
+
+def test_what_says_nothing_is_not_written_except_where_the_schema_asks_for_it():
+    data = json.loads(dumps(small_circuit()))
+    always = ["id", "kind", "layer", "head", "dest", "src", "attention", "influence", "expanded", "explained"]
+    assert list(data["nodes"][6]) == always
+    assert list(data["edges"][0]) == ["source", "target", "side", "weight", "channels"]
+    assert list(data["root"]) == ["kind", "answer", "wrong", "value", "position"]
+    assert list(data["model"]) == ["name", "revision", "architecture", "weights_sha256"]
+    assert list(data["method"]) == ["name", "tau", "ig_steps", "version"]
 
 
 @settings(max_examples=50, deadline=None)
@@ -189,6 +199,37 @@ DAMAGE = [
 ]
 
 
+CONTENT_DAMAGE = [
+    (
+        _set("nodes", 3, "layer", 6),
+        "edges[6].source: expected a component below 'MLP 5 @1', got \"L6H2 1->0\"",
+    ),
+    (
+        _set("nodes", 2, "layer", 9),
+        "edges[4].source: expected a component below 'L9H6 7->1', got \"MLP 9 @1\"",
+    ),
+    (_set("edges", 7, "side", "value"), "edges[7].side: expected input, since the target is 'MLP 5 @1'"),
+    (_set("nodes", 9, "layer", None), "nodes[9].layer: expected an integer, since a node of kind 'rounding'"),
+    (
+        _set("nodes", 8, "dest", None),
+        "nodes[8].dest: expected an integer, since a node of kind 'offset' has one",
+    ),
+    (_set("nodes", 8, "src", 1), "nodes[8].src: expected null, since a node of kind 'offset' has none"),
+    (_set("nodes", 1, "contribution", "2"), 'nodes[1].contribution: expected a finite number, got "2"'),
+    (_set("root", "vector", [0.5, None]), "root.vector[1]: expected a finite number, got null"),
+    (_drop("root", "layer"), "root.layer: missing"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CONTENT_DAMAGE, ids=[m[:40] for _, m in CONTENT_DAMAGE])
+def test_a_damaged_file_with_content_names_the_field(change, message):
+    data = json.loads(dumps(content_circuit()))
+    change(data)
+    with pytest.raises(InputError) as error:
+        from_json(data)
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize(("change", "message"), DAMAGE, ids=[message[:40] for _, message in DAMAGE])
 def test_a_damaged_file_names_the_field(change, message):
     with pytest.raises(InputError) as error:
@@ -226,6 +267,16 @@ def test_what_could_not_be_loaded_is_not_even_made():
             Edge(4, 1, "key", weight=weight)
 
 
+def test_what_cannot_be_loaded_is_not_saved(tmp_path):
+    path = small_circuit().save(tmp_path / "c.json")
+    before = path.read_bytes()
+    for field, value in (("influence_kept", math.nan), ("reason", 3), ("influence_kept", {1, 2})):
+        with pytest.raises(InputError, match=f"^{field}: expected"):
+            replace(small_circuit(), **{field: value}).save(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["c.json"]
+
+
 def test_unreadable_places_are_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"\xff\xfe{}")
     for path, message in (
@@ -241,7 +292,7 @@ def test_parquet_gives_back_the_same_circuits(tmp_path):
     empty = replace(
         small_circuit(), edges=(), nodes=(), reason="the answer is less likely than the wrong one"
     )
-    circuits = [small_circuit(), empty, random_circuit(120), random_circuit(50, seed=3)]
+    circuits = [small_circuit(), empty, content_circuit(), random_circuit(120), random_circuit(50, seed=3)]
     path = write_parquet(circuits, tmp_path / "c.parquet")
     assert read_parquet(path) == circuits
     assert write_parquet(circuits, tmp_path / "d.parquet").read_bytes() == path.read_bytes()
@@ -253,6 +304,26 @@ def test_parquet_rows_can_be_queried_without_rebuilding_circuits(tmp_path):
     table = pl.read_parquet(write_parquet([small_circuit()], tmp_path / "c.parquet"))
     row = table.filter((pl.col("source_layer") == 5) & (pl.col("side") == "query")).row(0, named=True)
     assert (row["target_head"], row["weight"], row["channels"]) == (6, 0.3, [1, 4])
+
+
+def test_a_damaged_table_names_the_circuit_and_the_field(tmp_path):
+    import polars as pl
+
+    path = write_parquet([small_circuit(), content_circuit()], tmp_path / "c.parquet")
+    table = pl.read_parquet(path).with_columns(side=pl.col("side").str.replace("value", "values"))
+    table.write_parquet(path)
+    with pytest.raises(InputError, match=r"c.parquet: circuit 1: edges\[\d\].side: expected one of"):
+        read_parquet(path)
+
+
+def test_tables_of_version_1_are_read(tmp_path):
+    import polars as pl
+
+    data = json.loads((DATA / "linear-1.json").read_text())
+    rows = [{"circuit": 0, "effect": None, **edge} for edge in data.pop("edges")]
+    rows[0]["circuit_json"] = json.dumps(data)
+    pl.DataFrame(rows).write_parquet(tmp_path / "1.parquet")
+    assert read_parquet(tmp_path / "1.parquet") == [load_circuit(DATA / "linear-1.json")]
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from made_up import TOKENS, small_circuit
+from made_up import TOKENS, content_circuit, small_circuit
 from rich.console import Console
 from typer.testing import CliRunner
 
 from headtrace.cli import app, main
 from headtrace.cli.show import tree
+from headtrace.vocabulary import SIDES
 
 
 def _lines(circuit, **options) -> list[str]:
@@ -21,6 +22,19 @@ def test_the_tree_shows_every_edge_once():
     titles = 1 + 4  # the root, and a query and a key branch under each of two firings
     assert len(lines) == titles + len(small_circuit().edges)
     assert any("L5H2 7->6" in line and "0.3000" in line and "channels 1, 4" in line for line in lines)
+
+
+def test_the_tree_goes_on_through_mlps():
+    lines = _lines(content_circuit())
+    titles = 1 + 4  # the root, query, key and value of the firing, input of the MLP
+    assert len(lines) == titles + len(content_circuit().edges)
+    assert [line.split()[-1] for line in lines if line.split()[-1] in SIDES] == [
+        "query",
+        "key",
+        "value",
+        "input",
+    ]
+    assert any("MLP 5 @1" in line and "..." in line for line in _lines(content_circuit(), depth=2))
 
 
 def test_depth_and_leaves_shorten_the_tree_and_say_so():

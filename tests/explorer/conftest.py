@@ -65,11 +65,22 @@ class Opened:
         ready = "Number(document.documentElement.dataset.ready)"
         before = self.page.evaluate(ready)
         action()
-        for _ in range(500):  # the page's policy forbids eval, which playwright's own waiting would use
+        for _ in range(3000):  # the page's policy forbids eval, which playwright's own waiting would use
             if self.page.evaluate(ready) > before:
                 return
             self.page.wait_for_timeout(20)
-        raise AssertionError("the page was not drawn anew within ten seconds")
+        raise AssertionError("the page was not drawn anew within a minute")
+
+    def axis_token(self, position: int) -> tuple[float, float]:
+        """Where on the screen the label of a token hangs, whatever the font makes of its letters."""
+        return tuple(
+            self.page.locator(f'.axis-token[data-position="{position}"]').evaluate(
+                """(e) => {
+                  const { x, y } = new DOMPoint(0, 0).matrixTransform(e.getScreenCTM());
+                  return [x, y];
+                }"""
+            )
+        )
 
     def slide(self, selector: str, value: int) -> None:
         code = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }"

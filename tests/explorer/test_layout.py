@@ -6,16 +6,21 @@ from importlib.resources import files
 from itertools import pairwise
 
 import pytest
-from made_up import random_circuit, small_circuit
+from made_up import content_circuit, random_circuit, small_circuit
 
+from headtrace.explorer.modules import inline_modules
 from headtrace.explorer.page import page_data
+from headtrace.vocabulary import KINDS, SIDES
 
 pytestmark = pytest.mark.browser
 
-RUN = """async ([layoutText, graphText, data, detail, room]) => {
-  const load = (text) => import("data:text/javascript," + encodeURIComponent(text));
-  const { layout } = await load(layoutText);
-  const { indexCircuit, filterEdges, FILTERS } = await load(graphText);
+ENTRY = """
+import { layout } from "./layout.js";
+import { FILTERS, KINDS, SIDES, filterEdges, indexCircuit } from "./graph.js";
+export const tools = () => ({ layout, FILTERS, KINDS, SIDES, filterEdges, indexCircuit });
+"""
+RUN = """([data, detail, room]) => {
+  const { layout, FILTERS, filterEdges, indexCircuit } = window.headtrace;
   const graph = indexCircuit(data);
   const selection = filterEdges(graph, { ...FILTERS, detail });
   const made = layout(graph, selection, room);
@@ -26,19 +31,27 @@ RUN = """async ([layoutText, graphText, data, detail, room]) => {
 
 
 @pytest.fixture(scope="module")
-def lay_out(browser):
+def script(browser):
+    """A page with nothing but the layout and the graph in it."""
+    folder = files("headtrace.explorer") / "page"
+    modules = {name: (folder / name).read_text() for name in ("layout.js", "graph.js")}
     page = browser.new_page()
-    texts = [(files("headtrace.explorer") / "page" / name).read_text() for name in ("layout.js", "graph.js")]
-
-    def run(circuit, detail=10_000, room=(900, 600)):
-        return page.evaluate(RUN, [*texts, page_data(circuit), detail, list(room)])
-
-    yield run
+    page.add_script_tag(content=inline_modules({**modules, "entry.js": ENTRY}, "entry.js", "tools"))
+    yield page
     page.close()
+
+
+@pytest.fixture(scope="module")
+def lay_out(script):
+    def run(circuit, detail=10_000, room=(900, 600)):
+        return script.evaluate(RUN, [page_data(circuit), detail, list(room)])
+
+    return run
 
 
 CASES = {
     "small": (small_circuit(), 10_000),
+    "content": (content_circuit(), 10_000),
     "many edges": (random_circuit(1200), 10_000),
     "strongest only": (random_circuit(1200), 80),
 }
@@ -108,8 +121,13 @@ def test_edges_start_at_their_source_and_end_under_their_target(case):
         assert abs(curve["y0"] - source["y"]) <= source["h"] / 2 + 1e-6
         assert abs(curve["x3"] - target["x"]) <= target["w"] / 2
         assert curve["y3"] == pytest.approx(target["y"] + target["h"] / 2)
-        if edge.side != "root":
+        if edge.side in ("query", "key"):
             assert (curve["x3"] < target["x"]) == (edge.side == "key")
+
+
+def test_the_page_knows_every_kind_and_side_there_is(script):
+    assert set(script.evaluate("Object.keys(headtrace.KINDS)")) == set(KINDS)
+    assert set(script.evaluate("Object.keys(headtrace.SIDES)")) == set(SIDES)
 
 
 def test_heads_mark_their_source_column(case):

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
-from made_up import TOKENS, random_circuit, small_circuit
+from made_up import TOKENS, content_circuit, random_circuit, small_circuit
+from playwright.sync_api import expect
+
+from headtrace.circuits import Direction, Heads, Likelihood, LogitDifference
+from headtrace.vocabulary import SIDES
 
 pytestmark = pytest.mark.browser
+
+
+# A point of an edge, on the screen, where nothing else is near: no component, and no other edge within reach.
+ALONE = """(index) => {
+  const edges = [...document.querySelectorAll(".edges .edge")];
+  const screen = (e, share) => {
+    const { x, y } = e.getPointAtLength(e.getTotalLength() * share).matrixTransform(e.getScreenCTM());
+    return [x, y];
+  };
+  const steps = Array.from({ length: 99 }, (_, i) => (i + 1) / 100);
+  const own = edges.find((e) => e.dataset.index === String(index));
+  const others = edges.filter((e) => e !== own).flatMap((e) => steps.map((share) => screen(e, share)));
+  const free = ([x, y]) => others.every(([ox, oy]) => Math.hypot(x - ox, y - oy) > 15);
+  const bare = ([x, y]) => !document.elementFromPoint(x, y)?.closest(".node");
+  return steps.map((share) => screen(own, share)).find((point) => bare(point) && free(point));
+}"""
 
 
 @pytest.fixture
@@ -27,7 +48,8 @@ def test_every_node_and_edge_is_drawn_with_its_label_and_width(small):
         path = small.page.locator(f'.edges .edge[data-index="{i}"]')
         assert edge.side in path.get_attribute("class").split()
         width = 0.75 + 5.25 * edge.weight / heaviest[edge.side]
-        assert float(path.get_attribute("stroke-width")) == pytest.approx(width, abs=0.006)
+        written = float(path.get_attribute("stroke-width"))
+        assert written == pytest.approx(width, abs=0.005 + 1e-9), "two decimals are written"
     for node in circuit.heads():
         text = small.node(node.id).text_content()
         assert node.name.split()[0] in text
@@ -67,12 +89,13 @@ def test_a_measured_effect_is_written_on_its_edge(small):
 
 
 def test_tokens_stand_on_the_axis_in_order_and_apart(small):
-    labels = small.page.locator(".axis-token")
-    found = sorted(
-        (box["x"] + box["width"], i) for i in range(labels.count()) if (box := labels.nth(i).bounding_box())
-    )
-    words = [labels.nth(i).evaluate("(e) => e.firstChild.data") for _, i in found]
-    assert words == [token.strip() for token in TOKENS]
+    assert small.count(".axis-token") == len(TOKENS)
+    for position, token in enumerate(TOKENS):
+        label = small.page.locator(f'.axis-token[data-position="{position}"]')
+        assert label.evaluate("(e) => e.firstChild.data") == token.strip()
+    places = [small.axis_token(position)[0] for position in range(len(TOKENS))]
+    size = float(small.style(".axis-token", "fontSize").removesuffix("px"))
+    assert all(right - left >= size for left, right in pairwise(places))
 
 
 def test_an_empty_circuit_says_why(open_page):
@@ -80,6 +103,54 @@ def test_an_empty_circuit_says_why(open_page):
     page = open_page(empty)
     assert page.page.locator("#empty").inner_text() == "No circuit: no head among the seeds"
     assert page.errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_content_is_drawn_with_sides_and_kinds_of_its_own(open_page, scheme):
+    circuit = content_circuit()
+    page = open_page(circuit, scheme=scheme)
+    assert page.count(".nodes .node") == len(circuit.nodes)
+    for side in SIDES:
+        assert page.count(f".edges .{side}") == sum(edge.side == side for edge in circuit.edges)
+    looks = {
+        (page.style(f".edges .{side}", "stroke"), page.style(f".edges .{side}", "strokeDasharray"))
+        for side in SIDES
+    }
+    assert len(looks) == len(SIDES)
+    assert page.count("#kinds .chip") == len({node.kind for node in circuit.nodes} - {"root"})
+    page.node(2).click()
+    panel = page.page.locator("#panel").inner_text()
+    for part in ("MLP 5 @1", "What it reads", "L5H2 1->0", "Offset L5 @1", "What it causes"):
+        assert part in panel
+    page.node(1).click()
+    panel = page.page.locator("#panel").inner_text()
+    for part in ("Causes of its query", "Causes of its key", "What it moves", "Rounding 5 @1"):
+        assert part in panel
+    assert page.errors == []
+
+
+def test_the_legend_shows_only_the_sides_that_are_there(small, open_page):
+    sides = "(all) => all.map((e) => e.dataset.name)"
+    assert small.page.locator("#sides .chip").evaluate_all(sides) == ["query", "key", "root"]
+    page = open_page([small_circuit(), content_circuit()])
+    assert page.page.locator("#sides .chip").evaluate_all(sides) == list(SIDES)
+
+
+@pytest.mark.parametrize(
+    ("root", "shown"),
+    [
+        (LogitDifference((101,), (103,), value=3.5), ("“Mary” rather than “John”", "logit difference 3.50")),
+        (Likelihood((101,), value=-0.5), ("“Mary”", "log-likelihood \u22120.500")),
+        (Direction(9, value=2.0, label="a name is due"), ("a name is due", "projection 2.00")),
+        (Heads(("L9H6",), value=0.75), ("the attention of L9H6", "attention 0.750")),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_every_root_says_what_it_measures(open_page, root, shown):
+    page = open_page(replace(small_circuit(), root=root))
+    assert page.page.locator("#question").inner_text() == f"Why {shown[0]}?"
+    assert shown[1] in page.node(0).text_content()
+    assert shown[1] in page.page.locator("#panel").inner_text()
 
 
 # Looking
@@ -93,16 +164,10 @@ def test_hovering_a_node_shows_attention_tokens_and_influence(small):
 
 
 def test_hovering_an_edge_shows_weight_channels_tokens_description_and_effect(small):
-    middle = small.page.locator('.edges .edge[data-index="2"]').evaluate(
-        """(e) => {
-          const p = e.getPointAtLength(e.getTotalLength() * 0.75).matrixTransform(e.getScreenCTM());
-          return [p.x, p.y];
-        }"""
-    )
     index = next(i for i, e in enumerate(small_circuit().edges) if e.effect)
-    assert index == 2
-    small.page.mouse.move(*middle)
-    small.page.wait_for_selector("#card:not([hidden])")
+    small.page.mouse.move(*small.page.evaluate(ALONE, index))
+    card = small.page.locator("#card")
+    expect(card).to_be_visible()
     text = small.page.locator("#card").inner_text()
     for part in (
         "L5H2 7->6",
@@ -118,7 +183,7 @@ def test_hovering_an_edge_shows_weight_channels_tokens_description_and_effect(sm
     ):
         assert part in text
     small.page.mouse.move(5, 5)
-    assert small.page.locator("#card").is_hidden()
+    expect(card).to_be_hidden()
 
 
 def test_a_click_pins_a_node_dims_the_rest_and_lists_its_causes(small):
@@ -158,9 +223,8 @@ def test_signals_that_act_on_competing_keys_are_listed(small):
 
 def test_hovering_the_axis_shows_the_token_in_full(open_page):
     page = open_page(small_circuit(("When", " incomprehensibilities", *TOKENS[2:])))
-    box = page.page.locator('.axis-token[data-position="1"]').bounding_box()
-    page.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 6)
-    page.page.wait_for_selector("#card:not([hidden])")
+    page.page.mouse.move(*page.axis_token(1))
+    expect(page.page.locator("#card")).to_be_visible()
     text = page.page.locator("#card").inner_text()
     assert "“ incomprehensibilities”" in text
     assert "101" in text
@@ -293,18 +357,16 @@ def test_pinning_a_dot_brings_out_edges_that_were_bundled(open_page):
 
 def test_labels_of_a_large_circuit_do_not_overlap(open_page):
     page = open_page(random_circuit(1500))
-    boxes = [box for tag in page.page.locator(".tag").all() if (box := tag.bounding_box())]
-    assert len(boxes) > 10
-    halo = 1.5  # the ground-coloured outline of a label is part of its box, but not of its letters
-    for i, a in enumerate(boxes):
-        for b in boxes[i + 1 :]:
-            beside = (
-                a["x"] + a["width"] - halo <= b["x"] + halo or b["x"] + b["width"] - halo <= a["x"] + halo
-            )
-            above = (
-                a["y"] + a["height"] - halo <= b["y"] + halo or b["y"] + b["height"] - halo <= a["y"] + halo
-            )
-            assert beside or above, (a, b)
+    tags = page.page.locator(".tag").evaluate_all(
+        "(all) => all.map((e) => ['x', 'y', 'textLength'].map((name) => Number(e.getAttribute(name))))"
+    )
+    size = float(page.style(".tag", "fontSize").removesuffix("px"))
+    assert len(tags) > 10
+    for (x, y, width), (other_x, other_y, other_width) in combinations(tags, 2):
+        beside = abs(x - other_x) >= (width + other_width) / 2
+        assert beside or abs(y - other_y) >= size
+    widths = page.page.locator(".tag").evaluate_all("(all) => all.map((e) => e.getComputedTextLength())")
+    assert widths == pytest.approx([width for *_, width in tags], rel=0.01), "whatever the font"
 
 
 def test_zoom_brings_out_captions_and_fit_goes_back(open_page):

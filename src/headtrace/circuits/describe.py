@@ -12,13 +12,13 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, is_dataclass
 from itertools import pairwise
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.files import always_written, dumps
+from headtrace.circuits.files import dumps, unwritten
 from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.circuits.roots import ROOTS, LogitDifference
 from headtrace.circuits.versions import SCHEMA
@@ -132,9 +132,10 @@ def example() -> Circuit:
 
 
 def _section(title: str, shape: type, text: str | None = None, level: int = 2) -> str:
-    docs, hints, always = field_docs(shape), get_type_hints(shape), always_written(shape)
+    docs, hints = field_docs(shape), get_type_hints(shape)
+    always = {name: default is MISSING for name, default in unwritten(shape).items()}
     rows = [
-        f"| `{name}` | {_value(hints[name], nullable=always[name])} | {'yes' if always[name] else ''} | {docs[name]} |"
+        f"| `{name}` | {_value(hints[name], always[name])} | {'yes' if always[name] else ''} | {docs[name]} |"
         for name in docs
     ]
     head = ["| key | value | in every file | meaning |", "| --- | --- | --- | --- |"]

@@ -1,4 +1,14 @@
-"""Circuit files: JSON, one node or edge per line, the same circuit always the same bytes."""
+"""Circuit files: JSON, one node or edge per line, the same circuit always the same bytes.
+
+>>> from headtrace.circuits.describe import example
+>>> print(*dumps(example()).splitlines()[-4:], sep="\\n")
+{"source": 1, "target": 0, "side": "root", "weight": 2.5, "channels": null},
+{"source": 2, "target": 1, "side": "query", "weight": 0.3, "channels": [1, 4]}
+]
+}
+>>> loads(dumps(example())) == example()
+True
+"""
 
 from __future__ import annotations
 
@@ -75,8 +85,10 @@ def save_circuit(circuit: Circuit, path: str | Path) -> Path:
 
 
 def dumps(circuit: Circuit) -> str:
-    """The text of the circuit file."""
-    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in to_json(circuit).items())
+    """The text of the circuit file. Its data is read back first: what is written can be loaded."""
+    data = to_json(circuit)
+    from_json(data)
+    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in data.items())
     return "{\n" + lines + "\n}\n"
 
 
@@ -87,11 +99,11 @@ def _block(value: Any) -> str:
 
 
 def _line(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
-        return json.dumps(value, allow_nan=False)
+        return json.dumps(value)
     return text
 
 
@@ -106,22 +118,19 @@ def to_json(circuit: Circuit) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Dataclasses to what they say, tuples to lists, mappings in the order of their keys."""
     if is_dataclass(value):
-        defaults = {each.name: each.default for each in fields(value)}
-        said = ((name, always, getattr(value, name)) for name, always in always_written(type(value)).items())
-        return {name: _plain(item) for name, always, item in said if always or item != defaults[name]}
+        said = ((name, getattr(value, name), unsaid) for name, unsaid in unwritten(type(value)).items())
+        return {name: _plain(item) for name, item, unsaid in said if item != unsaid}
     if isinstance(value, Mapping):
         return {key: _plain(value[key]) for key in sorted(value)}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @cache
-def always_written(shape: type) -> dict[str, bool]:
-    """By field of a part, whether it is in every file: where it has no default, or is marked as ``Written``."""
+def unwritten(shape: type) -> dict[str, Any]:
+    """By field of a part, the value that says nothing: its default, or ``MISSING`` where it is in every file."""
     hints = get_type_hints(shape, include_extras=True)
-    return {
-        each.name: each.default is MISSING or ALWAYS in getattr(hints[each.name], "__metadata__", ())
-        for each in fields(shape)
-    }
+    always = {name for name, hint in hints.items() if ALWAYS in getattr(hint, "__metadata__", ())}
+    return {each.name: MISSING if each.name in always else each.default for each in fields(shape)}
 
 
 def write_atomically(path: str | Path, content: bytes) -> Path:

@@ -65,13 +65,15 @@ def _cumulative_influence(circuit: Circuit) -> dict[int, float]:
 
 def _place(circuit: Circuit, node: Node) -> tuple[str, int]:
     """Layer and position; the root, and the bias that it has of its own, are one layer above every component."""
-    layers = [node.layer for node in circuit.nodes if node.layer is not None]
-    last = len(circuit.prompt.tokens) - 1
-    position = (circuit.root.position, last) if node.kind == "root" else (node.dest, last)
+    position = circuit.root.position if node.kind == "root" else node.dest
+    if position is None:
+        position = len(circuit.prompt.tokens) - 1
     if node.kind == "embedding":
-        return "E", next(at for at in position if at is not None)
-    layer = max(layers, default=0) + 1 if node.layer is None else node.layer
-    return str(layer), next(at for at in position if at is not None)
+        return "E", position
+    if node.layer is not None:
+        return str(node.layer), position
+    layers = [other.layer for other in circuit.nodes if other.layer is not None]
+    return str(max(layers, default=0) + 1), position
 
 
 def _feature(circuit: Circuit, node: Node) -> int | None:

@@ -1,7 +1,13 @@
 """Many circuits in one Parquet file: one row per edge, ready for a query, and still the whole circuits.
 
-`write_parquet(circuits, "circuits.parquet")` writes it, `polars.read_parquet("circuits.parquet")` queries it, and
-`read_parquet("circuits.parquet")` gives the circuits back.
+>>> import tempfile, polars
+>>> from headtrace.circuits.describe import example
+>>> with tempfile.TemporaryDirectory() as folder:
+...     path = write_parquet([example(), example()], f"{folder}/circuits.parquet")
+...     heads = polars.read_parquet(path).filter(polars.col("source_kind") == "head")
+...     circuits = read_parquet(path)
+>>> heads["source_layer"].to_list(), circuits == [example(), example()]
+([9, 9], True)
 
 The first row of each circuit carries, in ``circuit_json``, everything of it that is not an edge; a circuit
 without edges is one row without an edge.
@@ -93,12 +99,18 @@ def read_parquet(path: str | Path) -> list[Circuit]:
                     f"{path}: circuit {number} has an edge before its first row; was the table sorted?"
                 )
             parts[number]["edges"].append(_edge(row))
-    return [from_json(parts[number]) for number in sorted(parts)]
+    return [_circuit(path, number, parts[number]) for number in sorted(parts)]
+
+
+def _circuit(path: str | Path, number: int, data: dict[str, Any]) -> Circuit:
+    try:
+        return from_json(data)
+    except InputError as error:
+        raise InputError(f"{path}: circuit {number}: {error}") from None
 
 
 def _edge(row: dict[str, Any]) -> dict[str, Any]:
-    edge = {
-        field.name: row.get(field.name) for field in fields(Edge)
-    }  # tables of version 1 have fewer columns
+    # Tables of version 1 have fewer columns.
+    edge = {field.name: row.get(field.name) for field in fields(Edge)}
     edge["effect"] = None if edge["effect"] is None else json.loads(edge["effect"])
     return edge

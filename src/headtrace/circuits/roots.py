@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
 LARGEST = 2**63 - 1
-"""No integer of a circuit is larger: every reader of JSON and Parquet can hold it."""
+"""No integer of a circuit is larger, so each fits into a column of a table."""
 
 Index = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -33,7 +33,6 @@ Written = Annotated[T, ALWAYS]
 
 CHECKED = ConfigDict(extra="forbid")
 """Fields are checked when an object is made; a name that is not one of them is refused."""
-
 
 Quote = Callable[[str], str]
 
@@ -71,11 +70,9 @@ class LogitDifference:
 
     def question(self, quote: Quote = quoted) -> str:
         answer = quote(words(self.answer, self.answer_tokens))
-        return (
-            answer
-            if self.wrong is None
-            else f"{answer} rather than {quote(words(self.wrong, self.wrong_tokens))}"
-        )
+        if self.wrong is None:
+            return answer
+        return f"{answer} rather than {quote(words(self.wrong, self.wrong_tokens))}"
 
 
 @dataclass(frozen=True, config=CHECKED)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from headtrace.circuits import Circuit, Edge, Node
 
-_COLOURS = {"query": "cyan", "key": "yellow", "root": "bold"}
+_COLOURS = {"query": "cyan", "key": "yellow", "value": "green", "input": "magenta"}
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def show(
     file: Path = typer.Argument(..., metavar="FILE", help="A circuit file."),
-    depth: int = typer.Option(12, "--depth", min=1, help="How many firings deep the tree goes."),
+    depth: int = typer.Option(12, "--depth", min=1, help="How many steps deep the tree goes."),
     leaves: int = typer.Option(
         4, "--leaves", min=0, help="How many leaves (MLPs, embeddings) to list per side."
     ),
@@ -30,7 +30,7 @@ def show(
 ) -> None:
     """Print a circuit as a tree: the root, its seeds, and under each firing the causes of its query and key.
 
-    A firing that occurs again is not unfolded a second time.
+    Whatever occurs again is not unfolded a second time.
 
     Examples:
 
@@ -66,8 +66,10 @@ def tree(circuit: Circuit, depth: int = 12, leaves: int = 4) -> Tree:
 def _grow(circuit: Circuit, branch: Tree, node: Node, depth: int, leaves: int, seen: set[int]) -> None:
     from rich.text import Text
 
+    from headtrace.circuits.summary import FROM_THE_ROOT
+
     causes = circuit.edges_into(node)
-    for side in ("root", "query", "key"):
+    for side in FROM_THE_ROOT:
         edges = sorted((e for e in causes if e.side == side), key=lambda e: (-e.weight, e.source))
         if not edges:
             continue
@@ -75,20 +77,27 @@ def _grow(circuit: Circuit, branch: Tree, node: Node, depth: int, leaves: int, s
         shown = 0
         for edge in edges:
             source = circuit.node(edge.source)
-            if source.kind != "head":
-                shown += 1
-                if shown <= leaves:
-                    stem.add(_edge_text(circuit, edge, source, ""))
+            if source.kind == "head" or circuit.edges_into(source):
+                _grow_from(circuit, stem, edge, source, depth, leaves, seen)
                 continue
-            again = source.id in seen
-            deeper = bool(circuit.edges_into(source)) and not again and depth > 1
-            note = "  (above)" if again else "" if deeper or not circuit.edges_into(source) else "  ..."
-            twig = stem.add(_edge_text(circuit, edge, source, note))
-            if deeper:
-                seen.add(source.id)
-                _grow(circuit, twig, source, depth - 1, leaves, seen)
+            shown += 1
+            if shown <= leaves:
+                stem.add(_edge_text(circuit, edge, source, ""))
         if shown > leaves:
             stem.add(Text(f"and {shown - leaves} more leaves", style="dim"))
+
+
+def _grow_from(
+    circuit: Circuit, stem: Tree, edge: Edge, source: Node, depth: int, leaves: int, seen: set[int]
+) -> None:
+    """A source with what is under it, unless that was shown before or lies too deep."""
+    causes, again = circuit.edges_into(source), source.id in seen
+    deeper = bool(causes) and not again and depth > 1
+    note = "  (above)" if again else "  ..." if causes and not deeper else ""
+    twig = stem.add(_edge_text(circuit, edge, source, note))
+    if deeper:
+        seen.add(source.id)
+        _grow(circuit, twig, source, depth - 1, leaves, seen)
 
 
 def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:

@@ -79,7 +79,11 @@ def _spoken(answer: str) -> str:
 
 
 def json_for_script(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, nor break a line where JavaScript sees one."""
+    r"""JSON that cannot end the script element it stands in, nor break a line where JavaScript sees one.
+
+    >>> print(json_for_script({"token": "</script>"}))
+    {"token":"\u003c/script\u003e"}
+    """
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

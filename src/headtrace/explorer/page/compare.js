@@ -1,6 +1,6 @@
 // Two circuits side by side: which edges they share.
 
-import { componentName, nodeName, number, plural } from "./text.js";
+import { componentName, number, plural } from "./text.js";
 import { el } from "./dom.js";
 import { stronger } from "./graph.js";
 
@@ -10,8 +10,10 @@ export function samePrompt(a, b) {
   return x.length === y.length && x.every((id, i) => id === y[i]);
 }
 
+const wholeName = (node) => node.name;
+
 export function edgeKey(graph, edge, withPositions) {
-  const name = withPositions ? nodeName : componentName;
+  const name = withPositions ? wholeName : componentName;
   return `${name(graph.nodes.get(edge.source))} ${edge.side} ${name(graph.nodes.get(edge.target))}`;
 }
 
@@ -31,7 +33,7 @@ export function unmark(graph) {
 
 /** The nodes of another circuit that play the same part as a node of this one. */
 export function counterparts(graph, node, other) {
-  const name = samePrompt(graph, other) ? nodeName : componentName;
+  const name = samePrompt(graph, other) ? wholeName : componentName;
   const alike = [...other.nodes.values()].filter((candidate) => name(candidate) === name(node));
   return alike.map((candidate) => candidate.id);
 }
@@ -62,7 +64,7 @@ function exclusive(graph, title, choose) {
   const rows = edges.slice(0, 10).map((edge) => {
     const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
     const button = { type: "button", class: `row ${edge.side}`, onclick: () => choose(edge.source) };
-    const what = el("span", { class: "what" }, `${nodeName(source)} → ${componentName(target)}`);
+    const what = el("span", { class: "what" }, `${source.name} → ${componentName(target)}`);
     const weight = el("span", { class: "weight" }, number(edge.weight));
     return el("li", {}, el("button", button, el("span", { class: "swatch" }), what, weight));
   });

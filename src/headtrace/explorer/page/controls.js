@@ -2,14 +2,11 @@
 
 import { byId, el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
-import { FILTERS } from "./graph.js";
-import { SIZE } from "./layout.js";
-import { componentName, nodeName, percent, plural, thousands, tokenLabel } from "./text.js";
+import { FILTERS, KINDS, SIDES } from "./graph.js";
+import { componentName, percent, plural, thousands, tokenLabel } from "./text.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
-const KIND_LABELS = { head: "head", mlp: "MLP", embedding: "embedding", attention_bias: "bias", offset: "offset" };
-const SIDE_LABELS = { query: "query", key: "key", root: "root" };
 
 export function freshFilters() {
   return structuredClone(FILTERS);
@@ -27,10 +24,12 @@ export function createControls(graphs, changed) {
   let active = graphs;
   const wait = debounced(() => changed(filters));
 
-  chips("sides", SIDE_LABELS, filters.sides, sideSample, () => changed(filters));
-  const kinds = new Set(graphs.flatMap((graph) => graph.data.nodes.map((node) => node.kind)));
-  const present = Object.fromEntries(Object.entries(KIND_LABELS).filter(([kind]) => kinds.has(kind)));
-  chips("kinds", present, filters.kinds, kindSample, () => changed(filters));
+  const sides = new Set(graphs.flatMap((graph) => graph.edges.map((edge) => edge.side)));
+  const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
+  const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
+  const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
+  chips("sides", sideLabels, filters.sides, sideSample, () => changed(filters));
+  chips("kinds", kindLabels, filters.kinds, kindSample, () => changed(filters));
 
   const detail = byId("detail");
   const most = () => Math.max(1, ...active.map((graph) => graph.edges.length));
@@ -89,7 +88,7 @@ export function createControls(graphs, changed) {
 }
 
 function chips(id, labels, values, sample, changed) {
-  const buttons = Object.entries(labels).map(([name, label]) => {
+  const buttons = labels.map(([name, label]) => {
     const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": "true" };
     const button = el("button", { ...attributes, title: `Show or hide: ${label}` }, sample(name), label);
     button.addEventListener("click", () => {
@@ -107,7 +106,7 @@ function sideSample(side) {
 }
 
 function kindSample(kind) {
-  const [w, h] = kind === "head" ? [22, 13] : SIZE[kind].map((size) => size * 0.65);
+  const [w, h] = kind === "head" ? [22, 13] : KINDS[kind].size.map((size) => size * 0.65);
   return sampleOf(16, svg("g", { class: `node ${kind}` }, ...shape({ kind, attention: null }, { w, h })));
 }
 
@@ -135,7 +134,7 @@ export function search(graph, text) {
   if (dotted) return by((node) => componentName(node) === `L${Number(dotted[1])}H${Number(dotted[2])}`);
   const exact = by((node) => componentName(node).toLowerCase() === wanted);
   if (exact.length) return exact;
-  const named = by((node) => nodeName(node).toLowerCase().startsWith(wanted));
+  const named = by((node) => node.name.toLowerCase().startsWith(wanted));
   if (named.length) return named;
   return by((node) => tokenLabel(graph.tokens[node.dest]).toLowerCase().includes(wanted));
 }

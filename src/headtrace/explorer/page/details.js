@@ -2,7 +2,8 @@
 
 import { el } from "./dom.js";
 import { effectValue } from "./drawing.js";
-import { KIND_WORDS, brief, componentName, nodeName, number, percent, plural, tokenExact } from "./text.js";
+import { KINDS, SIDES } from "./graph.js";
+import { brief, componentName, number, percent, plural, tokenExact } from "./text.js";
 
 function token(graph, position) {
   return el("bdi", { class: "token", title: `position ${position}` }, tokenExact(graph.tokens[position]));
@@ -46,12 +47,12 @@ function rootFacts(graph, node) {
 
 function edgeFacts(graph, edge) {
   const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
-  const at = edge.side === "key" ? target.src : target.dest;
+  const at = target[SIDES[edge.side].at];
   const effects = Object.entries(edge.effect ?? {}).filter(([, value]) => value !== null);
   const shown = (value) => (typeof value === "number" ? number(value) : String(value));
   return facts([
-    ["from", nodeName(source), " ", source.dest === null ? "" : token(graph, source.dest)],
-    ["into", edge.side === "root" ? "the root" : `${edge.side} of ${nodeName(target)}`, " ", at === null ? "" : token(graph, at)],
+    ["from", source.name, " ", source.dest === null ? "" : token(graph, source.dest)],
+    ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
     ["weight", number(edge.weight)],
     edge.channels && [edge.channels.length === 1 ? "channel" : "channels", edge.channels.join(", ")],
     source.attention !== null && ["attention", number(source.attention)],
@@ -67,14 +68,13 @@ function description(edge) {
 
 /** The card under the pointer. */
 export function nodeCard(graph, node) {
-  const title = node.kind === "root" ? graph.data.question : nodeName(node);
-  const kind = el("p", { class: "kind" }, KIND_WORDS[node.kind]);
+  const title = node.kind === "root" ? graph.data.question : node.name;
+  const kind = el("p", { class: "kind" }, KINDS[node.kind].words);
   return [el("h3", {}, el("bdi", {}, title)), kind, nodeFacts(graph, node)];
 }
 
 export function edgeCard(graph, edge) {
-  const title = { root: "Into the root", query: "Query signal", key: "Key signal" }[edge.side];
-  return [el("h3", { class: edge.side }, title), edgeFacts(graph, edge), description(edge)];
+  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), description(edge)];
 }
 
 /** A token of the axis, in full. */
@@ -108,11 +108,11 @@ function edgeList(graph, edges, end, choose, both = false) {
 }
 
 function oneEnd(graph, node) {
-  return [nodeName(node), " ", node.dest === null ? "" : token(graph, node.src ?? node.dest)];
+  return [node.name, " ", node.dest === null ? "" : token(graph, node.src ?? node.dest)];
 }
 
 function bothEnds(graph, edge) {
-  return `${nodeName(graph.nodes.get(edge.source))} → ${componentName(graph.nodes.get(edge.target))}`;
+  return `${graph.nodes.get(edge.source).name} → ${componentName(graph.nodes.get(edge.target))}`;
 }
 
 function section(title, ...content) {
@@ -121,16 +121,15 @@ function section(title, ...content) {
 
 /** The panel for a pinned node: what it is, what causes it, what it causes. */
 export function nodePanel(graph, node, choose, close) {
-  const title = node.kind === "root" ? graph.data.question : nodeName(node);
+  const title = node.kind === "root" ? graph.data.question : node.name;
   const unpin = el("button", { type: "button", class: "quiet", "aria-label": "Unpin", onclick: close }, "✕");
-  const causes = ["root", "query", "key"].map((side) => [side, node.into.filter((edge) => edge.side === side)]);
-  const heading = (side) => (side === "root" ? "What leads to it" : `Causes of its ${side}`);
+  const causes = Object.keys(SIDES).map((side) => [side, node.into.filter((edge) => edge.side === side)]);
   return [
     el("div", { class: "panel-head" }, el("h2", {}, el("bdi", {}, title)), unpin),
-    el("p", { class: "kind" }, KIND_WORDS[node.kind]),
+    el("p", { class: "kind" }, KINDS[node.kind].words),
     nodeFacts(graph, node),
     ...causes.filter(([, edges]) => edges.length).map(([side, edges]) =>
-      section(heading(side), edgeList(graph, edges, "source", choose))),
+      section(SIDES[side].causes, edgeList(graph, edges, "source", choose))),
     elsewhere(graph, node),
     node.from.length ? section("What it causes", edgeList(graph, node.from, "target", choose)) : null,
   ].filter(Boolean);
@@ -140,8 +139,7 @@ export function nodePanel(graph, node, choose, close) {
 function elsewhere(graph, node) {
   if (!node.elsewhere) return null;
   const rows = node.elsewhere.map((signal) => {
-    const head = componentName({ kind: "head", ...signal });
-    return [head, "reads ", token(graph, signal.src), ` ${signal.src}, weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
+    return [`L${signal.layer}H${signal.head}`, "reads ", token(graph, signal.src), ` ${signal.src}, weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
   });
   return section("Acts on competing keys", facts(rows));
 }
@@ -169,7 +167,7 @@ export function overviewPanel(graph, choose) {
       ["method", data.method.name],
       ["size", `${plural(data.heads, "firing")}, ${plural(graph.edges.length, "edge")}`],
       data.influence_kept != null && ["influence kept", percent(data.influence_kept)],
-      data.unexplained && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
+      data.unexplained.length > 0 && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
     ]),
     data.reason ? el("p", { class: "reason" }, `No circuit: ${data.reason}`) : null,
     seeds.length ? section("Straight into the root", edgeList(graph, seeds, "source", choose)) : null,

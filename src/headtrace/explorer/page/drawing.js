@@ -1,9 +1,9 @@
 // Drawing: geometry in, SVG out. Long circuits are drawn in slices, so that the page never stops answering.
 
 import { pathOf, svg } from "./dom.js";
-import { edgeWidth } from "./graph.js";
+import { KINDS, edgeWidth } from "./graph.js";
 import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
-import { KIND_WORDS, brief, nodeName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
+import { brief, componentName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const SLICE = 250;
 
@@ -138,7 +138,7 @@ function sourceMark(mark) {
 /** What a screen reader says of a node. */
 export function describeNode(graph, node) {
   if (node.kind === "root") return `Root: ${graph.data.question}. ${plural(node.into.length, "cause")}.`;
-  const parts = [`${nodeName(node)}, ${KIND_WORDS[node.kind]} at ${tokenExact(graph.tokens[node.dest])}`];
+  const parts = [`${node.name}, ${KINDS[node.kind].words} at ${tokenExact(graph.tokens[node.dest])}`];
   if (node.src !== null) parts.push(`reads ${tokenExact(graph.tokens[node.src])}, attention ${number(node.attention)}`);
   parts.push(`influence ${percent(node.influence)}`);
   parts.push(plural(node.into.length, "cause"), plural(node.from.length, "effect"));
@@ -175,6 +175,7 @@ export function shape(node, { w, h }) {
   const outlines = {
     embedding: `M0,${-b}L${a},${b}H${-a}Z`,
     attention_bias: `M0,${-b}L${a},0L0,${b}L${-a},0Z`,
+    rounding: `M${-a},${-b}H${a}L0,${b}Z`,
     offset: `M${-a},0L${-a / 2},${-b}H${a / 2}L${a},0L${a / 2},${b}H${-a / 2}Z`,
   };
   if (node.kind in outlines) return [svg("path", { class: "body", d: outlines[node.kind] })];
@@ -189,7 +190,7 @@ export function shape(node, { w, h }) {
 function caption(graph, node, { h }) {
   if (node.kind === "head") {
     return [
-      svg("text", { class: "name", y: -2.5 }, `L${node.layer}H${node.head}`),
+      svg("text", { class: "name", y: -2.5 }, componentName(node)),
       svg("text", { class: "reads", y: 8.5 }, `reads ${shorten(tokenLabel(graph.tokens[node.src]), 6)}`),
     ];
   }

@@ -44,11 +44,11 @@ function heading(chart, title) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const group = svg("g", { fill: colour("--ink") });
   group.append(svg("text", { x: 48, y: 26, "font-size": 14, "font-weight": 650 }, title));
-  ["query", "key", "root"].forEach((side, i) => {
+  document.querySelectorAll("#sides .chip").forEach((chip, i) => {
     const x = 48 + 80 * i;
-    const dashes = side === "key" ? "6 4" : null;
-    group.append(svg("line", { x1: x, x2: x + 26, y1: 42, y2: 42, stroke: colour(`--${side}`), "stroke-width": 2.5, "stroke-dasharray": dashes }));
-    group.append(svg("text", { x: x + 32, y: 46, "font-size": 12 }, side));
+    const { stroke, strokeDasharray } = getComputedStyle(chip.querySelector(".edge"));
+    group.append(svg("line", { x1: x, x2: x + 26, y1: 42, y2: 42, stroke, "stroke-width": 2.5, "stroke-dasharray": strokeDasharray }));
+    group.append(svg("text", { x: x + 32, y: 46, "font-size": 12 }, chip.textContent));
   });
   return group;
 }

@@ -1,5 +1,28 @@
 // A circuit as a graph that can be walked: nodes by id, edges by end, in order of strength.
 
+/** What a node can be, in the order in which kinds are listed and laid out. */
+export const KINDS = {
+  head: { label: "head", words: "attention head", size: [76, 34] },
+  mlp: { label: "MLP", words: "MLP", size: [19, 18] },
+  embedding: { label: "embedding", words: "embedding", size: [20, 17] },
+  attention_bias: { label: "bias", words: "attention bias", size: [18, 18] },
+  offset: { label: "offset", words: "offset (bias of its reader)", size: [20, 18] },
+  rounding: { label: "rounding", words: "rounding", size: [16, 16] },
+  root: { label: "root", words: "root", size: [250, 48] },
+};
+
+/**
+ * Where an edge can enter its target: at which of its positions it is read, how far right of the middle it is drawn (in
+ * widths; the root's edges spread out), and whether its weight is attention or in the unit of the root.
+ */
+export const SIDES = {
+  query: { card: "Query signal", causes: "Causes of its query", at: "dest", port: 0.24, attention: true },
+  key: { card: "Key signal", causes: "Causes of its key", at: "src", port: -0.24, attention: true },
+  value: { card: "Moved content", causes: "What it moves", at: "src", port: 0, attention: false },
+  input: { card: "Input of an MLP", causes: "What it reads", at: "dest", port: 0, attention: false },
+  root: { card: "Into the root", causes: "What leads to it", at: "dest", port: null, attention: false },
+};
+
 /** Index one circuit of the page's data. Edges keep their place in the file as `index`. */
 export function indexCircuit(data) {
   const edges = data.edges.map((edge, index) => ({ ...edge, index }));
@@ -22,8 +45,8 @@ export function indexCircuit(data) {
     tokens: data.prompt.tokens,
     layers: layers.length ? [Math.min(...layers), Math.max(...layers)] : [0, 0],
     heaviest: {
-      root: largest(edges.filter((edge) => edge.side === "root")),
-      inner: largest(edges.filter((edge) => edge.side !== "root")),
+      attention: largest(edges.filter((edge) => SIDES[edge.side].attention)),
+      root: largest(edges.filter((edge) => !SIDES[edge.side].attention)),
     },
   };
 }
@@ -39,7 +62,7 @@ function largest(edges) {
 
 /** An edge's weight against the heaviest of its unit: attention, or what the root measures. */
 export function relativeWeight(graph, edge) {
-  const whole = edge.side === "root" ? graph.heaviest.root : graph.heaviest.inner;
+  const whole = SIDES[edge.side].attention ? graph.heaviest.attention : graph.heaviest.root;
   return Math.max(0, edge.weight) / whole;
 }
 
@@ -60,11 +83,13 @@ export function wayToRoot(graph, id) {
   return way;
 }
 
+const all = (names) => Object.fromEntries(Object.keys(names).map((name) => [name, true]));
+
 export const FILTERS = {
   detail: Infinity,
   minWeight: 0,
-  sides: { query: true, key: true, root: true },
-  kinds: { head: true, mlp: true, embedding: true, attention_bias: true, offset: true, root: true },
+  sides: all(SIDES),
+  kinds: all(KINDS),
   layers: [0, Infinity],
   match: "all",
 };

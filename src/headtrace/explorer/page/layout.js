@@ -2,13 +2,9 @@
 // no clock, no chance. Positions become columns, layers become rows; a component sits in the cell of its position
 // and layer. Components with an edge that is drawn get their full shape, the others a dot.
 
+import { KINDS, SIDES } from "./graph.js";
+
 export const SIZE = {
-  head: [76, 34],
-  mlp: [19, 18],
-  embedding: [20, 17],
-  attention_bias: [18, 18],
-  offset: [20, 18],
-  root: [250, 48],
   dot: 6,
   dotPitch: 9,
   gap: 8,
@@ -23,7 +19,7 @@ export const SIZE = {
   closest: 1.25,
 };
 
-const ORDER = { head: 0, offset: 1, attention_bias: 2, mlp: 3, embedding: 4, root: 5 };
+const ORDER = Object.keys(KINDS);
 const EMBEDDING_ROW = -1;
 
 /**
@@ -79,7 +75,7 @@ function fillCells(graph, { shown, rest }) {
     if (!cells.has(key)) cells.set(key, { position: node.dest, row: rowOf(node), full: [], dots: [] });
     cells.get(key)[full.has(node.id) ? "full" : "dots"].push(node);
   }
-  const order = (a, b) => ORDER[a.kind] - ORDER[b.kind] || (a.head ?? 0) - (b.head ?? 0) || (a.src ?? 0) - (b.src ?? 0);
+  const order = (a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || (a.head ?? 0) - (b.head ?? 0) || (a.src ?? 0) - (b.src ?? 0);
   for (const cell of cells.values()) {
     cell.full.sort(order);
     cell.dots.sort(order);
@@ -101,11 +97,11 @@ function chunks(list, size) {
 }
 
 function lineWidth(line) {
-  return line.reduce((sum, node) => sum + SIZE[node.kind][0], 0) + SIZE.gap * (line.length - 1);
+  return line.reduce((sum, node) => sum + KINDS[node.kind].size[0], 0) + SIZE.gap * (line.length - 1);
 }
 
 function lineHeight(line) {
-  return Math.max(...line.map((node) => SIZE[node.kind][1]));
+  return Math.max(...line.map((node) => KINDS[node.kind].size[1]));
 }
 
 function placeColumns(graph, cells, room) {
@@ -140,7 +136,7 @@ function sum(numbers) {
 function placeRows(highest, cells, room, enlarged = 1) {
   const heights = new Map();
   for (const cell of cells) heights.set(cell.row, Math.max(heights.get(cell.row) ?? 0, cell.height));
-  const top = SIZE.margin + enlarged * (SIZE.root[1] + 28);
+  const top = SIZE.margin + enlarged * (KINDS.root.size[1] + 28);
   const layers = Array.from({ length: highest + 2 }, (_, i) => highest - i);
   const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : SIZE.emptyRow));
   const spare = Math.max(0, room - top - SIZE.margin - sum(needed)) / Math.max(1, heights.size);
@@ -166,7 +162,7 @@ function placeNodes(graph, cells, columns, rows, width) {
       const tall = lineHeight(line);
       let x = column.middle - lineWidth(line) / 2;
       for (const node of line) {
-        const [w, h] = SIZE[node.kind];
+        const [w, h] = KINDS[node.kind].size;
         nodes.set(node.id, { id: node.id, x: x + w / 2, y: y + 1 + tall / 2, w, h, dot: false });
         x += w + SIZE.gap;
       }
@@ -185,11 +181,11 @@ function placeNodes(graph, cells, columns, rows, width) {
 }
 
 function rootWidth(graph) {
-  return Math.max(150, Math.min(SIZE.root[0] + 60, 8.4 * [...graph.data.question].length + 44));
+  return Math.max(150, Math.min(KINDS.root.size[0] + 60, 8.4 * [...graph.data.question].length + 44));
 }
 
 function placeRoot(graph, columns, width, enlarged) {
-  const [w, h] = [enlarged * rootWidth(graph), enlarged * SIZE.root[1]];
+  const [w, h] = [enlarged * rootWidth(graph), enlarged * KINDS.root.size[1]];
   const at = graph.data.root.position ?? graph.tokens.length - 1;
   const middle = columns[at]?.middle ?? width / 2;
   const limit = Math.max(width, w + 2 * SIZE.margin) - SIZE.margin - w / 2;
@@ -197,7 +193,7 @@ function placeRoot(graph, columns, width, enlarged) {
   return { id: graph.root.id, x, y: SIZE.margin + h / 2, w, h, dot: false, enlarged };
 }
 
-/** A cubic curve from the source up into the target: key signals enter at the left, query signals at the right. */
+/** A cubic curve from the source up into the target: each side enters at its own place. */
 function placeEdge(graph, nodes, edge) {
   const [source, target] = [nodes.get(edge.source), nodes.get(edge.target)];
   return { index: edge.index, ...curve(source, target, edge.side, inOneColumn(graph, edge)) };
@@ -209,12 +205,13 @@ export function inOneColumn(graph, edge) {
 }
 
 export function curve(source, target, side, sameColumn) {
-  const ports = { root: clamp((source.x - target.x) * 0.5, target.w * 0.4), key: -0.24 * target.w, query: 0.24 * target.w };
-  const [x3, y3] = [target.x + ports[side], target.y + target.h / 2];
+  const { port } = SIDES[side];
+  const right = port === null ? clamp((source.x - target.x) * 0.5, target.w * 0.4) : port * target.w;
+  const [x3, y3] = [target.x + right, target.y + target.h / 2];
   const rise = Math.max(12, source.y - y3);
   if (sameColumn) {
     // Within a column an edge swings out, so that it does not run over the components between its ends.
-    const out = side === "query" ? 1 : -1;
+    const out = port > 0 ? 1 : -1;
     const swing = out * (10 + Math.min(64, 0.16 * rise));
     const [x0, y0] = [source.x + (out * source.w) / 2, source.y];
     const outer = out > 0 ? Math.max(x0, x3) : Math.min(x0, x3);

@@ -57,30 +57,7 @@ export function plural(count, one, many = `${one}s`) {
   return `${thousands(count)} ${count === 1 ? one : many}`;
 }
 
-export const KIND_WORDS = {
-  root: "root",
-  head: "attention head",
-  mlp: "MLP",
-  embedding: "embedding",
-  attention_bias: "attention bias",
-  offset: "offset (bias of query or key)",
-};
-
-/** What a component is called: L9H6, MLP 5, … without its position. */
+/** What a component is called, without its place, which is the last word of its name: L9H6 of L9H6 14->3. */
 export function componentName(node) {
-  switch (node.kind) {
-    case "head": return `L${node.layer}H${node.head}`;
-    case "mlp": return `MLP ${node.layer}`;
-    case "embedding": return "Embedding";
-    case "attention_bias": return `Attention bias ${node.layer}`;
-    case "offset": return `Offset L${node.layer}H${node.head}`;
-    default: return "Root";
-  }
-}
-
-/** The node with its place, in the words used everywhere else: L9H6 14->3. */
-export function nodeName(node) {
-  if (node.kind === "root") return "Root";
-  const place = node.kind === "head" ? `${node.dest}->${node.src}` : `@${node.dest}`;
-  return `${componentName(node)} ${place}`;
+  return node.name.replace(/ \S+$/, "");
 }

@@ -136,13 +136,15 @@ export function createViewport(host, parts) {
     const made = [];
     for (const place of heads.sort((a, b) => influence(b) - influence(a))) {
       const text = componentName(graph.nodes.get(place.id));
-      const half = 3.3 * text.length + 1;
+      const textLength = 6.4 * text.length; // given, not measured: the label takes this room in whatever font
+      const half = textLength / 2 + 2;
       const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
       const box = [x - half, y - 8, x + half, y + 8];
       if (x < LEFT || y > view.height - view.bottom) continue;
       if (taken.some((other) => overlap(box, other))) continue;
       taken.push(box);
-      made.push(svg("text", { class: "tag", x: x.toFixed(1), y: (y + 3.5).toFixed(1) }, text));
+      const at = { x: x.toFixed(1), y: (y + 3.5).toFixed(1), textLength, lengthAdjust: "spacingAndGlyphs" };
+      made.push(svg("text", { class: "tag", ...at }, text));
     }
     return made;
   }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from headtrace.errors import InputError
+from headtrace.progress import Progress
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -33,6 +36,22 @@ def load_model(name: str, revision: str | None = None, dtype: str = "float32", d
         from headtrace.models import load
 
         return load(name, revision=revision, dtype=dtype, device=device)
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None) -> Generator[Progress]:
+    """A bar with the remaining time; the block gets a function to call with how much is done, and of how much."""
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def read_prompt(prompt: str | None, tokens: str | None) -> str | list[int]:

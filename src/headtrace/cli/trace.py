@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import track
 
 from headtrace.cli import options
 from headtrace.cli.options import console
 from headtrace.errors import InputError
+from headtrace.lines import prompt_of, read_records
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.tracing import Tracer
 
-MethodName = Annotated[str, typer.Option(help="acc++, acc or svt.")]
+MethodName = Annotated[str, typer.Option(help="acc++, acc, svt, or one that a package adds.")]
 TauNumber = Annotated[
     float | None,
     typer.Option(help="Attention that counts as attending (default: min(1, 2.5 / visible keys))."),
@@ -37,7 +36,8 @@ def trace(
         str | None, typer.Option(help="JSONL with text (or tokens), answer, wrong: one per line.")
     ] = None,
     answer: Annotated[
-        list[str] | None, typer.Option(help="The answer, one token, such as ' Mary'. Repeatable.")
+        list[str] | None,
+        typer.Option(help="The answer, such as ' Mary'. Several are alternatives; a single one may be several tokens."),
     ] = None,
     wrong: Annotated[
         list[str] | None, typer.Option(help="The wrong answer to compare with. Repeatable.")
@@ -45,7 +45,8 @@ def trace(
     answer_id: Annotated[list[int] | None, typer.Option(help="The answer as a token id.")] = None,
     wrong_id: Annotated[list[int] | None, typer.Option(help="The wrong answer as a token id.")] = None,
     root: Annotated[
-        str | None, typer.Option(help="linear or probability (default: linear if there is a wrong answer).")
+        str | None,
+        typer.Option(help="linear, probability or heads (default: linear if there is a wrong answer)."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Explain the k likeliest answers together.")] = None,
     top_p: Annotated[
@@ -62,9 +63,12 @@ def trace(
     min_influence: Annotated[
         float, typer.Option(help="Do not expand firings with less influence than this.")
     ] = 0.0,
+    ig_steps: Annotated[
+        int | None, typer.Option(help="For acc++: intervals of the integrated gradients (default: 64).")
+    ] = None,
     svt_channels: Annotated[
-        str, typer.Option(help="For svt: signal, or all (the control without SVD).")
-    ] = "signal",
+        str | None, typer.Option(help="For svt: signal (default), or all (the control without SVD).")
+    ] = None,
     bos: options.Bos = None,
     out: Annotated[
         str | None, typer.Option(help="Circuit file (.json), or .parquet for many prompts.")
@@ -89,22 +93,23 @@ def trace(
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
 
+    chosen = {"tau": tau, "ig_steps": ig_steps, "channels": svt_channels}
     tracer = Tracer(
         loaded,
-        method=method,  # type: ignore[arg-type]
-        tau=tau,
+        method=method,
         max_firings=max_firings or None,
         min_influence=min_influence,
-        channels=svt_channels,  # type: ignore[arg-type]
+        **{name: value for name, value in chosen.items() if value is not None},
     )
     how: dict[str, Any] = {"root": root, "top_k": top_k, "top_p": top_p, "bos": bos}
-    answers, wrongs = _one_or_many(answer, answer_id, "answer"), _one_or_many(wrong, wrong_id, "wrong")
+    how["heads"] = None if heads is None else heads.split(",")
+    how["answer"] = _one_or_many(answer, answer_id, "answer")
+    how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
     if prompts is not None:
-        _save_many(_trace_file(tracer, prompts, answers, wrongs, how), out)
+        _save_many(_trace_file(tracer, prompts, how), out)
         return
     with console.status("Tracing"):
-        start = [] if heads is None else heads.split(",")
-        circuit = tracer.trace(options.read_prompt(prompt, tokens), answers, wrongs, heads=start, **how)
+        circuit = tracer.trace(options.read_prompt(prompt, tokens), **how)
     show(circuit)
     if out is not None:
         circuit.save(out)
@@ -128,40 +133,15 @@ def show(circuit: Circuit) -> None:
         console.print(f"[yellow]Unexplained firings:[/] {', '.join(circuit.unexplained)}")
 
 
-def _read_lines(path: str) -> list[dict[str, Any]]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The prompts file {path!r} cannot be read: {error}.") from None
+def _trace_file(tracer: Tracer, path: str, how: dict[str, Any]) -> list[Circuit]:
+    """Circuits of all prompts of a file; a line's own answers come before those of the command line."""
     items: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not valid JSON ({error.msg}).") from None
-        if not isinstance(item, dict) or ("text" in item) == ("tokens" in item):
-            raise InputError(
-                f"{path}, line {number}: expected an object with 'text' or 'tokens' (and answer, wrong)."
-            )
-        items.append(item)
-    if not items:
-        raise InputError(f"The prompts file {path!r} holds no prompts.")
-    return items
-
-
-def _trace_file(
-    tracer: Tracer, path: str, answers: Any, wrongs: Any, how: dict[str, Any], at_once: int = 64
-) -> list[Circuit]:
-    items = _read_lines(path)
-    for item in items:
-        item.setdefault("answer", answers)
-        item.setdefault("wrong", wrongs)
-    circuits: list[Circuit] = []
-    for start in track(range(0, len(items), at_once), "Tracing", console=console):
-        circuits += tracer.trace_batch(items[start : start + at_once], **how)
-    return circuits
+    for number, record in read_records(path):
+        given = prompt_of(record, f"{path}, line {number}")
+        own = {name: record[name] for name in ("answer", "wrong") if record.get(name) is not None}
+        items.append({"text" if isinstance(given, str) else "tokens": given, **own})
+    with options.progress_bar("Tracing", len(items)) as advance:
+        return tracer.trace_batch(items, **how, progress=advance)
 
 
 def _save_many(circuits: list[Circuit], out: str | None) -> None:
@@ -207,7 +187,8 @@ def explain(
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
 
-    why = Tracer(loaded, method=method, tau=tau).explain(given, firing, bos=bos)  # type: ignore[arg-type]
+    chosen = {} if tau is None else {"tau": tau}
+    why = Tracer(loaded, method=method, **chosen).explain(given, firing, bos=bos)
     options.show_tokens(why.tokens)
     console.print(str(why), markup=False, highlight=False)
     if json_file is not None:

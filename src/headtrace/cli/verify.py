@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -71,7 +71,8 @@ def verify(
 
     asked = load_circuit(circuit)
     loaded = load_model_of(asked, model, dtype, device)
-    report = _run(asked, loaded, edges, controls, reach, scope, seed)
+    how = {"edges": edges, "controls": controls, "reach": reach, "scope": scope, "seed": seed}
+    report = _run(asked, loaded, **how)
     console.print(report.summary(), markup=False, highlight=False, soft_wrap=True)
     if show and report.effects:
         console.print(_table(report, show))
@@ -92,26 +93,11 @@ def load_model_of(circuit: Circuit, model: str | None, dtype: str, device: str) 
     return options.load_model(model or circuit.model.name, revision, dtype, device)
 
 
-def _run(
-    circuit: Circuit, model: Model, edges: str, controls: int, reach: str, scope: str, seed: int
-) -> Report:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+def _run(circuit: Circuit, model: Model, **how: Any) -> Report:
     from headtrace.causal import verify as put_to_the_test
 
-    columns = (TextColumn("Interventions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        return put_to_the_test(
-            circuit,
-            model,
-            edges=edges,
-            controls=controls,
-            reach=reach,  # type: ignore[arg-type]
-            scope=scope,  # type: ignore[arg-type]
-            seed=seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with options.progress_bar("Interventions") as progress:
+        return put_to_the_test(circuit, model, progress=progress, **how)
 
 
 def _table(report: Report, rows: int) -> Table:

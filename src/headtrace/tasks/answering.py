@@ -122,9 +122,9 @@ def _scores(
     """For each example: by how much the answer beats the wrong one, and whether it is the first choice."""
     done = 0
     for places in batches([len(example.token_ids) for example in task_set], prompts_at_once=batch_size):
-        recording = model.record([task_set[place].token_ids for place in places], last_logits=True)
-        for row, place in enumerate(places):
-            logits, example = recording.last_logits(row), task_set[place]
+        ends = model.end_logits([task_set[place].token_ids for place in places])
+        for logits, place in zip(ends, places, strict=True):
+            example = task_set[place]
             right = logits[list(example.answer_ids)].logsumexp(0)
             wrong = logits[list(example.wrong_ids)].logsumexp(0)
             yield place, (float(right - wrong), int(logits.argmax()) in example.answer_ids)

@@ -125,7 +125,7 @@ def _on_ioi(model: Model, task_set: TaskSet) -> dict[str, Float[Tensor, "layers 
 
 def _patterns(model: Model, ids: Sequence[Sequence[int]]) -> list[Float[Tensor, "layers heads dest src"]]:
     """Where every head attends on each prompt, without the padding."""
-    recording = model.record(ids, last_logits=True)
+    recording = model.record(ids, last_logits=True, keep=["patterns"])
     return [recording.patterns[:, row, :, :n, :n].cpu() for row, n in enumerate(recording.lengths)]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headtrace.errors import InputError
+from headtrace.lines import Record, prompt_of, read_records
 from headtrace.vocabulary import Firing
 
 
@@ -23,29 +22,13 @@ class Case:
 
 def read_cases(path: str | Path) -> list[Case]:
     """Read firings from JSONL: ``{"text": ..., "firing": "L9H6:14:3"}`` or ``{"tokens": ...``."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"The file of firings {str(path)!r} cannot be read: {error.strerror}.") from error
-    cases = [_read_case(line, f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
-    if not cases:
-        raise InputError(f"{str(path)!r} holds no firings: write one JSON object per line.")
-    return cases
+    return [_case(record, f"{path}, line {number}") for number, record in read_records(path, what="firings")]
 
 
-def _read_case(line: str, where: str) -> Case:
-    example = '{"text": "When Mary ...", "firing": "L9H6:14:3"}'
+def _case(record: Record, where: str) -> Case:
+    prompt = prompt_of(record, where)
     try:
-        entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON ({error.msg}). Expected {example}.") from error
-    if not isinstance(entry, dict) or "firing" not in entry or ("text" in entry) == ("tokens" in entry):
-        raise InputError(f"{where} needs 'firing' and either 'text' or 'tokens'. Expected {example}.")
-    given: Any = entry.get("text", entry.get("tokens"))
-    if "tokens" in entry:
-        if not isinstance(given, list) or not all(isinstance(i, int) for i in given):
-            raise InputError(f"{where}: 'tokens' must be a list of token ids, like [1, 2, 3].")
-        given = tuple(given)
-    elif not isinstance(given, str):
-        raise InputError(f"{where}: 'text' must be a string.")
-    return Case(given, Firing.parse(str(entry["firing"])), str(entry.get("name", "")))
+        firing = Firing.parse(str(record.get("firing", "")))
+    except InputError as error:
+        raise InputError(f"{where}, field 'firing': {error}") from error
+    return Case(prompt, firing, str(record.get("name", "")))

@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from headtrace.errors import InputError
 from headtrace.tasks import load_task
 from headtrace.tasks.words import NAMES
-from tests.tasks.vocabularies import RARE_NAMES
-
-
-def word_level(words: list[str]) -> Any:
-    vocabulary = {word: number for number, word in enumerate(["<unk>", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+from tests.tasks.vocabularies import RARE_NAMES, word_level
 
 
 @pytest.mark.parametrize("kind", ["gpt2_tokenizer", "llama_tokenizer"])
@@ -40,6 +31,11 @@ def test_single_digits_leave_out_years_that_they_cannot_decide(llama_tokenizer: 
         "no token of this vocabulary says that the year is earlier",
     }
     assert len(task_set) == 12 * 15
+
+
+def test_a_model_without_a_tokenizer_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a tokenizer"):
+        load_task("ioi", None)
 
 
 def test_vocabulary_without_names_is_refused() -> None:

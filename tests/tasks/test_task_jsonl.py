@@ -41,7 +41,7 @@ def test_fields_arrive(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a", ', r"line 2: not valid JSON .*column"),
+        ('{"text": "a", ', r"line 2 is not JSON .*column"),
         ("[1, 2]", r"line 2: expected a JSON object"),
         ({"answer": " a", "wrong": " b"}, r"line 2, field 'text'.*got nothing"),
         (GOOD | {"text": "  "}, r"line 2, field 'text'.*not empty"),
@@ -93,7 +93,7 @@ def test_words_the_vocabulary_does_not_hold_are_counted(tmp_path: Path, builtin_
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "has no lines"), (b"\xff\xfe", "not UTF-8"), (None, "Cannot read")],
+    [(b"", "holds no prompts"), (b"\xff\xfe", "line 1 is not UTF-8"), (None, "cannot be read")],
 )
 def test_unreadable_file_is_an_error(
     tmp_path: Path, builtin_tokenizer: Any, content: bytes | None, message: str

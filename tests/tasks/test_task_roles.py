@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headtrace.prompts import encode, positions_of
 from headtrace.tasks import Example, load_task
-from headtrace.tasks.tokens import encode, positions_of
+from tests.tasks import vocabularies
 
 some_seeds = given(seed=st.integers(0, 2**32 - 1))
 few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -76,31 +78,21 @@ def test_greater_than_sides_are_the_later_and_the_earlier_years(tokenizer: Any, 
         assert_read_as_the_model_does(tokenizer, example)
 
 
-class Without:
-    """A tokenizer whose offsets are missing, or wrong by a few characters."""
-
-    def __init__(self, tokenizer: Any, shift: int | None) -> None:
-        self._tokenizer, self._shift = tokenizer, shift
-        self.is_fast = shift is not None
-        self.unk_token_id = tokenizer.unk_token_id
-
-    def __call__(self, texts: list[str], **options: Any) -> dict[str, Any]:
-        batch = dict(self._tokenizer(texts, **options | {"return_offsets_mapping": True}))
-        rows = batch.pop("offset_mapping")
-        if self._shift is not None:
-            batch["offset_mapping"] = [[(a + self._shift, b + self._shift) for a, b in row] for row in rows]
-        return batch
-
-    def decode(self, ids: list[int], **options: Any) -> str:
-        return self._tokenizer.decode(ids, **options)
-
-
 @pytest.mark.parametrize("shift", [None, 3, -40])
 def test_positions_do_not_trust_offsets_blindly(tokenizer: Any, shift: int | None) -> None:
     (plain,) = encode(tokenizer, ["When Mary and John met, John said"])
-    stubborn: Any = Without(tokenizer, shift)
-    (other,) = encode(stubborn, [plain.text])
-    for span in ((5, 9), (14, 18), (24, 28)):
+    assert plain.offsets is not None
+    moved = None if shift is None else tuple((start + shift, end + shift) for start, end in plain.offsets)
+    for span in ((0, 4), (5, 9), (14, 18), (24, 28)):
         expected = positions_of(tokenizer, plain, span)
         assert len(expected) == 1
-        assert positions_of(stubborn, other, span) == expected
+        assert positions_of(tokenizer, replace(plain, offsets=moved), span) == expected
+
+
+@pytest.mark.parametrize("kind", ["slow", "opt"])
+def test_tokenizers_without_offsets_and_with_one_special_token_for_everything(kind: str) -> None:
+    reader = vocabularies.make(kind)
+    for example in load_task("ioi", reader, n_per_cell=1):
+        assert token_at(reader, example, "IO") == example.answer.strip()
+        assert token_at(reader, example, "S2") == example.wrong.strip()
+        assert_read_as_the_model_does(reader, example)

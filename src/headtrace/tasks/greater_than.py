@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from headtrace.prompts import Encoded, decoded, encode, following, is_unknown
 from headtrace.tasks.build import Cell, Draft, assemble, fill, place_roles, take
 from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
-from headtrace.tasks.tokens import Encoded, decoded, encode, is_unknown, next_token
 from headtrace.tasks.words import EVENTS
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def _drafts(form: int, century: str, seed: int) -> Iterator[Draft]:
 
 def _build(tokenizer: PreTrainedTokenizerBase, drafts: Sequence[Draft]) -> Iterator[Example | Exclusion]:
     prompts = encode(tokenizer, [draft.text for draft in drafts])
-    extended = iter(encode(tokenizer, [draft.text + year for draft in drafts for year in YEARS]))
+    longer = iter(encode(tokenizer, [draft.text + year for draft in drafts for year in YEARS]))
     for draft, prompt in zip(drafts, prompts, strict=True):
-        by_year = {year: next(extended) for year in YEARS}
+        by_year = {year: next(longer) for year in YEARS}
         yield _build_one(tokenizer, draft, prompt, by_year)
 
 
@@ -87,9 +87,9 @@ def _build_one(
     # Which years begin with each token that can follow the prompt.
     years: dict[int, list[str]] = {}
     for year, longer in by_year.items():
-        token = next_token(prompt, longer)
-        if token is not None and not is_unknown(tokenizer, token):
-            years.setdefault(token, []).append(year)
+        tokens = following(prompt, longer)
+        if tokens is not None and not is_unknown(tokenizer, tokens[0]):
+            years.setdefault(tokens[0], []).append(year)
     later = set(draft.answers)
     answers = tuple(token for token, each in years.items() if later.issuperset(each))
     wrongs = tuple(token for token, each in years.items() if later.isdisjoint(each))

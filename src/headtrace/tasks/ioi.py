@@ -104,15 +104,12 @@ def load(
     accept: Callable[[FillIn], bool] | None = None,
 ) -> TaskSet:
     """``n_per_cell`` prompts of each form and order; ``accept`` keeps only some of the fill-ins."""
-    if variant not in VARIANTS:
-        raise InputError(f"IOI has no variant {variant!r}. Use one of: {', '.join(VARIANTS)}.")
     usable, excluded = split_words(tokenizer, NAMES, "name")
     if len(usable) < 3:
         raise InputError(
             f"This vocabulary holds {len(usable)} of the {len(NAMES)} IOI names as single tokens, "
             "but the task needs at least 3. Use another model, or bring your own prompts as JSONL."
         )
-
     cells = [
         Cell(f"form {form + 1}, {order}", _drafts(form, order, seed, variant, usable, accept))
         for form in range(len(FORMS))

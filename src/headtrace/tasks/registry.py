@@ -15,6 +15,8 @@ from headtrace.tasks.jsonl import read_jsonl
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+STANDARD = "standard"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,52 +30,49 @@ class Task:
     n_per_cell: int
     """How many examples per cell there are if nothing else is asked for."""
     roles: tuple[str, ...]
-    variants: tuple[str, ...]
     load: Callable[..., TaskSet]
+    variants: tuple[str, ...] = (STANDARD,)
 
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(
-            "ioi",
-            "Indirect object identification: who gets the drink?",
-            "sentence form x order (ABBA, BABA)",
-            len(ioi.FORMS) * len(ioi.ORDERS),
-            10,
-            ("IO", "S1", "S2", "end"),
-            ioi.VARIANTS,
-            ioi.load,
+            name="ioi",
+            summary="Indirect object identification: who gets the drink?",
+            cells="sentence form x order (ABBA, BABA)",
+            n_cells=len(ioi.FORMS) * len(ioi.ORDERS),
+            n_per_cell=10,
+            roles=("IO", "S1", "S2", "end"),
+            variants=ioi.VARIANTS,
+            load=ioi.load,
         ),
         Task(
-            "greater-than",
-            "A span of years ends after it began",
-            "sentence form x century",
-            len(greater_than.FORMS) * len(greater_than.CENTURIES),
-            25,
-            ("XX", "YY", "end"),
-            ("standard",),
-            greater_than.load,
+            name="greater-than",
+            summary="A span of years ends after it began",
+            cells="sentence form x century",
+            n_cells=len(greater_than.FORMS) * len(greater_than.CENTURIES),
+            n_per_cell=25,
+            roles=("XX", "YY", "end"),
+            load=greater_than.load,
         ),
         Task(
-            "pronoun",
-            "A name tells whether 'she' or 'he' follows",
-            "sentence form x gender",
-            len(pronoun.FORMS) * len(pronoun.NAMES),
-            25,
-            ("name", "end"),
-            ("standard",),
-            pronoun.load,
+            name="pronoun",
+            summary="A name tells whether 'she' or 'he' follows",
+            cells="sentence form x gender",
+            n_cells=len(pronoun.FORMS) * len(pronoun.NAMES),
+            n_per_cell=25,
+            roles=("name", "end"),
+            load=pronoun.load,
         ),
         Task(
-            "facts",
-            "Capitals, languages and continents of countries",
-            "relation x sentence form",
-            sum(map(len, facts.FORMS.values())),
-            12,
-            ("subject", "end"),
-            ("standard",),
-            facts.load,
+            name="facts",
+            summary="Capitals, languages and continents of countries",
+            cells="relation x sentence form",
+            n_cells=sum(map(len, facts.FORMS.values())),
+            n_per_cell=12,
+            roles=("subject", "end"),
+            load=facts.load,
         ),
     )
 }
@@ -81,20 +80,25 @@ TASKS: dict[str, Task] = {
 
 def load_task(
     name: str | Path,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     *,
     n_per_cell: int | None = None,
     seed: int = 0,
-    variant: str = "standard",
+    variant: str = STANDARD,
 ) -> TaskSet:
     """A balanced set of prompts for one tokenizer; the same arguments give the same set on any machine.
 
     ``name`` is a task of ``TASKS``, or the path of a JSONL file (see ``read_jsonl``), taken as it is.
 
-    >>> task_set = load_task("ioi", model.tokenizer, n_per_cell=100)     # 15 forms x 2 orders x 100
+    >>> import headtrace
+    >>> task_set = load_task("ioi", headtrace.load("builtin").tokenizer, n_per_cell=2)      # 15 forms x 2 orders x 2
     >>> len(task_set), task_set.excluded_counts()
-    (3000, {'name is not one token of this vocabulary': 6})
+    (60, {})
     """
+    if tokenizer is None:
+        raise InputError(
+            "A task needs a tokenizer. Pass tokenizer= to headtrace.load, if the model has none."
+        )
     if str(name).endswith(".jsonl"):
         return read_jsonl(name, tokenizer)
     if name not in TASKS:
@@ -105,6 +109,5 @@ def load_task(
         raise InputError(f"A set needs at least 1 example per cell, not {n_per_cell}.")
     if variant not in task.variants:
         raise InputError(f"Task '{name}' has no variant {variant!r}. It has: {', '.join(task.variants)}.")
-    if len(task.variants) > 1:
-        return task.load(tokenizer, n_per_cell, seed, variant)
-    return task.load(tokenizer, n_per_cell, seed)
+    options = {} if variant == STANDARD else {"variant": variant}
+    return task.load(tokenizer, n_per_cell, seed, **options)

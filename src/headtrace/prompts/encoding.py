@@ -1,0 +1,112 @@
+"""One text as tokens, and what follows it in a longer one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, cast
+
+from headtrace.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+"""Characters of a text: [start, end)."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text as the model sees it."""
+
+    text: str
+    ids: tuple[int, ...]
+    """Special tokens in front are kept; those behind are dropped."""
+    front: int
+    """How many tokens the tokenizer put in front of the text."""
+    offsets: tuple[Span, ...] | None
+    """Which characters each token holds, if the tokenizer tells."""
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The tokens of the text itself."""
+        return self.ids[self.front :]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoded]:
+    """Tokenize texts as the model's own tokenizer does. Only what the tokenizer adds behind a text is left off:
+    a special token that the text itself spells is kept.
+
+    >>> import headtrace
+    >>> encode(headtrace.load("builtin").tokenizer, ["When Mary"])
+    [Encoded(text='When Mary', ids=(2, 7, 201), front=1, offsets=((0, 0), (0, 4), (5, 9)))]
+    """
+    if not texts:
+        return []
+    for text in texts:
+        require_unicode(text)
+    if not tokenizer.is_fast:
+        return _encode_slowly(tokenizer, texts)
+    batch = tokenizer(
+        list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, padding=False
+    )
+    rows = zip(texts, batch["input_ids"], batch["special_tokens_mask"], batch["offset_mapping"], strict=True)
+    return [_encoded(*row) for row in cast(Iterable[Any], rows)]
+
+
+def _encoded(text: str, ids: list[int], added: list[int], offsets: list[Span]) -> Encoded:
+    """``added`` marks what is not of the text: a special token that the text spells is not marked."""
+    front = sum(takewhile(bool, added))
+    behind = sum(takewhile(bool, reversed(added[front:])))
+    end = len(ids) - behind
+    return Encoded(text, tuple(ids[:end]), front, tuple((start, stop) for start, stop in offsets[:end]))
+
+
+def _encode_slowly(tokenizer: Any, texts: Sequence[str]) -> list[Encoded]:
+    """Tokenizers written in Python have no offsets, and not all of them mark what they add; their template shows it."""
+    place = -1
+    template: list[int] = tokenizer.build_inputs_with_special_tokens([place])
+    front = template.index(place)
+    behind = len(template) - front - 1
+    rows: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    return [
+        Encoded(text, tuple(ids[: len(ids) - behind]), front, None)
+        for text, ids in zip(texts, rows, strict=True)
+    ]
+
+
+def require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"The text {text!r} has half a character ({text[error.start]!r} at place {error.start}). No tokenizer can "
+            "read it: was the text cut in two, or read in another encoding than its own?"
+        ) from None
+
+
+def following(prompt: Encoded, longer: Encoded) -> tuple[int, ...] | None:
+    """The tokens that follow a prompt in a longer text, or None if the prompt's own tokens change."""
+    length = len(prompt.ids)
+    if len(longer.ids) <= length or longer.ids[:length] != prompt.ids:
+        return None
+    return longer.ids[length:]
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of some tokens, exactly as they are spelled."""
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+def is_unknown(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
+    """Whether this token stands for words that the vocabulary does not hold."""
+    return tokenizer.unk_token_id is not None and token == tokenizer.unk_token_id
+
+
+def has_unknown(tokenizer: PreTrainedTokenizerBase, text: str, ids: Iterable[int]) -> bool:
+    """Whether some of the tokens of a text stand for words that the vocabulary does not hold.
+
+    A text may spell the unknown token itself: that of GPT-2 is its end of text.
+    """
+    return any(is_unknown(tokenizer, token) for token in ids) and str(tokenizer.unk_token) not in text

@@ -1,0 +1,215 @@
+"""What a user gives (text, token ids, one prompt or many, an answer), with errors that say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from reprlib import repr as brief
+from typing import TYPE_CHECKING, Any, cast
+
+from headtrace.errors import InputError
+from headtrace.prompts.encoding import (
+    Encoded,
+    decoded,
+    encode,
+    following,
+    has_unknown,
+    is_unknown,
+    require_unicode,
+)
+from headtrace.vocabulary import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EMPTY = "The prompt is empty. Give text such as 'When Mary and John ...', or token ids."
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """Reads prompts and answers for one model: text or token ids, checked, with errors that say what is wrong."""
+
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    """Of the model, for errors."""
+    d_vocab: int
+    max_positions: int | None = None
+
+    def ids(self, prompt: Prompt, bos: bool | None = None) -> list[int]:
+        """Token ids of one prompt. Special tokens come first as the tokenizer puts them, unless ``bos`` says."""
+        given = _plain(prompt)
+        ids = self._of_text(given, bos) if isinstance(given, str) else _integers(given)
+        if not ids:
+            raise InputError(EMPTY)
+        wrong = [token for token in ids if not 0 <= token < self.d_vocab]
+        if wrong:
+            raise InputError(
+                f"Unknown token id {wrong[0]}: {self.name!r} has token ids 0 to {self.d_vocab - 1}. "
+                "Was the prompt made with another model's tokenizer?"
+            )
+        if self.max_positions is not None and len(ids) > self.max_positions:
+            raise InputError(
+                f"The prompt has {len(ids)} tokens, but {self.name!r} has a context of {self.max_positions}. "
+                "Shorten the prompt."
+            )
+        return ids
+
+    def continuation(self, prompt: Prompt | None, answer: str | int, what: str = "answer") -> tuple[int, ...]:
+        """The tokens of an answer as it follows a prompt; a token id stands for itself.
+
+        Behind a text, the answer is what the longer text has more; if that would change the prompt's own tokens,
+        or make the answer another token than it is alone, the user meant something else. Behind token ids (or no
+        prompt) the answer is read alone.
+        """
+        if not isinstance(answer, str):
+            return (self._checked_id(answer, what),)
+        tokenizer = self._require_tokenizer(f"give the {what} as a token id.")
+        require_unicode(answer)
+        alone: tuple[int, ...] = tuple(cast(Any, tokenizer(answer, add_special_tokens=False))["input_ids"])
+        if not alone:
+            raise InputError(
+                f"The {what} {answer!r} has no tokens. Give text such as ' Mary', or a token id."
+            )
+        found: tuple[int, ...] | None = alone
+        if isinstance(prompt, str):
+            own, longer = encode(tokenizer, [prompt, prompt + answer])
+            if not own.own:
+                raise InputError(EMPTY)
+            found = following(own, longer)
+            if found is None or (len(alone) == 1 and found != alone):
+                raise InputError(self._misfit(prompt, answer, what, found))
+        if has_unknown(tokenizer, answer, found):
+            raise InputError(
+                f"The {what} {answer!r} is not in the model's vocabulary. Choose a word that it knows."
+            )
+        return found
+
+    def token(self, prompt: Prompt | None, answer: str | int, what: str = "answer") -> int:
+        """The token id of an answer that must be exactly one token."""
+        found = self.continuation(prompt, answer, what)
+        if len(found) == 1:
+            return found[0]
+        raise InputError(
+            f"The {what} {answer!r} is {len(found)} tokens for this model: {self._pieces(found)}. "
+            f"It must be one token.{_space_hint(str(answer))}"
+        )
+
+    def labels(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Readable text of each token; without a tokenizer, the id itself."""
+        if self.tokenizer is None:
+            return tuple(f"#{token}" for token in ids)
+        return tuple(decoded(self.tokenizer, [token]) for token in ids)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _require_tokenizer(self, instead: str) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise InputError(f"{self.name!r} was loaded without a tokenizer: {instead}")
+        return self.tokenizer
+
+    def _of_text(self, text: str, bos: bool | None) -> list[int]:
+        tokenizer = self._require_tokenizer(
+            "text cannot be read. Give token ids, or pass tokenizer= to headtrace.load."
+        )
+        if not text or not (encoded := encode(tokenizer, [text])[0]).own:
+            raise InputError(EMPTY)
+        if has_unknown(tokenizer, text, encoded.own):
+            raise InputError(
+                f"The model's vocabulary does not hold {_unknown_words(tokenizer, encoded)}: the tokenizer turns it "
+                f"into {tokenizer.unk_token!r}. Use words that the model knows, or give token ids."
+            )
+        ids = list(encoded.ids)
+        if bos is None:
+            return ids
+        first: int | None = cast(Any, tokenizer).bos_token_id
+        if bos and first is None:
+            raise InputError("bos=True, but this tokenizer has no beginning-of-sequence token.")
+        while ids and ids[0] == first:
+            del ids[0]
+        return [first, *ids] if bos and first is not None else ids
+
+    def _checked_id(self, token: object, what: str) -> int:
+        plain = _python(token)
+        if not isinstance(plain, int) or isinstance(plain, bool):
+            raise InputError(
+                f"The {what} is text or a token id; got {brief(plain)} ({type(token).__name__})."
+            )
+        if not 0 <= plain < self.d_vocab:
+            raise InputError(f"Unknown token id {plain} as {what}: valid ids are 0 to {self.d_vocab - 1}.")
+        return plain
+
+    def _pieces(self, ids: Sequence[int]) -> str:
+        return " + ".join(repr(label) for label in self.labels(ids))
+
+    def _misfit(self, prompt: str, answer: str, what: str, found: tuple[int, ...] | None) -> str:
+        """Why an answer is not what its user meant, right behind this prompt."""
+        reason = (
+            "changes how the end of the prompt is split into tokens"
+            if found is None
+            else f"is something else right behind this prompt than alone: {self._pieces(found)}"
+        )
+        if prompt[-1:].isspace():
+            hint = f" Leave out the space at the end of the prompt, and write {' ' + answer.lstrip()!r}."
+        else:
+            hint = _space_hint(answer) or f" Give the {what} as a token id."
+        return f"The {what} {answer!r} {reason}.{hint}"
+
+
+def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list of prompts. Text, or a flat row of numbers, is one prompt.
+
+    >>> as_prompts("When Mary"), as_prompts([5, 6]), as_prompts([[5, 6], "When Mary"])
+    (['When Mary'], [[5, 6]], [[5, 6], 'When Mary'])
+    """
+    given = _plain(prompts)
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InputError(EMPTY)
+    first = given[0]
+    if isinstance(first, str) or hasattr(first, "__len__"):
+        return cast("list[Prompt]", given)
+    return [_integers(given)]
+
+
+def _plain(given: object) -> str | list[Any]:
+    """Text, or the entries of a sequence or array, as Python has them; whatever else it is, is not a prompt."""
+    entries = _python(given)
+    if isinstance(entries, str):
+        return entries
+    if isinstance(entries, Mapping):
+        raise InputError(
+            f"A prompt is text or a list of token ids; got a mapping ({type(given).__name__}). Give the text itself, "
+            "or its token ids."
+        )
+    if isinstance(entries, (bytes, bytearray, Set)) or not isinstance(entries, Iterable):
+        raise InputError(f"A prompt is text or a list of token ids; got {type(given).__name__}.")
+    return [_python(entry) for entry in entries]
+
+
+def _python(value: object) -> Any:
+    """Arrays and tensors of any library say themselves what they hold, as Python numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value  # type: ignore[attr-defined]
+
+
+def _integers(entries: list[Any]) -> list[int]:
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, int) or isinstance(entry, bool):
+            raise InputError(
+                f"A prompt is text or a list of token ids; got a list with {brief(entry)} ({type(entry).__name__}) "
+                f"at place {place}. Token ids are whole numbers, like [5, 17, 42]."
+            )
+    return cast("list[int]", entries)
+
+
+def _unknown_words(tokenizer: PreTrainedTokenizerBase, encoded: Encoded) -> str:
+    """What became the unknown token, where the tokenizer keeps offsets."""
+    if encoded.offsets is None:
+        return "a part of the prompt"
+    own = zip(encoded.own, encoded.offsets[encoded.front :], strict=True)
+    words = (encoded.text[start:end] for token, (start, end) in own if is_unknown(tokenizer, token))
+    return ", ".join(dict.fromkeys(map(repr, words)))
+
+
+def _space_hint(answer: str) -> str:
+    return "" if answer.startswith(" ") else f" Did you mean {' ' + answer!r}, with a leading space?"

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from headtrace import builtin
 from headtrace.builtin.text import MIX, documents, held_out_ioi, held_out_partners
-from headtrace.builtin.train import Recipe, batches, new_model, train
-from headtrace.builtin.vocabulary import TOKEN, make_tokenizer
+from headtrace.builtin.tokenizer import TOKEN, make_tokenizer
+from headtrace.builtin.train import Recipe, new_model, train, training_batches
 from headtrace.tasks import accuracy, score_heads
 from headtrace.tasks.words import NAMES, OBJECTS
 
@@ -41,7 +41,7 @@ def held_out_result(builtin_model: Any, builtin_tokenizer: Any) -> Any:
 @pytest.mark.parametrize("order", ["ABBA", "BABA"])
 def test_held_out_ioi_first_choice_is_right_in_both_orders(held_out_result: Any, order: str) -> None:
     task_set, model = held_out_result
-    result = accuracy(model, task_set.where(order=order), batch_size=64)
+    result = accuracy(model, task_set.where(order=order))
     assert result.total == 150
     assert result.top1.rate >= 0.95
     assert result.rate >= 0.95
@@ -118,6 +118,7 @@ def test_training_is_deterministic_and_saves_checkpoints(tmp_path: Path) -> None
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
+    # On one machine, one thread and torch's deterministic algorithms add up in the same order: no tolerance is needed.
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     assert one == two
     steps = sorted(path.name for path in (tmp_path / "one-checkpoints").iterdir())
@@ -131,11 +132,11 @@ def test_shipped_configuration_is_the_recipe(builtin_model: Any) -> None:
     recipe = Recipe()
     fresh = new_model(recipe, make_tokenizer()).config
     for key in ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size", "initializer_range"):
-        assert getattr(builtin_model.config, key) == getattr(fresh, key)
+        assert getattr(builtin_model.hf.config, key) == getattr(fresh, key)
 
 
 def test_batches_weigh_answers_most() -> None:
-    ids, weights = next(batches(Recipe(), make_tokenizer()))
+    ids, weights = next(training_batches(Recipe(), make_tokenizer()))
     assert ids.shape == weights.shape
     assert weights.unique().tolist() == pytest.approx([0.0, 0.1, 0.5, 3.0])
 
@@ -150,8 +151,8 @@ HEADS = {
 
 
 @pytest.fixture(scope="module")
-def head_scores(builtin_model: Any, builtin_tokenizer: Any) -> Any:
-    return score_heads(builtin_model, builtin_tokenizer)
+def head_scores(builtin_model: Any) -> Any:
+    return score_heads(builtin_model)
 
 
 @pytest.mark.parametrize("kind", list(HEADS))

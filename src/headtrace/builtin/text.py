@@ -26,7 +26,7 @@ HELD_OUT_ONE_IN = 5
 DOCUMENT_LENGTH = 44
 # Kinds of documents. Echoes ("Mary pen Mary, cake Tom cake,") and registers ("Mary new Tom new Mary again")
 # can be solved by looking at the word before, or at the same word: heads that induction and IOI build upon.
-KINDS = ("echo", "repeat", "repeat", "register", "sentences", "sentences", "sentences", "sentences")
+DOCUMENTS = ("echo", "repeat", "repeat", "register", "sentences", "sentences", "sentences", "sentences")
 REPEAT_LENGTHS = tuple(range(7, 20))
 NEW, AGAIN = "new", "again"
 # How often each kind of sentence comes. A name tag asks for the one name of the sentence before.
@@ -73,7 +73,7 @@ def documents(seed: int, split: Callable[[str], list[str]]) -> Iterator[Document
     draw = Draw("documents", seed)
     ordinary = _ordinary_words()
     while True:
-        match draw.pick(KINDS):
+        match draw.pick(DOCUMENTS):
             case "echo":
                 yield _echo(draw, ordinary)
             case "repeat":
@@ -174,6 +174,6 @@ def _clashes(new: list[str], present: set[str]) -> bool:
 
 
 def _ordinary_words() -> tuple[str, ...]:
-    from headtrace.builtin.vocabulary import words
+    from headtrace.builtin.tokenizer import words
 
     return tuple(word for word in words() if word not in (NEW, AGAIN, ","))

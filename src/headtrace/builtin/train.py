@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from headtrace.builtin.text import Document, documents, held_out_ioi
-from headtrace.builtin.vocabulary import SPECIAL, TOKEN, make_tokenizer
-from headtrace.tasks.measure import accuracy
+from headtrace.builtin.tokenizer import SPECIAL, TOKEN, make_tokenizer
+from headtrace.tasks.answering import accuracy
 from headtrace.tasks.registry import TASKS, load_task
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def waves(positions: int, width: int, height: float) -> Float[Tensor, "positions
     return height * torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def batches(
+def training_batches(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[Int[Tensor, "batch time"], Float[Tensor, "batch time"]]]:
     """Token ids, and how much each of them weighs in the loss."""
@@ -129,7 +129,7 @@ def train(recipe: Recipe, out: Path, checkpoints: Path | None = None) -> GPT2LMH
         {"params": others, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
-    stream = batches(recipe, tokenizer)
+    stream = training_batches(recipe, tokenizer)
     started = time.monotonic()
     for step in range(recipe.steps):
         if checkpoints is not None and step in CHECKPOINTS:
@@ -168,7 +168,7 @@ def report(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast) -> dict[s
     sets = {"ioi held out": held_out_ioi(tokenizer)} | {name: load_task(name, tokenizer) for name in TASKS}
     results: dict[str, object] = {}
     for name, task_set in sets.items():
-        result = accuracy(model, task_set, batch_size=64)
+        result = accuracy(model, task_set)
         print(f"{name:14s} answer beats wrong {result}   answer is first choice {result.top1}")
         results[name] = result.to_dict()
     return results

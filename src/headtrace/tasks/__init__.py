@@ -1,9 +1,11 @@
 """Prompts with known answers: IOI, greater-than, gendered pronoun, facts, and your own JSONL.
 
-from headtrace.tasks import accuracy, load_task
-
-task_set = load_task("ioi", model.tokenizer, n_per_cell=100)
-print(accuracy(model, task_set))
+>>> import headtrace
+>>> from headtrace.tasks import accuracy, load_task
+>>> model = headtrace.load("builtin")
+>>> task_set = load_task("ioi", model.tokenizer, n_per_cell=2)
+>>> accuracy(model, task_set).total
+60
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from headtrace.tasks.jsonl import read_jsonl
 from headtrace.tasks.registry import TASKS, Task, load_task
 
 if TYPE_CHECKING:
+    from headtrace.tasks.answering import Accuracy, Proportion, accuracy
     from headtrace.tasks.head_scores import HeadScores, score_heads
-    from headtrace.tasks.measure import Accuracy, Proportion, accuracy
 
 # These need torch, which is loaded on first use only.
 _NEED_TORCH = {
-    "Accuracy": "measure",
-    "Proportion": "measure",
-    "accuracy": "measure",
+    "Accuracy": "answering",
+    "Proportion": "answering",
+    "accuracy": "answering",
     "HeadScores": "head_scores",
     "score_heads": "head_scores",
 }

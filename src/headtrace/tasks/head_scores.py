@@ -1,8 +1,11 @@
 """What heads do, by where they look: simple attention scores.
 
-    scores = score_heads(model)
-    for head in scores.top("induction", 3):
-        print(head)                        # L2H1  0.93
+>>> import headtrace
+>>> scores = score_heads(headtrace.load("builtin"))
+>>> sorted((best.layer, best.head) for best in scores.top("induction", 4))
+[(1, 0), (1, 1), (1, 2), (1, 3)]
+>>> print(scores.top("previous", 1)[0])
+L0H1 0.83
 
 Each score is a mean attention weight, in [0, 1]:
 
@@ -18,23 +21,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.errors import InputError
+from headtrace.models import Model, load
+from headtrace.prompts import batches, encode, is_unknown
 from headtrace.tasks.draws import Draw
 from headtrace.tasks.registry import load_task
-from headtrace.tasks.tokens import is_unknown
+from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from headtrace.tasks.examples import Example
+    from headtrace.tasks.examples import TaskSet
 
-KINDS = ("previous", "duplicate", "induction", "subject", "name_moving")
+SCORES = ("previous", "duplicate", "induction", "subject", "name_moving")
 
 
 @dataclass(frozen=True)
@@ -46,20 +51,20 @@ class HeadScore:
     score: float
 
     def __str__(self) -> str:
-        return f"L{self.layer}H{self.head} {self.score:.2f}"
+        return f"{head_name(self.layer, self.head)} {self.score:.2f}"
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Scores of all heads, by kind."""
+    """Scores of all heads, by name."""
 
     scores: dict[str, Float[Tensor, "layers heads"]]
 
-    def top(self, kind: str, k: int = 5) -> list[HeadScore]:
+    def top(self, name: str, k: int = 5) -> list[HeadScore]:
         """The ``k`` heads that do this most."""
-        if kind not in self.scores:
-            raise InputError(f"There is no head score {kind!r}. Use one of: {', '.join(self.scores)}.")
-        table = self.scores[kind]
+        if name not in self.scores:
+            raise InputError(f"There is no head score {name!r}. Use one of: {', '.join(self.scores)}.")
+        table = self.scores[name]
         values, flat = table.flatten().topk(min(k, table.numel()))
         heads = table.shape[1]
         return [
@@ -69,7 +74,7 @@ class HeadScores:
 
 
 def score_heads(
-    model: Any,
+    model: Model | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     n_per_cell: int = 2,
@@ -77,70 +82,58 @@ def score_heads(
     repeat_length: int = 10,
     seed: int = 0,
 ) -> HeadScores:
-    """Score every head of a ``headtrace.Model``, or of a Hugging Face causal LM and its tokenizer."""
-    hf: PreTrainedModel = getattr(model, "hf", model)
-    reader: PreTrainedTokenizerBase = model.tokenizer if tokenizer is None else tokenizer
-    examples = load_task("ioi", reader, n_per_cell=n_per_cell, seed=seed).examples
-    repeats = _repeated(reader, n_repeats, repeat_length, seed)
-    # Only the eager implementation hands out its attention weights.
-    before: Any = hf.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    hf.set_attn_implementation("eager")
-    try:
-        return HeadScores({**_on_repeats(hf, repeats), **_on_ioi(hf, examples)})
-    finally:
-        hf.set_attn_implementation(before)
+    """Score every head of a ``headtrace.Model``, or of a Hugging Face model that ``load`` takes, with its tokenizer."""
+    opened = model if isinstance(model, Model) else load(model, tokenizer=tokenizer)
+    reader: PreTrainedTokenizerBase = opened.tokenizer if tokenizer is None else tokenizer
+    task_set = load_task("ioi", reader, n_per_cell=n_per_cell, seed=seed)
+    # Random tokens stand where a text would: behind what the tokenizer puts in front of one.
+    (text,) = encode(reader, [task_set[0].text])
+    halves = _random_tokens(reader, n_repeats, repeat_length, seed)
+    return HeadScores({**_on_repeats(opened, text.ids[: text.front], halves), **_on_ioi(opened, task_set)})
 
 
-def _on_repeats(hf: PreTrainedModel, repeats: list[list[int]]) -> dict[str, Float[Tensor, "layers heads"]]:
-    length = len(repeats[0]) // 2
-    prefix = len(repeats[0]) % 2
-    attention = _attention(hf, repeats)
-    second = torch.arange(prefix + length, prefix + 2 * length)
+def _on_repeats(
+    model: Model, front: Sequence[int], halves: list[list[int]]
+) -> dict[str, Float[Tensor, "layers heads"]]:
+    """Random tokens, said twice."""
+    length = len(halves[0])
+    patterns = [
+        pattern
+        for places in batches([len(front) + 2 * length] * len(halves))
+        for pattern in _patterns(model, [[*front, *halves[place], *halves[place]] for place in places])
+    ]
+    attention = torch.stack(patterns)
+    second = torch.arange(len(front) + length, len(front) + 2 * length)
     return {
-        "duplicate": attention[:, :, :, second, second - length].mean((1, 3)),
-        "induction": attention[:, :, :, second[:-1], second[:-1] - length + 1].mean((1, 3)),
+        "duplicate": attention[..., second, second - length].mean((0, -1)),
+        "induction": attention[..., second[:-1], second[:-1] - length + 1].mean((0, -1)),
     }
 
 
-def _on_ioi(hf: PreTrainedModel, examples: Sequence[Example]) -> dict[str, Float[Tensor, "layers heads"]]:
-    previous: list[Tensor] = []
-    subject: list[Tensor] = []
-    moving: list[Tensor] = []
-    # Prompts of one length go together, so that nothing is padded.
-    by_length: dict[int, list[Example]] = {}
-    for example in examples:
-        by_length.setdefault(len(example.token_ids), []).append(example)
-    for group in by_length.values():
-        attention = _attention(hf, [list(example.token_ids) for example in group])
-        for row, example in enumerate(group):
-            to = attention[:, row, :, example.roles["end"]]
-            previous.append(attention[:, row].diagonal(-1, -2, -1).mean(-1))
-            subject.append(to[..., example.roles["S2"]])
-            moving.append(to[..., example.roles["IO"]])
-    return {
-        "previous": torch.stack(previous).mean(0),
-        "subject": torch.stack(subject).mean(0),
-        "name_moving": torch.stack(moving).mean(0),
-    }
+def _on_ioi(model: Model, task_set: TaskSet) -> dict[str, Float[Tensor, "layers heads"]]:
+    found: dict[str, list[Tensor]] = {"previous": [], "subject": [], "name_moving": []}
+    for places in batches([len(example.token_ids) for example in task_set]):
+        examples = [task_set[place] for place in places]
+        attention = _patterns(model, [example.token_ids for example in examples])
+        for example, pattern in zip(examples, attention, strict=True):
+            from_end = pattern[:, :, example.roles["end"]]
+            found["previous"].append(pattern.diagonal(-1, -2, -1).mean(-1))
+            found["subject"].append(from_end[..., example.roles["S2"]])
+            found["name_moving"].append(from_end[..., example.roles["IO"]])
+    return {name: torch.stack(each).mean(0) for name, each in found.items()}
 
 
-def _attention(hf: PreTrainedModel, ids: list[list[int]]) -> Float[Tensor, "layers batch heads to from"]:
-    with torch.no_grad():
-        output: Any = hf(
-            input_ids=torch.tensor(ids, device=hf.device), output_attentions=True, use_cache=False
-        )
-    return torch.stack([layer.float().cpu() for layer in output.attentions])
+def _patterns(model: Model, ids: Sequence[Sequence[int]]) -> list[Float[Tensor, "layers heads dest src"]]:
+    """Where every head attends on each prompt, without the padding."""
+    recording = model.record(ids, last_logits=True)
+    return [recording.patterns[:, row, :, :n, :n].cpu() for row, n in enumerate(recording.lengths)]
 
 
-def _repeated(tokenizer: PreTrainedTokenizerBase, count: int, length: int, seed: int) -> list[list[int]]:
-    """Random ordinary tokens, said twice; behind a beginning-of-text token if the tokenizer uses one."""
+def _random_tokens(tokenizer: PreTrainedTokenizerBase, count: int, length: int, seed: int) -> list[list[int]]:
+    """Rows of different ordinary tokens."""
     special = set(tokenizer.all_special_ids)
     ordinary = [
         token for token in range(len(tokenizer)) if token not in special and not is_unknown(tokenizer, token)
     ]
-    # What the tokenizer itself puts before a text.
-    empty: Any = tokenizer("")["input_ids"]
-    prefix = [token for token in empty if token == tokenizer.bos_token_id][:1]
     draw = Draw("repeats", seed)
-    halves = [draw.sample(ordinary, length) for _ in range(count)]
-    return [prefix + half + half for half in halves]
+    return [draw.sample(ordinary, length) for _ in range(count)]

@@ -1,0 +1,143 @@
+"""How often a model prefers the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scipy.stats import binomtest
+
+from headtrace.errors import InputError
+from headtrace.models import Model, load
+from headtrace.progress import Progress
+from headtrace.prompts import batches
+from headtrace.tasks.examples import TaskSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """A number of successes out of a total, with its Wilson 95% interval.
+
+    >>> print(Proportion(95, 100))
+    95.0% [88.8%, 97.8%]
+    """
+
+    correct: int
+    total: int
+
+    @property
+    def rate(self) -> float:
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        low, high = binomtest(self.correct, self.total).proportion_ci(0.95, "wilson")
+        return float(low), float(high)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.rate:.1%} [{low:.1%}, {high:.1%}]"
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "correct": self.correct,
+            "total": self.total,
+            "rate": self.rate,
+            "wilson_95": list(self.interval),
+        }
+
+
+@dataclass(frozen=True)
+class Accuracy(Proportion):
+    """How often the answer beats the wrong one at the end position.
+
+    Where a task has several right or wrong tokens, their probabilities are added up first.
+    """
+
+    top1: Proportion
+    """How often the most likely token of the whole vocabulary is a right answer."""
+    mean_logit_difference: float
+    by_label: dict[str, dict[str, Proportion]]
+    task: str = ""
+    variant: str = "standard"
+    excluded: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "task": self.task,
+            "variant": self.variant,
+            **super().to_dict(),
+            "top1": self.top1.to_dict(),
+            "mean_logit_difference": self.mean_logit_difference,
+            "by_label": {
+                label: {value: each.to_dict() for value, each in values.items()}
+                for label, values in self.by_label.items()
+            },
+            "excluded": self.excluded,
+        }
+
+
+def accuracy(
+    model: Model | PreTrainedModel,
+    task_set: TaskSet,
+    *,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Accuracy:
+    """Accuracy of a model on a task; takes a ``headtrace.Model``, or a Hugging Face model that ``load`` takes.
+
+    ``batch_size`` is the largest number of prompts in one forward pass; without it, only their tokens are bounded.
+
+    >>> import headtrace
+    >>> from headtrace.tasks import load_task
+    >>> model = headtrace.load("builtin")
+    >>> print(accuracy(model, load_task("ioi", model.tokenizer)))
+    100.0% [98.7%, 100.0%]
+    """
+    if not len(task_set):
+        raise InputError(f"The set of task '{task_set.task}' is empty: there is nothing to measure.")
+    opened = model if isinstance(model, Model) else load(model)
+    scores = dict(_scores(opened, task_set, batch_size, progress))
+    ordered = [scores[place] for place in range(len(task_set))]
+    right = [difference > 0 for difference, _ in ordered]
+    return Accuracy(
+        correct=sum(right),
+        total=len(right),
+        top1=Proportion(sum(first for _, first in ordered), len(ordered)),
+        mean_logit_difference=sum(difference for difference, _ in ordered) / len(ordered),
+        by_label=_by_label(task_set, right),
+        task=task_set.task,
+        variant=task_set.variant,
+        excluded=len(task_set.excluded),
+    )
+
+
+def _scores(
+    model: Model, task_set: TaskSet, batch_size: int | None, progress: Progress | None
+) -> Iterator[tuple[int, tuple[float, bool]]]:
+    """For each example: by how much the answer beats the wrong one, and whether it is the first choice."""
+    done = 0
+    for places in batches([len(example.token_ids) for example in task_set], prompts_at_once=batch_size):
+        recording = model.record([task_set[place].token_ids for place in places], last_logits=True)
+        for row, place in enumerate(places):
+            logits, example = recording.last_logits(row), task_set[place]
+            right = logits[list(example.answer_ids)].logsumexp(0)
+            wrong = logits[list(example.wrong_ids)].logsumexp(0)
+            yield place, (float(right - wrong), int(logits.argmax()) in example.answer_ids)
+        done += len(places)
+        if progress is not None:
+            progress(done, len(task_set))
+
+
+def _by_label(task_set: TaskSet, right: list[bool]) -> dict[str, dict[str, Proportion]]:
+    found: dict[str, dict[str, Proportion]] = {}
+    for label in sorted({key for example in task_set for key in example.labels}):
+        values: dict[str, list[bool]] = {}
+        for example, ok in zip(task_set, right, strict=True):
+            values.setdefault(example.labels.get(label, ""), []).append(ok)
+        found[label] = {value: Proportion(sum(oks), len(oks)) for value, oks in sorted(values.items())}
+    return found

@@ -160,7 +160,7 @@ def test_sums_are_checked_at_run_time_and_the_place_is_named() -> None:
         exact_channels(model).to_key[2, 1] *= 1.01
     with pytest.raises(IdentityError, match=r"L2H1 \d+->\d+ .*relative error"):
         terms_of(recording, firing_places(recording))
-    damaged = dataclasses.replace(recording, keys=recording.keys * torch.nan)
+    damaged = recording.with_tensors(keys=recording.keys * torch.nan)
     with pytest.raises(IdentityError):
         decompose(damaged, "L0H0:3:1")
 

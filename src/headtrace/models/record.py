@@ -205,6 +205,14 @@ class Recording:
         # Laid out prompt by prompt, so that the layers below a head are one block in memory.
         return bare.repeat_interleave(weights.group, dim=2).transpose(0, 1)
 
+    @cached_property
+    def plain_writes(self) -> Float[Tensor, "batch layer_and_embedding token d_model"]:
+        """What is written at every token without looking at others: the embedding, then each layer's MLP."""
+        # Laid out prompt by prompt, so that what is below a layer is one block in memory.
+        writes = self.residuals.new_empty(self.residuals.transpose(0, 1).shape)
+        writes[:, 0], writes[:, 1:] = self.embedding, self.mlp_writes.transpose(0, 1)
+        return writes
+
     def write(self, component: Component, prompt: int | None = 0) -> Tensor:
         """What a component wrote to every token: (token, d_model), or all prompts' with ``prompt=None``.
 

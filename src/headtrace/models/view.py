@@ -37,12 +37,8 @@ class FoldedWeights:
     final_bias: Float[Tensor, " d_model"]
     W_U: Float[Tensor, "vocab d_model"]
     b_U: Float[Tensor, " vocab"] | None
-
-    @property
-    def output_bias(self) -> Float[Tensor, " vocab"]:
-        """Output logits without any residual: the final norm's bias through W_U, and the unembedding's own."""
-        bias = self.W_U @ self.final_bias
-        return bias if self.b_U is None else bias + self.b_U
+    output_bias: Float[Tensor, " vocab"]
+    """Output logits without any residual: the final norm's bias through W_U, and the unembedding's own."""
 
     @property
     def group(self) -> int:
@@ -110,12 +106,15 @@ def fold_weights(
     unembedding: Any = hf.get_output_embeddings()  # type: ignore[operator]
     gain = norm_gain(final, architecture).detach().clone()
     final_bias: Tensor | None = getattr(final, "bias", None)
+    W_U, b_U = unembedding.weight.detach(), None if unembedding.bias is None else unembedding.bias.detach()
+    output_bias = torch.zeros_like(W_U[:, 0]) if final_bias is None else W_U @ final_bias
     return FoldedWeights(
         **stacked,
         final_gain=gain,
         final_bias=torch.zeros_like(gain) if final_bias is None else final_bias.detach().clone(),
-        W_U=unembedding.weight.detach(),
-        b_U=None if unembedding.bias is None else unembedding.bias.detach(),
+        W_U=W_U,
+        b_U=b_U,
+        output_bias=output_bias if b_U is None else output_bias + b_U,
     )
 
 

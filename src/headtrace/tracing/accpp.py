@@ -25,8 +25,13 @@ from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chun
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
-FIRST_CHUNK = 32
+FIRST_CHUNK = 16
+"""Candidates that are removed at first: more than most firings need."""
 CHUNK_GROWTH = 8
+FIRST_LOOK = {"query": 96, "key": 256}
+"""Head components whose attributions are computed at first: what most firings of short prompts need."""
+BOUND_SLACK = 1e-3
+"""Bounds are sums of float32 numbers, too: this much more makes them bounds whatever the rounding."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +81,15 @@ def remove_greedily(
     limit: Float[Tensor, " firing"],
 ) -> Removal:
     """Remove candidates in order of attribution until the attention on the source is below the limit."""
-    attributions = candidates.attributions()
-    n_candidates = attributions[0].numel()
+    ranking = Ranking(candidates)
     n = len(scores.firings)
     result = Removal([[] for _ in range(n)], [[] for _ in range(n)], clean.tolist(), [False] * n)
     active = torch.arange(n, device=clean.device)
     left, before = scores.logits, clean
     done, size = 0, FIRST_CHUNK
-    while active.numel() and done < n_candidates:
-        end = min(done + size, n_candidates)
-        order = _largest(attributions if active.numel() == n else attributions[active], end)[:, done:]
+    while active.numel() and done < ranking.n_candidates:
+        end = min(done + size, ranking.n_candidates)
+        order = ranking.largest(active, end)[:, done:]
         rows = candidates.rows(active, order)
         remaining = left[:, None] - rows.cumsum(dim=1)
         visible, src = scores.visible[active], scores.firings.src[active]
@@ -100,25 +104,67 @@ def remove_greedily(
     return result
 
 
-def _largest(attributions: Float[Tensor, "firing component channel"], k: int) -> Int[Tensor, "firing k"]:
-    """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers.
+class Ranking:
+    """Candidates by falling attribution, as many as are asked for.
 
-    The k largest candidates all belong to the k components with the largest maxima, so only those are searched.
+    Head components number thousands, and nearly all of them are too weak to matter. Each has a bound on the attribution
+    of its channels that costs next to nothing; exact attributions are computed for those with the largest bounds, then
+    for every one whose bound reaches the weakest candidate that was asked for.
     """
-    n_components, n_channels = attributions.shape[1:]
-    if k < n_components:
-        components = attributions.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
-        among = attributions.gather(1, components[..., None].expand(-1, -1, n_channels)).flatten(1)
-        numbers = (
-            components[..., None] * n_channels + torch.arange(n_channels, device=components.device)
-        ).flatten(1)
-    else:
-        among = attributions.flatten(1)
-        numbers = torch.arange(among.shape[1], device=among.device).expand_as(among)
-    if k < among.shape[1]:
-        best = among.topk(k, dim=1).indices.sort(dim=1).values
-        among, numbers = among.gather(1, best), numbers.gather(1, best)
-    return numbers.gather(1, among.sort(dim=1, descending=True, stable=True).indices)
+
+    def __init__(self, candidates: QueryCandidates | KeyCandidates) -> None:
+        self.candidates = candidates
+        catalogue, self.n_channels = candidates.catalogue, candidates.scores.a.shape[-1]
+        self.n_plain, self.n_heads = catalogue.n_plain, catalogue.n_components - catalogue.n_plain
+        self.n_candidates = catalogue.n_components * self.n_channels
+        self.bounds = candidates.bounds() * (1 + BOUND_SLACK)
+        self.first_look = min(FIRST_LOOK[candidates.side], self.n_heads)
+
+    def largest(self, active: Int[Tensor, " active"], k: int) -> Int[Tensor, "active k"]:
+        """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers."""
+        found, enough = self._among(active, k, self.first_look)
+        short = (enough > self.first_look).nonzero()[:, 0]
+        while short.numel():
+            heads = int(enough[short].max())
+            found[short], enough[short] = self._among(active[short], k, heads)
+            short = short[enough[short] > heads]
+        return found
+
+    def _among(
+        self, active: Int[Tensor, " active"], k: int, heads: int
+    ) -> tuple[Int[Tensor, "active k"], Int[Tensor, " active"]]:
+        """The k largest among some head components, and how many of these have bounds that reach the k-th."""
+        bounds = self.bounds[active]
+        chosen = bounds.topk(heads, dim=1).indices.sort(dim=1).values
+        values = self.candidates.plain[active]
+        components = torch.arange(self.n_plain, device=active.device).expand(len(active), -1)
+        if heads:
+            values = torch.cat((values, self.candidates.of_heads(active, chosen)), dim=1)
+            components = torch.cat((components, chosen + self.n_plain), dim=1)
+        numbers, best = _largest(components, values, k)
+        if numbers.shape[1] < k:  # more are asked for than were looked at
+            return numbers.new_zeros(len(active), k), torch.full_like(active, min(k, self.n_heads))
+        return numbers, (bounds >= best[:, -1:]).sum(dim=1)
+
+
+def _largest(
+    components: Int[Tensor, "firing component"], values: Float[Tensor, "firing component channel"], k: int
+) -> tuple[Int[Tensor, "firing k"], Float[Tensor, "firing k"]]:
+    """Flat numbers and values of the k largest candidates, descending, equal ones in order of their numbers.
+
+    They all belong to the k components with the largest maxima, so only those are searched.
+    """
+    n_channels = values.shape[-1]
+    if k < values.shape[1]:
+        best = values.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
+        components, values = components.gather(1, best), values.gather(1, best[..., None].expand(-1, -1, n_channels))
+    channels = torch.arange(n_channels, device=values.device)
+    numbers, flat = (components[..., None] * n_channels + channels).flatten(1), values.flatten(1)
+    if k < flat.shape[1]:
+        best = flat.topk(k, dim=1).indices.sort(dim=1).values
+        numbers, flat = numbers.gather(1, best), flat.gather(1, best)
+    ordered = flat.sort(dim=1, descending=True, stable=True)
+    return numbers.gather(1, ordered.indices), ordered.values
 
 
 def _note(

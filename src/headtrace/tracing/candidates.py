@@ -1,13 +1,16 @@
 """Candidates of a firing: every (component, channel), on the query side and on the key side.
 
-Both sides offer the same two things: the attributions of all candidates, and the contribution rows (over
-keys) of a chosen few. No tensor here has both a candidate axis and two token axes.
+Both sides offer the same things: the attributions of plain components, a bound on those of every head component, the
+exact attributions of the few that matter, and contribution rows (over keys) of the fewer that are removed. No tensor
+here has both a candidate axis and two token axes.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,8 +20,8 @@ from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import attribution_vector
 from headtrace.tracing.rotation import Turns
-from headtrace.tracing.upstream import Catalogue, LayerFirings, Upstream
-from headtrace.vocabulary import head_name
+from headtrace.tracing.upstream import Catalogue, LayerFirings, Readings, Upstream
+from headtrace.vocabulary import AttentionSide, head_name
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -85,12 +88,67 @@ class FiringScores:
         )
 
 
+class Candidates(ABC):
+    """What the query and the key side of some firings have in common."""
+
+    side: ClassVar[AttentionSide]
+    scores: FiringScores
+    catalogue: Catalogue
+    readings: Readings
+    turns: Turns
+
+    @property
+    @abstractmethod
+    def plain(self) -> Float[Tensor, "firing plain channel"]:
+        """Attributions of embedding, MLPs, biases and offset."""
+
+    @abstractmethod
+    def bounds(self) -> Float[Tensor, "firing head_component"]:
+        """No channel of a head component has a larger attribution than this: |x . g| <= |x| |g|."""
+
+    @abstractmethod
+    def of_heads(
+        self, which: Int[Tensor, " active"], number: Int[Tensor, "active n"]
+    ) -> Float[Tensor, "active n channel"]:
+        """Attributions of some head components of some firings, in all channels."""
+
+    @abstractmethod
+    def rows(
+        self, which: Int[Tensor, " active"], chosen: Int[Tensor, "active n"]
+    ) -> Float[Tensor, "active n token"]:
+        """Contribution rows of chosen candidates (flat numbers: component * channels + channel) of some firings."""
+
+    def attributions(self) -> Float[Tensor, "firing component channel"]:
+        """All of them: for methods that look at every candidate."""
+        n = len(self.scores.firings)
+        rows = torch.arange(n, device=self.scores.a.device)
+        numbers = torch.arange(self.catalogue.n_components - self.catalogue.n_plain, device=rows.device)
+        return torch.cat((self.plain, self.of_heads(rows, numbers.expand(n, -1))), dim=1)
+
+    def _place(self, number: Int[Tensor, "active n"]) -> tuple[Tensor, Tensor]:
+        """The upstream head (of all layers, counted through) and the source of head components."""
+        return number // self.catalogue.length, number % self.catalogue.length
+
+    def _split(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Component, its number among heads (0 for a plain one) and channel of flat candidate numbers."""
+        component, channel = chosen // self.scores.a.shape[-1], chosen % self.scores.a.shape[-1]
+        return component, (component - self.catalogue.n_plain).clamp_min(0), channel
+
+
 @dataclass(frozen=True)
-class QueryCandidates:
+class QueryCandidates(Candidates):
     """Contribution rows ``scale * a^c_k * b_k[t]``: one coefficient per candidate."""
 
+    side: ClassVar[AttentionSide] = "query"
     scores: FiringScores
-    coefficients: Float[Tensor, "firing component channel"]
+    catalogue: Catalogue
+    readings: Readings
+    turns: Turns
+    basis: Float[Tensor, "firing d_head channel"]
+    """From what a component writes at the destination, as the head reads it, to channel coefficients."""
+    strength: Float[Tensor, "firing head_up src"]
+    """How strongly a head component writes there: its attention, over the frozen scales."""
+    plain_coefficients: Float[Tensor, "firing plain channel"]
 
     @classmethod
     def of(cls, scores: FiringScores, upstream: Upstream) -> QueryCandidates:
@@ -101,61 +159,77 @@ class QueryCandidates:
         if rec.query_scales is not None:
             basis = basis / rec.query_scales[layer, b, firings.head, d][:, None, None]
         plain = upstream.plain_queries(firings) @ basis
-        # A head component's write at the destination: its attention there, over the frozen scales.
-        strength = rec.patterns[:layer, :, :, :, : upstream.length][:, b, :, d]
-        strength = strength / rec.norm_scales[layer, b, d][:, None, None, None]
-        if rec.post_norm_scales is not None:
-            strength = strength / rec.post_norm_scales[:layer, b, d].T[:, :, None, None]
-        read = upstream.head_readings("query", firings)
-        coefficients = plain.new_empty(len(firings), upstream.catalogue.n_components, plain.shape[-1])
-        coefficients[:, : plain.shape[1]] = plain
-        # One large product per firing, written in place, then weighted by attention.
-        torch.bmm(read.flatten(1, 2), basis, out=coefficients[:, plain.shape[1] :])
-        coefficients[:, plain.shape[1] :].mul_(strength.flatten(1)[..., None])
-        candidates = cls(scores, coefficients)
-        total = coefficients.sum(dim=1)
-        error = ((scores.b @ (total - scores.a)[..., None])[..., 0] * scores.visible).abs().amax(
-            -1
-        ) * scores.scale
-        scores.require(error, scores.size, "query contributions do not sum to the recorded logits")
+        strength = upstream.pattern_rows(firings, d) / rec.norm_scales[layer, b, d][:, None, None]
+        candidates = cls(
+            scores, upstream.catalogue, upstream.readings("query", firings), turns, basis, strength, plain
+        )
+        total = plain.sum(dim=1) + candidates.by_head().sum(dim=1)
+        error = ((scores.b @ (total - scores.a)[..., None])[..., 0] * scores.visible).abs().amax(-1)
+        what = "query contributions do not sum to the recorded logits"
+        scores.require(error * scores.scale, scores.size, what)
         return candidates
 
-    def attributions(self) -> Float[Tensor, "firing component channel"]:
-        s = self.scores
-        return self.coefficients * (s.scale * (s.w[:, None] @ s.b))
+    def by_head(self) -> Float[Tensor, "firing head_up channel"]:
+        """Every upstream head's whole contribution to the query, by channel."""
+        return self.readings.mixed(self.strength) @ self.basis
 
-    def rows(
-        self, which: Int[Tensor, " active"], chosen: Int[Tensor, "active n"]
-    ) -> Float[Tensor, "active n token"]:
-        """Contribution rows of chosen candidates (flat numbers: component * channels + channel) of some firings."""
+    @cached_property
+    def _toward(self) -> Float[Tensor, "firing channel"]:
+        """What a coefficient of one contributes to the attribution."""
+        s = self.scores
+        return s.scale * (s.w[:, None] @ s.b)[:, 0]
+
+    @cached_property
+    def plain(self) -> Float[Tensor, "firing plain channel"]:
+        return self.plain_coefficients * self._toward[:, None]
+
+    def bounds(self) -> Float[Tensor, "firing head_component"]:
+        largest = (self.basis.norm(dim=1) * self._toward.abs()).amax(-1)
+        return (self.strength * self.readings.norms * largest[:, None, None]).flatten(1)
+
+    def of_heads(self, which: Tensor, number: Tensor) -> Float[Tensor, "active n channel"]:
+        head_up, src = self._place(number)
+        basis = self.basis[which] * self._toward[which][:, None]
+        return (self.readings.at(which, head_up, src) @ basis) * self.strength[which[:, None], head_up, src][..., None]
+
+    def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
         s, f = self.scores, which[:, None]
-        coefficient = self.coefficients.flatten(1)[f, chosen]
-        return (coefficient * s.scale)[..., None] * s.b.mT[f, chosen % s.b.shape[-1]]
+        component, number, channel = self._split(chosen)
+        n_plain = self.catalogue.n_plain
+        coefficient = self.plain_coefficients[f, component.clamp_max(n_plain - 1), channel]
+        if self.catalogue.layer > 0:
+            head_up, src = self._place(number)
+            read = (self.readings.at(which, head_up, src) * self.basis.mT[f, channel]).sum(-1)
+            coefficient = torch.where(component < n_plain, coefficient, read * self.strength[f, head_up, src])
+        return (coefficient * s.scale)[..., None] * s.b.mT[f, channel]
 
 
 @dataclass(frozen=True)
-class KeyCandidates:
+class KeyCandidates(Candidates):
     """Contribution rows ``scale * a_k[d] * b^c_k[t]``: a component's part of every visible key."""
 
+    side: ClassVar[AttentionSide] = "key"
     scores: FiringScores
     catalogue: Catalogue
+    readings: Readings
     turns: Turns
-    plain: Float[Tensor, "firing plain token channel"]
-    readings: Float[Tensor, "firing head_up src d_head"]
+    plain_keys: Float[Tensor, "firing plain token d_head"]
+    """Plain components' parts of every key, turned as the model turns keys."""
     inverse_scale: Float[Tensor, "firing token"]
+    upstream: Upstream
 
     @classmethod
     def of(cls, scores: FiringScores, upstream: Upstream) -> KeyCandidates:
         rec, firings, layer = scores.recording, scores.firings, scores.firings.layer
         turns = Turns.of(rec, layer, firings.prompt, upstream.length)
-        plain = turns.turn(upstream.plain_keys(firings)) @ scores.to_key[:, None]
+        plain = turns.turn(upstream.plain_keys(firings))
         inverse = 1 / rec.norm_scales[layer, firings.prompt, : upstream.length]
         if rec.key_scales is not None:
             kv = firings.head // rec.model.weights.group
             key_scale = rec.key_scales[layer, firings.prompt, kv, : upstream.length]
             plain, inverse = plain / key_scale[:, None, :, None], inverse / key_scale
-        read = upstream.head_readings("key", firings)
-        candidates = cls(scores, upstream.catalogue, turns, plain, read, inverse)
+        read = upstream.readings("key", firings)
+        candidates = cls(scores, upstream.catalogue, read, turns, plain, inverse, upstream)
         candidates._check_source()
         return candidates
 
@@ -163,74 +237,56 @@ class KeyCandidates:
         """All contributions to the source's key sum to the recorded logit there."""
         s, firings = self.scores, self.scores.firings
         rows, src = torch.arange(len(firings), device=firings.src.device), firings.src
-        total = self.plain[rows, :, src].sum(dim=1) + self.heads_at(src).sum(dim=1)
+        plain = (self.plain_keys[rows, :, src].sum(dim=1)[:, None] @ s.to_key)[:, 0]
+        total = plain + self.heads_at(src).sum(dim=1)
         error = ((total - s.b[rows, src]) * s.a).sum(-1).abs() * s.scale
         s.require(error, s.size, "key contributions do not sum to the recorded logit of the source")
 
     def heads_at(self, token: Int[Tensor, " firing"]) -> Float[Tensor, "firing head_up channel"]:
         """Every upstream head's whole contribution to the key at one token per firing, by channel."""
         rows = torch.arange(token.shape[0], device=token.device)
-        strength = self._pattern_rows(token) * self.inverse_scale[rows, token][:, None, None]
-        mixed = (strength[..., None, :] @ self.readings)[..., 0, :]
+        strength = self.upstream.pattern_rows(self.scores.firings, token)
+        mixed = self.readings.mixed(strength * self.inverse_scale[rows, token][:, None, None])
         return mixed @ self.turns.basis_at(self.scores.to_key, token)
 
-    def _pattern_rows(self, token: Int[Tensor, " firing"]) -> Float[Tensor, "firing head_up src"]:
-        """Upstream attention (over post-norm scales) at one token per firing."""
-        rec, layer, b = self.scores.recording, self.scores.firings.layer, self.scores.firings.prompt
-        rows = rec.patterns[:layer, :, :, :, : self.catalogue.length][:, b, :, token]
-        if rec.post_norm_scales is not None:
-            rows = rows / rec.post_norm_scales[:layer, b, token].T[:, :, None, None]
-        return rows.flatten(1, 2)
+    @cached_property
+    def _weight(self) -> Float[Tensor, "firing token"]:
+        """What a key's logit contributes to the attribution."""
+        return self.scores.w * self.scores.scale
 
-    def attributions(self) -> Float[Tensor, "firing component channel"]:
-        s = self.scores
-        weight = s.w * s.scale
-        plain = (weight[:, None, None] @ self.plain)[..., 0, :]
-        table = self.turns.weighted_table(weight * self.inverse_scale)
-        out = plain.new_empty(plain.shape[0], self.catalogue.n_components, plain.shape[-1])
-        out[:, : plain.shape[1]] = plain
-        turned = self.turns.turn_summed(self.readings.flatten(1, 2), self._sum_over_tokens(table))
-        torch.bmm(turned, s.to_key, out=out[:, plain.shape[1] :])
-        return out.mul_(s.a[:, None])
+    @cached_property
+    def plain(self) -> Float[Tensor, "firing plain channel"]:
+        summed = (self._weight[:, None, None] @ self.plain_keys)[..., 0, :]
+        return summed @ (self.scores.to_key * self.scores.a[:, None])
 
-    def _sum_over_tokens(self, table: Float[Tensor, "firing token table"]) -> Float[Tensor, "firing n table"]:
-        """``sum over t of A_h[t, j] table[t]`` for every upstream head h and source j; one product per prompt."""
-        rec, firings, layer = self.scores.recording, self.scores.firings, self.scores.firings.layer
-        length, width = self.catalogue.length, table.shape[-1]
-        sums = table.new_empty(len(firings), layer * self.catalogue.n_heads * length, width)
-        prompts, counts = torch.unique_consecutive(firings.prompt, return_counts=True)
-        end = 0
-        for prompt, count in zip(
-            prompts.tolist(), counts.tolist(), strict=True
-        ):  # firings come sorted by prompt
-            mine = slice(end, end := end + count)
-            columns = table[mine].mT.flatten(0, 1)
-            if rec.post_norm_scales is not None:
-                columns = (columns / rec.post_norm_scales[:layer, prompt, None, :length])[:, None]
-            # Tables first: the product reads each pattern in the order in which it lies in memory.
-            product = columns @ rec.patterns[:layer, prompt, :, :length, :length]
-            parts = product.reshape(layer * self.catalogue.n_heads, -1, width, length)
-            sums[mine] = parts.permute(1, 0, 3, 2).flatten(1, 2)
-        return sums
+    def bounds(self) -> Float[Tensor, "firing head_component"]:
+        # However the keys turn a vector, the weighted sum of its turns is no longer than the sum of the weights.
+        reach = self.upstream.attended(
+            self.scores.firings, (self._weight * self.inverse_scale).abs() * self.turns.stretch
+        )
+        largest = (self.scores.to_key.norm(dim=1) * self.scores.a.abs()).amax(-1)
+        return (reach * self.readings.norms * largest[:, None, None]).flatten(1)
 
-    def rows(
-        self, which: Int[Tensor, " active"], chosen: Int[Tensor, "active n"]
-    ) -> Float[Tensor, "active n token"]:
-        """Contribution rows of chosen candidates (flat numbers: component * channels + channel) of some firings."""
+    def of_heads(self, which: Tensor, number: Tensor) -> Float[Tensor, "active n channel"]:
+        s, (head_up, src) = self.scores, self._place(number)
+        turns = self.turns[which]
+        table = turns.weighted_table(self._weight[which] * self.inverse_scale[which])
+        columns = self.upstream.pattern_columns(s.firings.prompt[which], head_up, src)
+        turned = turns.turn_summed(self.readings.at(which, head_up, src), columns @ table)
+        return turned @ (s.to_key[which] * s.a[which][:, None])
+
+    def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
         s, n_plain, f = self.scores, self.catalogue.n_plain, which[:, None]
-        component, channel = chosen // s.a.shape[-1], chosen % s.a.shape[-1]
-        rows = self.plain[f, component.clamp_max(n_plain - 1), :, channel]
+        component, number, channel = self._split(chosen)
+        plain = self.plain_keys[f, component.clamp_max(n_plain - 1)]
+        rows = (plain @ s.to_key.mT[f, channel][..., None])[..., 0]
         if self.catalogue.layer > 0:
-            from_heads = self._head_rows(which, (component - n_plain).clamp_min(0), channel)
+            from_heads = self._head_rows(which, number, channel)
             rows = torch.where((component < n_plain)[..., None], rows, from_heads)
         return rows * (s.a[f, channel] * s.scale)[..., None]
 
     def _head_rows(self, which: Tensor, number: Tensor, channel: Tensor) -> Float[Tensor, "active n token"]:
-        s, rec, cat, f = self.scores, self.scores.recording, self.catalogue, which[:, None]
-        head_up, src = number // cat.length, number % cat.length
-        upstream, head, prompt = head_up // cat.n_heads, head_up % cat.n_heads, s.firings.prompt[f]
-        strength = rec.patterns[:, :, :, : cat.length][upstream, prompt, head, :, src] * self.inverse_scale[f]
-        if rec.post_norm_scales is not None:
-            strength = strength / rec.post_norm_scales[upstream, prompt, : cat.length]
-        m, g = self.readings[f, head_up, src], s.to_key.mT[f, channel]
-        return self.turns[which].turned_dot(m, g) * strength
+        s, (head_up, src) = self.scores, self._place(number)
+        columns = self.upstream.pattern_columns(s.firings.prompt[which], head_up, src)
+        m, g = self.readings.at(which, head_up, src), s.to_key.mT[which[:, None], channel]
+        return self.turns[which].turned_dot(m, g) * columns * self.inverse_scale[which][:, None]

@@ -43,6 +43,13 @@ class Turns:
     def __getitem__(self, which: Int[Tensor, " active"]) -> Turns:
         return Turns(self.cos[which], self.sin[which])
 
+    @property
+    def stretch(self) -> Float[Tensor, "firing token"]:
+        """By how much a turn can lengthen a vector (scaled rotary does)."""
+        if self.half == 0:
+            return self.cos.new_ones(self.cos.shape[:-1])
+        return (self.cos.square() + self.sin.square()).amax(-1).sqrt().clamp_min(1.0)
+
     def basis_at(
         self, basis: Float[Tensor, "firing d_head channel"], token: Int[Tensor, " firing"]
     ) -> Tensor:

@@ -58,14 +58,13 @@ class SVT(Method):
     def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[Causes]:
         recording = upstream.recording
         scores = FiringScores.of(recording, firings, upstream.length, 1)
-        n, heads_up = len(firings), firings.layer * recording.model.n_heads
+        n = len(firings)
         rows = torch.arange(n, device=firings.head.device)
         b_src = scores.b[rows, firings.src]
         terms = scores.a * b_src * scores.scale
         inside = torch.ones_like(terms, dtype=torch.bool) if self.channels == "all" else signal_set(terms)
         root = recording.model.channels.singular_values[firings.layer, firings.head].sqrt()
-        query = QueryCandidates.of(scores, upstream).coefficients[:, upstream.catalogue.n_plain :]
-        query = query.reshape(n, heads_up, -1, query.shape[-1]).sum(dim=2)
+        query = QueryCandidates.of(scores, upstream).by_head()
         key = KeyCandidates.of(scores, upstream).heads_at(firings.src)
         toward_query = scores.a.sign() / root.clamp_min(torch.finfo(root.dtype).tiny)
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)

@@ -19,7 +19,7 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -100,7 +100,7 @@ class Decomposition:
 
         return plot_decomposition(self, path)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain numbers, for JSON."""
         firing = self.firing
         return {

@@ -29,7 +29,7 @@ def dynamics(experiment: Experiment, path: str | Path | None = None) -> Figure:
             aligned.plot(steps, arrays["key_cosine"][:, pair], color=colour, linestyle="--", linewidth=0.8)
             values.plot(steps, arrays["values"][:, pair], color=colour)
             values.axhline(logit, color=colour, linestyle=":", linewidth=0.8)
-        aligned.set_ylabel("|cosine| with its singular vector\n(solid: query, dashed: key)")
+        aligned.set_ylabel("|cosine| with its vector\n(solid: query, dashed: key)")
         aligned.set_ylim(0, 1.03)
         aligned.legend(loc="lower right")
         values.set_ylabel("singular value\n(dotted: target logit)")
@@ -141,11 +141,12 @@ def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
         for column in range(5):
             terms, products = arrays["mixed_terms"][column], arrays["mixed_products"][column]
             _bars(axes[0][column], terms, BLUE)
+            axes[0][column].set_xlabel("channel")
             _bars(axes[1][column], products, list(SEQUENCE[: len(products)]))
             axes[1][column].set_xlim(-0.5, len(terms) - 0.5)
             axes[1][column].set_xticks(range(len(products)))
             axes[1][column].set_xlabel("pair")
-        axes[0][0].set_ylabel("relative attention\nby channel")
+        axes[0][0].set_ylabel("relative attention")
         axes[1][0].set_ylabel("relative strength\nof the pair")
         axes[2][4].set_visible(False)
         for pair, (axis, colour) in enumerate(zip(axes[2][:4], SEQUENCE, strict=False)):

@@ -49,7 +49,7 @@ def test_importing_the_figures_changes_no_setting_and_chooses_no_backend() -> No
 def test_the_same_figure_is_the_same_file(end: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         with house_style():
-            figure, [[axis]] = new_figure(3, 2)
+            figure, [[axis]] = new_figure(3.0, 2.0)
             axis.plot([1, 2], [3, 4], label="$5 and $6")
             axis.legend()
             save(figure, tmp_path / f"{name}.{end}")

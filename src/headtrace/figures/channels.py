@@ -100,7 +100,7 @@ def plot_condition_numbers(model: Model, path: str | Path | None = None) -> Figu
 
         height = max(2.6, 0.17 * model.n_layers + 1.2)
         figure, axes = new_figure(
-            7.2, height, columns=2, sharey=True, width_ratios=[n.shape[1] for n in pair]
+            7.2, height, columns=2, sharey=True, width_ratios=[float(n.shape[1]) for n in pair]
         )
         norm = LogNorm(vmin=max(1.0, float(finite.min())), vmax=float(finite.max()))
         for axis, numbers, name in zip(axes[0], pair, ("W_Q", "W_K"), strict=True):

@@ -61,7 +61,7 @@ def single(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """w0 is u0, w1 is v0, one singular value, and the pair is orthogonal to everything else."""
     arrays = experiment.arrays
     with house_style():
-        figure, [axes] = new_figure(10.4, 3.5, columns=4, width_ratios=[1, 1, 1.1, 1.8])
+        figure, [axes] = new_figure(10.4, 3.5, columns=4, width_ratios=[1.0, 1.0, 1.1, 1.8])
         heat(axes[0], arrays["left"], "Features and left\nsingular vectors", "uₖ", "feature wᵢ")
         heat(axes[1], arrays["right"], "Features and right\nsingular vectors", "vₖ", "feature wᵢ")
         spectrum(axes[2], arrays["values"], np.array([1.0]))
@@ -83,7 +83,7 @@ def multi(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Pair k on singular pair k, for every pair."""
     arrays = experiment.arrays
     with house_style():
-        figure, [axes] = new_figure(9.6, 5.6, columns=3, width_ratios=[1, 1, 0.9])
+        figure, [axes] = new_figure(9.6, 5.6, columns=3, width_ratios=[1.0, 1.0, 0.9])
         heat(axes[0], arrays["left"], "Features and\nleft singular vectors", "uₖ", "feature wᵢ")
         image = heat(axes[1], arrays["right"], "Features and\nright singular vectors", "vₖ", "feature wᵢ")
         figure.colorbar(image, ax=axes[:2], shrink=0.5, location="bottom", label="cosine")

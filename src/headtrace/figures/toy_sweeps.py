@@ -24,9 +24,9 @@ LABELS = {
     "context": "context length m",
 }
 TICKS: dict[str, list[float]] = {
-    "probability": [0.02, 0.05, 0.1, 0.2, 0.5, 1],
-    "attention_weight": [0.4, 1, 4, 10, 40],
-    "context": [2, 4, 8, 16, 32],
+    "probability": [0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
+    "attention_weight": [0.4, 1.0, 4.0, 10.0, 40.0],
+    "context": [2.0, 4.0, 8.0, 16.0, 32.0],
 }
 """Sweeps over ratios: a logarithmic axis with these ticks."""
 

@@ -137,7 +137,7 @@ def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Five token pairs as they come, and every term against the product of feature strengths."""
     arrays = experiment.arrays
     with house_style():
-        figure, axes = new_figure(9.0, 5.8, rows=3, columns=5, height_ratios=[1, 1, 1.5])
+        figure, axes = new_figure(9.0, 5.8, rows=3, columns=5, height_ratios=[1.0, 1.0, 1.5])
         for column in range(5):
             terms, products = arrays["mixed_terms"][column], arrays["mixed_products"][column]
             _bars(axes[0][column], terms, BLUE)

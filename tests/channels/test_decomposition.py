@@ -9,32 +9,47 @@ import torch
 
 import headtrace
 from headtrace.channels import decompose, decompose_all, firing_places, layer_svd, terms_of
-from headtrace.channels.terms import exact_channels
+from headtrace.channels.terms import FiringTerms, exact_channels
 from headtrace.errors import IdentityError, InputError
 from headtrace.vocabulary import Firing
+from tests.channels.counts import assert_reaches, assert_signal
 from tests.channels.damaged import deficient_model
 from tests.conftest import IOI
 from tests.tiny import NAMES, prompts, tiny_model
 
 
-def assert_sums(recording: headtrace.Recording, terms, rel: float) -> None:
+def rounding(recording: headtrace.Recording, layer: int) -> torch.Tensor:
+    """How far a score may lie from the sum of its terms: (batch, head, dest, src).
+
+    The model multiplies queries and keys in its own precision: a dot product of r numbers, each product and each sum
+    rounded once. The terms are made in float64, from r numbers on either side: the inverse in ``to_key`` makes them
+    large where a head is ill-conditioned.
+    """
+    model, eps = recording.model, torch.finfo(torch.float64).eps
+    channels, r = exact_channels(model), model.d_head
+    q = recording.queries[layer].double().abs()
+    k = recording.keys[layer].double().abs().repeat_interleave(model.weights.group, dim=1)
+    recorded = (r + 2) * torch.finfo(model.dtype).eps * (q @ k.mT)
+    made = 4 * r * eps * (q @ channels.to_query[layer].abs()) @ (k @ channels.to_key[layer].abs()).mT
+    outside = 4 * r * eps * (q.sum(-1, keepdim=True) @ k.sum(-1, keepdim=True).mT)
+    return (recorded + made + outside) * recording.scales[layer]
+
+
+def assert_sums(recording: headtrace.Recording, terms: FiringTerms) -> None:
     """Terms and remainder give the recorded logits, and relative attention worked out key by key."""
     for layer in range(recording.model.n_layers):
         rows = terms.places[:, 0] == layer
         _, p, h, d, s = terms.places[rows].T
-        raw = recording.raw_logits(layer).double()
+        raw, allowed = recording.raw_logits(layer).double(), rounding(recording, layer)
         made = (terms.terms.sum(-1) + terms.remainder)[rows]
-        size = raw[p, h, d].abs().amax(-1).clamp_min(1)
-        assert ((made - raw[p, h, d, s]).abs() / size).max() < rel
+        assert ((made - raw[p, h, d, s]).abs() <= allowed[p, h, d, s]).all()
     for row in range(0, len(terms), max(1, len(terms) // 40)):
         layer, p, h, d, s = terms.places[row].tolist()
-        raw = recording.raw_logits(layer)[p, h, d].double()
+        raw, allowed = recording.raw_logits(layer)[p, h, d].double(), rounding(recording, layer)[p, h, d]
         others = [t for t in recording.visible[layer][p, d].nonzero()[:, 0].tolist() if t != s]
-        mean = raw[others].mean() if others else 0.0
-        made = terms.relative_terms[row].sum() + terms.relative_remainder[row]
-        assert float(made) == pytest.approx(
-            float(raw[s] - mean), abs=rel * max(1.0, float(raw.abs().max())) * 4
-        )
+        mean, more = (float(x[others].mean()) if others else 0.0 for x in (raw, allowed))
+        made = float(terms.relative_terms[row].sum() + terms.relative_remainder[row])
+        assert abs(made - (float(raw[s]) - mean)) <= float(allowed[s]) + more
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -50,7 +65,7 @@ def test_terms_sum_to_the_recorded_logit_of_every_firing(name: str, dtype: torch
     )
     assert len(places) == pairs * model.n_heads, "every visible pair of every head and prompt"
     terms = terms_of(recording, places)
-    assert_sums(recording, terms, 2e-6 if dtype == torch.float32 else 1e-12)
+    assert_sums(recording, terms)
     assert not terms.remainder.any()
 
 
@@ -60,7 +75,7 @@ def test_terms_sum_to_the_recorded_logit_of_every_firing_of_smollm2(smollm2) -> 
     terms = decompose_all(recording)
     n = recording.lengths[0]
     assert len(terms) == 30 * 9 * n * (n + 1) // 2
-    assert_sums(recording, terms, 1e-5)
+    assert_sums(recording, terms)
     assert terms.sparseness.min() >= 1 / 64
     assert terms.sparseness.max() <= 1
 
@@ -71,7 +86,7 @@ def test_terms_sum_to_the_recorded_logit_of_every_firing_of_the_built_in_model()
     terms = decompose_all(recording)
     n = recording.lengths[0]
     assert len(terms) == model.n_layers * model.n_heads * n * (n + 1) // 2
-    assert_sums(recording, terms, 1e-5)
+    assert_sums(recording, terms)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
@@ -80,7 +95,7 @@ def test_rank_deficient_heads_get_an_explicit_remainder(name: str, dtype: torch.
     model = deficient_model(name, dtype)
     recording = model.record(prompts())
     terms = terms_of(recording, firing_places(recording, above=-1.0, skip_first=False))
-    assert_sums(recording, terms, 2e-6 if dtype == torch.float32 else 1e-12)
+    assert_sums(recording, terms)
     damaged = terms.rank < model.d_head
     assert terms.remainder[damaged].abs().max() > 0.01, "biases and rotation leave the channels"
     assert not terms.remainder[~damaged].any()
@@ -103,7 +118,7 @@ def test_nearly_deficient_heads_stay_exact_in_a_float32_model() -> None:
     model = deficient_model("qwen2", near=1e-6)
     recording = model.record(prompts())
     terms = terms_of(recording, firing_places(recording, above=-1.0, skip_first=False))
-    assert_sums(recording, terms, 2e-6)
+    assert_sums(recording, terms)
     assert (terms.rank == model.d_head).all()
 
 
@@ -132,8 +147,9 @@ def test_one_firing_is_a_row_of_all() -> None:
     one = model.decompose(recording, every.firing(row), prompt=1)
     torch.testing.assert_close(one.terms, every.terms[row], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(one.relative_terms, every.relative_terms[row], rtol=1e-9, atol=1e-9)
-    assert one.n_recon == int(every.n_recon[row])
-    assert set(one.signal_set) == set(every.signal_sets[row].nonzero()[:, 0].tolist())
+    rounding_of_sums = len(one.terms) * torch.finfo(torch.float64).eps * float(one.terms.abs().sum())
+    assert_reaches(one.n_recon, every.relative_terms[row], rounding_of_sums)
+    assert_signal(one.signal_set, every.terms[row], rounding_of_sums)
     assert one.attention == pytest.approx(
         float(recording.patterns[one.firing.layer, 1, one.firing.head, one.firing.dest, one.firing.src])
     )
@@ -148,8 +164,9 @@ def test_attention_above_uniform_means_positive_relative_attention() -> None:
     recording = tiny_model("llama").record(prompts())
     terms = terms_of(recording, firing_places(recording, skip_first=False))
     seen = torch.stack([recording.visible[int(l)][int(p), int(d)].sum() for l, p, _, d, _ in terms.places])
-    above = terms.attention > 1 / seen
-    assert above.any()
+    # Attention is rounded in float32: a few units in the last place of 1 are no preference.
+    above = terms.attention > 1 / seen + 8 * torch.finfo(torch.float32).eps
+    assert above.sum() > 100
     assert (terms.relative[above & (seen > 1)] > 0).all()
 
 

@@ -95,10 +95,13 @@ def test_negative_logits_mirror_the_signs(values: list[float]) -> None:
 
 
 def test_batches_give_what_single_vectors_give() -> None:
-    batch = torch.randn(3, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    """In quarters, which add without rounding in any order: counts must then be the same to the last one."""
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(-40, 41, (3, 4, 7), generator=generator).double() / 4
     for measure in (sparseness, n_recon, signal_set):
         rows = torch.stack([measure(row) for row in batch.reshape(12, 7)])
-        assert torch.equal(measure(batch).reshape(rows.shape), rows)
+        # Sparseness divides once more; counts are compared exactly.
+        torch.testing.assert_close(measure(batch).reshape(rows.shape), rows)
 
 
 def coefficients(n: int, r: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -139,8 +142,8 @@ def test_rotating_the_spectrum_gives_the_terms_of_a_head_with_the_same_singular_
 def test_rotations_are_orthogonal_and_repeatable() -> None:
     first, again = (random_rotations(5, 6, torch.Generator().manual_seed(1)) for _ in range(2))
     torch.testing.assert_close(first @ first.mT, torch.eye(6, dtype=torch.float64).expand(5, 6, 6))
-    assert torch.equal(first, again)
-    assert not torch.equal(first[0], first[1])
+    torch.testing.assert_close(first, again)
+    assert (first[0] - first[1]).abs().max() > 0.1
 
 
 def test_low_rank_is_sparse_under_the_spectrum_control_and_dense_in_rotated_bases() -> None:

@@ -22,7 +22,10 @@ from headtrace.figures.survey import (
     plot_slices_used,
     plot_token_strengths,
 )
+from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Firing
+from tests.channels.counts import assert_reaches, assert_signal
+from tests.figures.untouched import matplotlib_untouched
 from tests.tiny import prompts, tiny_model
 
 LENGTHS = (11, 7, 9, 11, 5)
@@ -39,15 +42,16 @@ def found(model) -> Survey:
 
 
 def test_a_survey_holds_every_firing_past_the_first_token_and_nothing_else(model, found: Survey) -> None:
-    expected = set()
+    surely, perhaps = set(), set()
+    # Alone and in a batch attention differs by float32 rounding; that close to a half, both answers are right.
+    within = tolerance_for(torch.float32)
     for i, ids in enumerate(prompts(lengths=LENGTHS)):
-        patterns = model.record(ids).patterns[:, 0]
-        for layer, head, dest, src in (patterns > 0.5).nonzero().tolist():
-            if src > 0:
-                expected.add((i, layer, head, dest, src))
+        patterns = model.record(ids).patterns[:, 0, :, :, 1:]
+        for expected, least in ((surely, 0.5 + within), (perhaps, 0.5 - within)):
+            expected |= {(i, l, h, d, s + 1) for l, h, d, s in (patterns > least).nonzero().tolist()}
     firing = found.frame.filter(pl.col("fires")).select("prompt", "layer", "head", "dest", "src").rows()
-    assert len(firing) == len(expected) > 50
-    assert set(firing) == expected
+    assert len(firing) == len(set(firing)) > 50
+    assert surely <= set(firing) <= perhaps
 
 
 def test_quiet_pairs_are_visible_do_not_fire_and_are_as_many_as_asked(model, found: Survey) -> None:
@@ -65,10 +69,15 @@ def test_rows_are_what_single_decompositions_give(model, found: Survey) -> None:
         row = found.frame.row(index, named=True)
         recording = model.record(prompts(lengths=LENGTHS)[row["prompt"]])
         why = decompose(recording, Firing(row["layer"], row["head"], row["dest"], row["src"]))
+        # Alone and in a batch the model itself adds up in another order: it is float32, and so far exact.
+        within = tolerance_for(torch.float32)
+        assert row["logit"] == pytest.approx(why.logit, abs=within * max(1.0, abs(why.logit)))
+        assert row["attention"] == pytest.approx(why.attention, rel=1e-3)
         assert row["sparseness"] == pytest.approx(why.sparseness, rel=1e-3)
-        assert row["attention"] == pytest.approx(why.attention, rel=1e-4)
-        assert row["signal_size"] == len(why.signal_set)
-        assert set(found.signal_sets[index].nonzero()[:, 0].tolist()) == set(why.signal_set)
+        signal = found.signal_sets[index].nonzero()[:, 0].tolist()
+        assert row["signal_size"] == len(signal)
+        assert_signal(signal, why.terms, within * float(why.terms.abs().sum()))
+        assert_reaches(row["n_recon"], why.relative_terms, within * float(why.relative_terms.abs().sum()))
 
 
 def test_slices_used_and_consensus_count_the_signal_sets(found: Survey) -> None:
@@ -136,9 +145,14 @@ def test_separation_is_the_share_of_pairs_in_order() -> None:
 def test_figures_are_written(model, found: Survey, tmp_path) -> None:
     heads = found.heads.sort("firings", descending=True).select("layer", "head").rows()[:2]
     table = token_strengths(model, prompts(lengths=(6, 6)), 2, 1, [0, 3], [{2: "name"}, {3: "name"}])
-    plot_slices_used(found, heads, tmp_path / "slices.png")
-    plot_signal_sizes(found, tmp_path / "sizes.png")
-    plot_rotations(found, tmp_path / "rotations.svg")
-    plot_token_strengths(table, "name", "strengths", tmp_path / "strengths.png")
-    plot_condition_numbers(model, tmp_path / "deep" / "condition.png")
-    assert len([f for f in tmp_path.rglob("*.*") if f.stat().st_size > 5000]) == 5
+    with matplotlib_untouched():
+        plot_slices_used(found, heads, tmp_path / "slices.png")
+        plot_signal_sizes(found, tmp_path / "sizes.png")
+        plot_rotations(found, tmp_path / "rotations.svg")
+        plot_token_strengths(table, "name", "strengths", tmp_path / "strengths.png")
+        plot_condition_numbers(model, tmp_path / "deep" / "condition.png")
+    starts = {path.name: path.read_bytes()[:5] for path in tmp_path.rglob("*.*")}
+    assert len(starts) == 5
+    assert all(
+        start == (b"<?xml" if name.endswith("svg") else b"\x89PNG\r") for name, start in starts.items()
+    )

@@ -1,4 +1,8 @@
-"""The SVD of every head: against an independent implementation, the full matrix, and damaged weights."""
+"""The SVD of every head: against an independent implementation, the full matrix, and damaged weights.
+
+Tolerances of 1e-9 are what `thin_triangle` promises. Rounding is far below: float64 times d_model times the condition
+number of these heads (under ten) squared is 1e-13.
+"""
 
 from __future__ import annotations
 

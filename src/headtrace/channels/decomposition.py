@@ -1,15 +1,25 @@
 """One firing's attention score as a sum over the channels of its head.
 
-why = model.decompose(recording, "L9H6:14:3")
-why.top(3)                # the channels that make the head attend there
-why.sparseness, why.n_recon, why.signal_set
-why.plot("why.png")
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> recording = model.record("When Mary and John went to the store, John gave a drink to")
+>>> why = model.decompose(recording, "L1H2:14:2")                     # layer and head : destination : source
+>>> why.tokens[14], why.tokens[2], round(why.attention, 1)
+('to', 'Mary', 1.0)
+>>> abs(float(why.terms.sum()) - why.logit) < 1e-4                    # checked, whenever one is made
+True
+>>> [best.in_signal_set for best in why.top(2)]                       # the channels that make the head attend there
+[True, True]
+>>> why.sparseness < 0.5, why.n_recon < 20 < len(why.terms)           # few of the 32 do it
+(True, True)
+
+``why.plot("why.png")`` draws it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -90,7 +100,7 @@ class Decomposition:
 
         return plot_decomposition(self, path)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain numbers, for JSON."""
         firing = self.firing
         return {

@@ -1,9 +1,16 @@
 """How sparse attention emerges: the same heads and token pairs at several checkpoints of training.
 
-cases = read_cases("firings.jsonl")
-found = emergence(((step, headtrace.load(folder)) for step, folder in folders), cases)
-found.summary()                    # per checkpoint: means over heads with 95% intervals, true and rotated
-found.plot("emergence.png")
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> cases = strongest_cases(model, ["When Mary and John went to the store, John gave a drink to"], n=3)
+>>> checkpoints = (("step0", model), ("step9", model))               # here the same one twice; loaded in turn
+>>> found = emergence(checkpoints, cases, rotations=5)
+>>> found.frame.height, found.checkpoints
+(6, ['step0', 'step9'])
+>>> found.summary().columns                                          # means over heads, true and rotated
+['checkpoint', 'step', 'measure', 'basis', 'mean', 'low', 'high', 'heads']
+
+``read_cases`` takes the firings to follow from a file, and ``found.plot("emergence.png")`` draws them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,19 @@
 """What the channels of a head do over many prompts: how many it uses, which ones, and what they are about.
 
-found = survey(model, prompts, rotations=20)
-found.heads                                     # one row per head: firings, sizes, sparseness
-found.slices_used(13, 8)                        # (prompts, channels): which channels L13H8 used
-found.consensus(13, 8)                          # the channels that most of its firings share
-rotation_test(found, "spectrum")                # is the true basis sparser than rotated ones?
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> places = ("store", "school", "park")
+>>> prompts = [f"When Mary and John went to the {place}, John gave a drink to" for place in places]
+>>> found = survey(model, prompts, rotations=5)
+>>> found.heads.height                                                # one row per head: firings, sizes, sparseness
+12
+>>> found.slices_used(1, 2).shape                                     # (prompts, channels): which channels L1H2 used
+torch.Size([3, 32])
+>>> len(found.consensus(1, 2)) < 16                                   # the channels that most of its firings share
+True
+>>> test = rotation_test(found, "spectrum")
+>>> test.mean_true < test.mean_rotated                                # is the true basis sparser than rotated ones?
+True
 """
 
 from __future__ import annotations

@@ -8,7 +8,13 @@ the SVD of the small matrix ``T_q T_k^T`` is the SVD of Omega. Inside the head i
 for queries and keys as attention uses them (after bias, QK-norm and rotary positions), because
 ``to_query @ to_key^T`` is the identity.
 
-    model.channels.singular_values        # (layers, heads, channels)
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> model.channels.singular_values.shape                              # (layers, heads, channels)
+torch.Size([3, 4, 32])
+>>> a, b = model.channels.to_query[0, 0], model.channels.to_key[0, 0]
+>>> torch.allclose(a @ b.T, torch.eye(32), atol=1e-3)
+True
 """
 
 from __future__ import annotations

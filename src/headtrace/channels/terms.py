@@ -1,9 +1,14 @@
 """Attention scores of many firings at once, as sums over the channels of their heads.
 
-    places = firing_places(recording, above=0.5)         # every firing of every head and prompt
-    terms = terms_of(recording, places)
-    terms.relative_terms                                 # (firing, channel)
-    terms.sparseness, terms.n_recon, terms.signal_sets
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> recording = model.record("When Mary and John went to the store, John gave a drink to")
+>>> places = firing_places(recording, above=0.5)                      # every firing of every head and prompt
+>>> terms = terms_of(recording, places)
+>>> terms.relative_terms.shape == (len(places), 32)                   # (firing, channel)
+True
+>>> terms[0].sparseness.shape, terms[0].n_recon.shape, terms[0].signal_sets.shape
+(torch.Size([1]), torch.Size([1]), torch.Size([1, 32]))
 
 Whatever is asked for is checked: terms and remainder must give the recorded logit of every firing.
 """

@@ -14,6 +14,7 @@ from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.channels import Decomposition
+    from headtrace.channels.svd import Bias
     from headtrace.models import Recording
 
 
@@ -75,7 +76,7 @@ def decompose(
         options.write_json(json, content)
 
 
-def _strongest(recording: Recording, top: int, bias: str) -> list[Decomposition]:
+def _strongest(recording: Recording, top: int, bias: Bias) -> list[Decomposition]:
     """Each head's strongest firing past the first token, the strongest heads first, decomposed together."""
     import torch
 
@@ -87,7 +88,7 @@ def _strongest(recording: Recording, top: int, bias: str) -> list[Decomposition]
         [[f.layer, 0, f.head, f.dest, f.src] for f in firings], device=recording.token_ids.device
     )
     with console.status("Decomposing"):
-        terms = terms_of(recording, places, bias="homogeneous" if bias == "homogeneous" else "offset")
+        terms = terms_of(recording, places, bias=bias)
         return [decomposition_of(recording, terms, row) for row in range(len(terms))]
 
 

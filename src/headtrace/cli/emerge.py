@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich import box
@@ -15,9 +15,9 @@ from headtrace.cli.options import console
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
-    from headtrace.channels.cases import Case
     from headtrace.channels.emergence import Emergence
     from headtrace.models import Model
+    from headtrace.vocabulary import Prompt
 
 
 def register(app: typer.Typer) -> None:
@@ -61,10 +61,21 @@ def emerge(
 
                headtrace emerge pythia-160m --revisions step1,step1000,step143000 --firings firings.jsonl
     """
-    places = _places(checkpoints, revisions)
-    cases = _cases(places[-1], firings, prompt, tokens, top, dtype, device)
-    from headtrace.channels.emergence import emergence
+    places = _checkpoints(checkpoints, revisions)
+    given: list[Prompt] = [*(prompt or []), *(options.parse_ids(t) for t in tokens or [])]
+    if (firings is None) == (not given):
+        raise InputError(
+            "Say what to follow: a file with --firings, or prompts with -p (or --tokens) to take the "
+            "strongest firings of."
+        )
+    from headtrace.channels.cases import read_cases
+    from headtrace.channels.emergence import emergence, strongest_cases
 
+    if firings is not None:
+        cases = read_cases(firings)
+    else:
+        last = options.load_model(places[-1].model, places[-1].revision, dtype, device)
+        cases = strongest_cases(last, given, top)
     found = emergence(_load_each(places, dtype, device), cases, rotations=rotations)
     _show(found)
     if png is not None:
@@ -80,15 +91,20 @@ def emerge(
         options.write_json(json, content)
 
 
-def _places(checkpoints: list[str], revisions: str | None) -> list[tuple[str, str, str | None]]:
-    """(label, model, revision) of every checkpoint."""
+class Checkpoint(NamedTuple):
+    label: str
+    model: str
+    revision: str | None
+
+
+def _checkpoints(checkpoints: list[str], revisions: str | None) -> list[Checkpoint]:
     if revisions is not None:
         if len(checkpoints) != 1:
             raise InputError(f"--revisions needs one model, but {len(checkpoints)} are given.")
         names = [name for name in revisions.replace(",", " ").split() if name]
         if not names:
             raise InputError("--revisions is empty. Write names with commas, like step1,step1000.")
-        return [(name, checkpoints[0], name) for name in names]
+        return [Checkpoint(name, checkpoints[0], name) for name in names]
     if len(checkpoints) < 2:
         raise InputError(
             f"One checkpoint ({checkpoints[0]!r}) shows no emergence: give several folders, or --revisions."
@@ -96,46 +112,21 @@ def _places(checkpoints: list[str], revisions: str | None) -> list[tuple[str, st
     labels = [Path(folder).name for folder in checkpoints]
     if len(set(labels)) < len(labels):
         labels = checkpoints
-    return [(label, folder, None) for label, folder in zip(labels, checkpoints, strict=True)]
+    return [Checkpoint(label, folder, None) for label, folder in zip(labels, checkpoints, strict=True)]
 
 
-def _cases(
-    last: tuple[str, str, str | None],
-    firings: str | None,
-    prompts: list[str] | None,
-    tokens: list[str] | None,
-    top: int,
-    dtype: str,
-    device: str,
-) -> list[Case]:
-    given = [*(prompts or []), *(options.parse_ids(t) for t in tokens or [])]
-    if (firings is None) == (not given):
-        raise InputError(
-            "Say what to follow: a file with --firings, or prompts with -p (or --tokens) to take the "
-            "strongest firings of."
-        )
-    from headtrace.channels.cases import read_cases
-    from headtrace.channels.emergence import strongest_cases
-
-    if firings is not None:
-        return read_cases(firings)
-    return strongest_cases(options.load_model(last[1], last[2], dtype, device), given, top)
-
-
-def _load_each(
-    places: list[tuple[str, str, str | None]], dtype: str, device: str
-) -> Iterator[tuple[str, Model]]:
+def _load_each(places: list[Checkpoint], dtype: str, device: str) -> Iterator[tuple[str, Model]]:
     """Load one checkpoint after another, so that only one is in memory."""
-    from rich.progress import Progress
+    from rich import progress
 
     from headtrace.models import load
 
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Checkpoints", total=len(places))
+    with progress.Progress(console=console, transient=True) as bar:
+        task = bar.add_task("Checkpoints", total=len(places))
         for label, name, revision in places:
-            progress.update(task, description=f"Checkpoint {label}")
+            bar.update(task, description=f"Checkpoint {label}")
             yield label, load(name, revision=revision, dtype=dtype, device=device)
-            progress.advance(task)
+            bar.advance(task)
 
 
 def _show(found: Emergence) -> None:

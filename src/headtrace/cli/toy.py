@@ -6,17 +6,8 @@ from pathlib import Path
 
 import typer
 
-NAMES = (
-    "isotropy",
-    "single",
-    "multi",
-    "dynamics",
-    "sparsity",
-    "robustness",
-    "capacity",
-    "theorems",
-    "recovery",
-)
+from headtrace.cli.options import console
+from headtrace.errors import InputError
 
 HELP = """Watch singular vectors align with features, in small models whose features are known.
 
@@ -43,25 +34,28 @@ def toy(
         Path("toy"), "--out", help="Folder for figures, Parquet table and JSON findings."
     ),
 ) -> None:
-    from headtrace.errors import InputError
+    from headtrace.toy.experiments import EXPERIMENTS
 
-    if name not in (*NAMES, "all"):
-        raise InputError(f"No toy experiment {name!r}. Choose one of: {', '.join(NAMES)}, all.")
-    for one in NAMES if name == "all" else (name,):
+    if name not in (*EXPERIMENTS, "all"):
+        raise InputError(f"No toy experiment {name!r}. Choose one of: {', '.join(EXPERIMENTS)}, all.")
+    for one in EXPERIMENTS if name == "all" else (name,):
         _run(one, quick, seed, out)
 
 
 def _run(name: str, quick: bool, seed: int, out: Path) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich import progress
 
     from headtrace.figures.toy import draw
     from headtrace.toy.experiment import write
     from headtrace.toy.experiments import EXPERIMENTS
 
-    entry, console = EXPERIMENTS[name], Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    entry = EXPERIMENTS[name]
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"{name}: {entry.shows}", total=None)
         experiment = entry.run(
             quick=quick,
@@ -70,16 +64,14 @@ def _run(name: str, quick: bool, seed: int, out: Path) -> None:
         )
     written = [*write(experiment, out), *draw(experiment, out)]
     console.print(f"[bold]{name}[/]: {entry.shows}")
-    _print_comparison(console, experiment.findings.get("paper"))
+    _print_comparison(experiment.findings.get("paper"))
     for path in written:
         console.print(f"  {path}", highlight=False)
 
 
-def _print_comparison(console: object, lines: object) -> None:
-    from rich.console import Console
+def _print_comparison(lines: object) -> None:
     from rich.markup import escape
 
-    assert isinstance(console, Console)
     for line in lines if isinstance(lines, list) else []:
         mark = "[green]agrees[/]" if line["agrees"] else "[yellow]differs[/]"
         told = f"{line['claim']}: paper {line['paper']}, measured {line['measured']}"

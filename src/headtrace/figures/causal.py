@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def violins(axis: Axes, groups: Sequence[tuple[str, Sequence[float], str]]) -> N
     axis.set_xlim(-0.6, len(groups) - 0.4)
 
 
-def _density(data: Any, linear: float) -> tuple[Any, Any] | None:
+def _density(data: np.ndarray, linear: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Outline of a violin on the symlog axis: heights, and widths up to one. None where there is nothing to spread."""
     from scipy.stats import gaussian_kde
 
@@ -224,7 +224,7 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
     with house_style():
         figure, axes = new_figure(7.4, 2.4 * rows + 0.6, rows, columns, sharex=True, sharey=True)
         for axis, way in zip([a for row in axes for a in row], ways, strict=False):
-            lines: dict[str, list[Any]] = {"faithfulness": [], "random": []}
+            lines: dict[str, list[np.ndarray]] = {"faithfulness": [], "random": []}
             for (_,), part in table.filter(way=way).group_by("circuit", maintain_order=True):
                 share = np.asarray(part["firings"].to_list()) / max(1, int(part["firings"].max()))  # type: ignore[arg-type]
                 for name, colour in (("faithfulness", BLUE), ("random", GREY)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -100,12 +100,11 @@ def plot_condition_numbers(model: Model, path: str | Path | None = None) -> Figu
 
         height = max(2.6, 0.17 * model.n_layers + 1.2)
         figure, axes = new_figure(
-            7.2, height, columns=2, sharey=True, width_ratios=[n.shape[1] for n in pair]
+            7.2, height, columns=2, sharey=True, width_ratios=[float(n.shape[1]) for n in pair]
         )
         norm = LogNorm(vmin=max(1.0, float(finite.min())), vmax=float(finite.max()))
-        image: Any = None
         for axis, numbers, name in zip(axes[0], pair, ("W_Q", "W_K"), strict=True):
-            image = axis.imshow(numbers, origin="lower", aspect="auto", cmap=HEAT, norm=norm)
+            axis.imshow(numbers, origin="lower", aspect="auto", cmap=HEAT, norm=norm)
             axis.set_title(
                 f"{name}\nmedian {np.median(numbers):.0f}, largest {numbers.max():.0f}", loc="left"
             )
@@ -116,6 +115,6 @@ def plot_condition_numbers(model: Model, path: str | Path | None = None) -> Figu
             for layer, head in zip(*np.nonzero(~np.isfinite(numbers)), strict=True):
                 axis.text(head, layer, "∞", ha="center", va="center", fontsize=7)  # rank-deficient
         axes[0][0].set_ylabel("layer")
-        figure.colorbar(image, ax=axes[0], label="condition number", format="%g", pad=0.02)
+        figure.colorbar(axes[0][0].images[0], ax=axes[0], label="condition number", format="%g", pad=0.02)
         figure.suptitle(f"{Path(model.name).name}: how far each head is from low rank", fontsize=11)
         return save(figure, path)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Share = bool | Literal["none", "all", "row", "col"]
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#9A9A9A", "#222222"
@@ -17,6 +19,9 @@ SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#9A9A9A", "#222222"
 
 SEQUENCE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 HEAT = "cividis"
+"""For amounts."""
+SIGNED = "RdBu_r"
+"""For what may be negative: blue below zero, red above."""
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -35,6 +40,7 @@ STYLE: Any = {
     "figure.dpi": 110,
     "savefig.dpi": 160,
     "text.parse_math": False,  # a token may hold a dollar sign
+    "svg.hashsalt": "headtrace",  # names inside an SVG are hashes, by default of something random
 }
 
 
@@ -58,20 +64,49 @@ def house_style() -> Generator[None]:
 
 
 def new_figure(
-    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    sharex: Share = False,
+    sharey: Share = False,
+    width_ratios: Sequence[float] | None = None,
+    height_ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure and its axes, free of any window system; use inside ``house_style()``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes: Any = figure.subplots(rows, columns, squeeze=False, **options)
+    axes = figure.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        sharex=sharex,
+        sharey=sharey,
+        width_ratios=width_ratios,
+        height_ratios=height_ratios,
+    )
     return figure, [list(row) for row in axes]
+
+
+def log_scale(axis: Axes, sides: str) -> None:
+    """Logarithmic ``"x"``, ``"y"`` or both (``"xy"``), labelled with plain numbers: powers would be mathematics."""
+    for side in sides:
+        axis.set(**{f"{side}scale": "log"})
+        (axis.xaxis if side == "x" else axis.yaxis).set_major_formatter("{x:g}")
+
+
+DATED = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+"""What a file would say about when or by which version it was made; left out, the same figure has the same bytes."""
 
 
 def save(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure if a path is given (PNG, PDF or SVG by its name), and hand it back."""
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dated = DATED.get(path.suffix)
         with house_style():
-            figure.savefig(path)
+            figure.savefig(path, metadata=None if dated is None else {dated: None})
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -38,13 +38,12 @@ def plot_slices_used(
         figure, axes = new_figure(
             2.3 * len(heads) + 0.9, 4.6, rows=2, columns=len(heads), sharex=True, sharey=True
         )
-        image: Any = None
         for column, (layer, head) in enumerate(heads):
             for row, fires in enumerate((True, False)):
                 used = found.slices_used(layer, head, fires=fires).numpy()
                 axis = axes[row][column]
                 axis.set_facecolor("#DDDDDD")  # prompts without such a pair
-                image = axis.imshow(
+                axis.imshow(
                     used, aspect="auto", cmap=HEAT, vmin=0, vmax=1, interpolation="nearest", origin="upper"
                 )
                 count = len(found.rows_of(layer, head, fires=fires))
@@ -57,7 +56,7 @@ def plot_slices_used(
         for row in (0, 1):
             axes[row][0].set_ylabel("prompt")
         figure.colorbar(
-            image,
+            axes[0][0].images[0],
             ax=[a for row in axes for a in row],
             label="share of pairs whose signal set\nhas the channel",
             pad=0.01,

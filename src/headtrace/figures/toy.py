@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Protocol
 
 from headtrace.figures import toy_geometry, toy_sweeps, toy_theory, toy_training
-from headtrace.toy.experiment import Experiment
 
-FIGURES: dict[str, dict[str, Callable[[Experiment], Figure]]] = {
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headtrace.toy.experiment import Experiment
+
+
+class Drawing(Protocol):
+    """A figure of an experiment, written if a path is given."""
+
+    def __call__(self, experiment: Experiment, path: str | Path | None = None) -> Figure: ...
+
+
+FIGURES: dict[str, dict[str, Drawing]] = {
     "isotropy": {"isotropy": toy_geometry.isotropy},
     "single": {"single": toy_geometry.single, "single-moment": toy_geometry.single_moment},
     "multi": {"multi": toy_geometry.multi, "multi-features": toy_geometry.multi_features},
@@ -41,13 +46,8 @@ FIGURES: dict[str, dict[str, Callable[[Experiment], Figure]]] = {
 
 def draw(experiment: Experiment, folder: Path) -> list[Path]:
     """Write the experiment's figures as `toy-NAME.png`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    for name, figure in FIGURES[experiment.name].items():
-        made = figure(experiment)
-        path = folder / f"toy-{name}.png"
-        # No version or date in the file: the same experiment gives the same bytes.
-        made.savefig(path, dpi=110, metadata={"Software": None})
-        plt.close(made)
-        written.append(path)
-    return written
+    drawings = FIGURES[experiment.name]
+    paths = [folder / f"toy-{name}.png" for name in drawings]
+    for drawing, path in zip(drawings.values(), paths, strict=True):
+        drawing(experiment, path)
+    return paths

@@ -2,95 +2,102 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
 
-from headtrace.toy.experiment import Experiment
+from headtrace.figures.style import GREY, INK, SIGNED, house_style, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+    from headtrace.toy.experiment import Experiment
 
 
-def heat(axes: Axes, matrix: np.ndarray, title: str, x: str = "", y: str = "") -> AxesImage:
-    """Cosines from -1 (blue) to 1 (red)."""
-    image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+def heat(
+    axis: Axes, matrix: np.ndarray, title: str, x: str = "", y: str = "", *, largest: float = 1.0
+) -> AxesImage:
+    """A matrix from -largest (blue) over 0 (white) to largest (red); cosines if nothing else is said."""
+    image = axis.imshow(matrix, cmap=SIGNED, vmin=-largest, vmax=largest, interpolation="nearest")
+    axis.set_title(title)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.locator_params(integer=True)
     return image
 
 
-def spectrum(axes: Axes, values: np.ndarray, logits: np.ndarray) -> None:
+def spectrum(axis: Axes, values: np.ndarray, logits: np.ndarray) -> None:
     """Singular values as bars, target logits as marks."""
-    axes.bar(np.arange(len(values)), values, color="tab:gray", label="singular value")
-    axes.plot(np.arange(len(logits)), logits, "k_", markersize=9, label="target logit")
-    axes.set(title="Spectrum of $\\Omega$", xlabel="channel")
-    axes.legend(frameon=False)
+    axis.bar(np.arange(len(values)), values, color=GREY, label="singular value")
+    axis.plot(np.arange(len(logits)), logits, color=INK, marker="_", linestyle="", ms=9, label="target logit")
+    axis.set_title("Spectrum of Ω")
+    axis.set_xlabel("channel")
+    axis.locator_params(axis="x", integer=True)
+    axis.legend()
 
 
-def isotropy(experiment: Experiment) -> Figure:
+def moment(axis: Axes, matrix: np.ndarray, title: str) -> AxesImage:
+    return heat(axis, matrix, title, "dimension", "dimension", largest=float(np.abs(matrix).max()))
+
+
+def isotropy(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Features pair off as opposites, and W W^T is a multiple of the identity."""
-    arrays, order = experiment.arrays, experiment.arrays["order"]
-    figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.9), layout="constrained")
-    heat(axes[0], arrays["cosines"], "Cosines of the features", "feature", "feature")
-    image = heat(axes[1], arrays["cosines"][np.ix_(order, order)], "... each next to its opposite")
-    axes[1].set(xticks=range(len(order)), yticks=range(len(order)))
-    axes[1].set_xticklabels(order, fontsize=6)
-    axes[1].set_yticklabels(order, fontsize=6)
-    figure.colorbar(image, ax=axes[:2], shrink=0.8)
-    moment = arrays["moment"]
-    largest = float(np.abs(moment).max())
-    shown = axes[2].imshow(moment, cmap="RdBu_r", vmin=-largest, vmax=largest)
-    axes[2].set(title="$WW^\\top$", xlabel="dimension", ylabel="dimension")
-    figure.colorbar(shown, ax=axes[2], shrink=0.8)
-    return figure
+    cosines, order = experiment.arrays["cosines"], experiment.arrays["order"]
+    with house_style():
+        figure, [axes] = new_figure(9.6, 3.2, columns=3)
+        heat(axes[0], cosines, "Cosines of the features", "feature", "feature")
+        image = heat(axes[1], cosines[np.ix_(order, order)], "… each next to its opposite", "feature")
+        axes[1].set_xticks(range(len(order)), order.tolist(), fontsize=5)
+        axes[1].set_yticks(range(len(order)), order.tolist(), fontsize=5)
+        figure.colorbar(image, ax=axes[:2], shrink=0.8, label="cosine")
+        figure.colorbar(moment(axes[2], experiment.arrays["moment"], "W Wᵀ"), ax=axes[2], shrink=0.8)
+        return save(figure, path)
 
 
-def single(experiment: Experiment) -> Figure:
+def single(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """w0 is u0, w1 is v0, one singular value, and the pair is orthogonal to everything else."""
     arrays = experiment.arrays
-    figure, axes = plt.subplots(
-        1, 4, figsize=(14, 4.6), layout="constrained", gridspec_kw={"width_ratios": [1, 1, 1.1, 1.8]}
-    )
-    heat(axes[0], arrays["left"], "Features and left\nsingular vectors", "$u_k$", "feature $w_i$")
-    heat(axes[1], arrays["right"], "Features and right\nsingular vectors", "$v_k$", "feature $w_i$")
-    spectrum(axes[2], arrays["values"], np.array([1.0]))
-    image = heat(axes[3], arrays["cosines"], "Cosines of the features", "feature", "feature")
-    figure.colorbar(image, ax=axes[3], shrink=0.8)
-    return figure
+    with house_style():
+        figure, [axes] = new_figure(10.4, 3.5, columns=4, width_ratios=[1.0, 1.0, 1.1, 1.8])
+        heat(axes[0], arrays["left"], "Features and left\nsingular vectors", "uₖ", "feature wᵢ")
+        heat(axes[1], arrays["right"], "Features and right\nsingular vectors", "vₖ", "feature wᵢ")
+        spectrum(axes[2], arrays["values"], np.array([1.0]))
+        image = heat(axes[3], arrays["cosines"], "Cosines of the features", "feature", "feature")
+        figure.colorbar(image, ax=axes[3], shrink=0.8, label="cosine")
+        return save(figure, path)
 
 
-def single_moment(experiment: Experiment) -> Figure:
+def single_moment(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """W W^T with one pair of interest: still close to isotropic over the other features."""
-    moment = experiment.arrays["moment"]
-    figure, axes = plt.subplots(figsize=(4.4, 3.7), layout="constrained")
-    largest = float(np.abs(moment).max())
-    image = axes.imshow(moment, cmap="RdBu_r", vmin=-largest, vmax=largest)
-    axes.set(title="$WW^\\top$ with one pair of interest", xlabel="dimension", ylabel="dimension")
-    figure.colorbar(image, ax=axes)
-    return figure
+    with house_style():
+        figure, [[axis]] = new_figure(4.0, 3.3)
+        image = moment(axis, experiment.arrays["moment"], "W Wᵀ with one pair of interest")
+        figure.colorbar(image, ax=axis)
+        return save(figure, path)
 
 
-def multi(experiment: Experiment) -> Figure:
+def multi(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Pair k on singular pair k, for every pair."""
     arrays = experiment.arrays
-    figure, axes = plt.subplots(
-        1, 3, figsize=(13, 7.5), layout="constrained", gridspec_kw={"width_ratios": [1, 1, 0.9]}
-    )
-    heat(axes[0], arrays["left"], "Features and left singular vectors", "$u_k$", "feature $w_i$")
-    image = heat(axes[1], arrays["right"], "Features and right singular vectors", "$v_k$", "feature $w_i$")
-    figure.colorbar(image, ax=axes[:2], shrink=0.5, location="bottom", label="cosine")
-    spectrum(axes[2], arrays["values"], arrays["logits"])
-    return figure
+    with house_style():
+        figure, [axes] = new_figure(9.6, 5.6, columns=3, width_ratios=[1.0, 1.0, 0.9])
+        heat(axes[0], arrays["left"], "Features and\nleft singular vectors", "uₖ", "feature wᵢ")
+        image = heat(axes[1], arrays["right"], "Features and\nright singular vectors", "vₖ", "feature wᵢ")
+        figure.colorbar(image, ax=axes[:2], shrink=0.5, location="bottom", label="cosine")
+        spectrum(axes[2], arrays["values"], arrays["logits"])
+        return save(figure, path)
 
 
-def multi_features(experiment: Experiment) -> Figure:
+def multi_features(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Features of interest are orthogonal to the others and to each other."""
-    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
-    image = heat(axes, experiment.arrays["cosines"], "Cosines of the features", "feature", "feature")
-    edge = 2 * len(experiment.arrays["logits"]) - 0.5
-    axes.axhline(edge, color="k", linewidth=0.6)
-    axes.axvline(edge, color="k", linewidth=0.6)
-    figure.colorbar(image, ax=axes)
-    return figure
+    with house_style():
+        figure, [[axis]] = new_figure(5.2, 4.4)
+        image = heat(axis, experiment.arrays["cosines"], "Cosines of the features", "feature", "feature")
+        edge = 2 * len(experiment.arrays["logits"]) - 0.5
+        axis.axhline(edge, color=INK, linewidth=0.6)
+        axis.axvline(edge, color=INK, linewidth=0.6)
+        figure.colorbar(image, ax=axis, label="cosine")
+        return save(figure, path)

@@ -2,75 +2,78 @@
 
 from __future__ import annotations
 
-import polars as pl
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headtrace.toy.experiment import Experiment
+import polars as pl
+
+from headtrace.figures.style import GREY, HEAT, INK, SEQUENCE, house_style, log_scale, new_figure, save
 from headtrace.toy.experiments.robustness import ALIGNED, DEFAULT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from headtrace.toy.experiment import Experiment
 
 LABELS = {
     "probability": "feature probability p",
-    "attention_weight": "loss weight $\\lambda$",
+    "attention_weight": "loss weight λ",
     "n_features": "features N (D = 10)",
     "d_head": "head dimension H",
     "context": "context length m",
 }
-
-
-def _pairs(axes: Axes, part: pl.DataFrame, column: str = "cosine") -> None:
-    """Mean over seeds of each pair's number, and the range over seeds."""
-    for (pair, logit), rows in part.group_by("pair", "target_logit", maintain_order=True):
-        curve = (
-            rows.group_by("value")
-            .agg(
-                pl.col(column).mean(),
-                pl.col(column).min().alias("low"),
-                pl.col(column).max().alias("high"),
-            )
-            .sort("value")
-        )
-        color, label = f"C{pair}", f"pair {pair} (logit {logit:g})"
-        axes.plot(curve["value"], curve[column], "o-", color=color, markersize=3, label=label)
-        axes.fill_between(curve["value"], curve["low"], curve["high"], color=color, alpha=0.12, linewidth=0)
-
-
-def _plain_log_axis(axes: Axes, ticks: list[float]) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-
-
 TICKS: dict[str, list[float]] = {
-    "probability": [0.02, 0.05, 0.1, 0.2, 0.5, 1],
-    "attention_weight": [0.4, 1, 4, 10, 40],
-    "context": [2, 4, 8, 16, 32],
+    "probability": [0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
+    "attention_weight": [0.4, 1.0, 4.0, 10.0, 40.0],
+    "context": [2.0, 4.0, 8.0, 16.0, 32.0],
 }
+"""Sweeps over ratios: a logarithmic axis with these ticks."""
 
 
-def _sweeps(table: pl.DataFrame, column: str, ylabel: str) -> Figure:
-    """One panel per sweep, and one for the seeds of the default setting."""
+def _pairs(axis: Axes, part: pl.DataFrame, column: str) -> None:
+    """Mean over seeds of each pair's number, and the range over seeds."""
+    numbers = pl.col(column)
+    for (pair, logit), rows in part.group_by("pair", "target_logit", maintain_order=True):
+        curve = rows.group_by("value").agg(
+            numbers.mean(), numbers.min().alias("low"), numbers.max().alias("high")
+        )
+        value, mean, low, high = (curve.sort("value")[name] for name in ("value", column, "low", "high"))
+        colour, label = SEQUENCE[int(str(pair))], f"pair {pair} (logit {logit:g})"
+        axis.plot(value, mean, color=colour, marker="o", ms=3, label=label)
+        axis.fill_between(value, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _plain_log_axis(axis: Axes, ticks: list[float]) -> None:
+    log_scale(axis, "x")
+    axis.set_xticks(ticks)
+    axis.minorticks_off()
+
+
+def _sweeps(table: pl.DataFrame, column: str, ylabel: str) -> tuple[Figure, list[Axes]]:
+    """One panel per sweep, and one for the seeds of the default setting; the legend below them."""
     names = [name for name in LABELS if (table["sweep"] == name).any()]
-    figure, grid = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained", sharey=True)
-    for axes, name in zip(grid.flat, names, strict=False):
-        _pairs(axes, table.filter(pl.col("sweep") == name), column)
-        axes.set_xlabel(LABELS[name])
+    figure, grid = new_figure(9.6, 5.2, rows=2, columns=3, sharey=True)
+    axes = [axis for line in grid for axis in line]
+    for axis, name in zip(axes, names, strict=False):
+        part = table.filter(pl.col("sweep") == name)
+        _pairs(axis, part, column)
+        axis.set_xlabel(LABELS[name])
         if name in TICKS:
-            _plain_log_axis(axes, TICKS[name])
+            _plain_log_axis(axis, TICKS[name])
         else:
-            axes.set_xticks(sorted(set(table.filter(pl.col("sweep") == name)["value"].to_list())))
+            axis.set_xticks(sorted(set(part["value"].to_list())))
     seeds = table.filter(pl.col("sweep") == "probability", pl.col("value") == DEFAULT.probability)
-    last = grid.flat[len(names)]
+    last = axes[len(names)]
     _pairs(last, seeds.with_columns(pl.col("seed").cast(pl.Float64).alias("value")), column)
-    last.set(xlabel="seed (default setting)", xticks=sorted(set(seeds["seed"].to_list())))
-    for axes in list(grid.flat)[len(names) + 1 :]:
-        axes.set_visible(False)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(ylabel)
-    last.legend(frameon=False, fontsize=8, loc="center")
-    return figure
+    last.set_xlabel("seed (default setting)")
+    last.set_xticks(sorted(set(seeds["seed"].to_list())))
+    for axis in axes[len(names) + 1 :]:
+        axis.set_visible(False)
+    for line in grid:
+        line[0].set_ylabel(ylabel)
+    figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure, axes
 
 
 def _first_training(experiment: Experiment) -> pl.DataFrame:
@@ -81,78 +84,82 @@ def _first_training(experiment: Experiment) -> pl.DataFrame:
     )
 
 
-def robustness(experiment: Experiment) -> Figure:
+def robustness(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """The smaller cosine of every pair with the channel of its rank."""
-    figure = _sweeps(_first_training(experiment), "cosine", "smaller |cosine| of pair")
-    figure.axes[0].set_ylim(-0.03, 1.03)
-    return figure
+    with house_style():
+        figure, axes = _sweeps(_first_training(experiment), "cosine", "smaller |cosine| of pair")
+        axes[0].set_ylim(-0.03, 1.03)
+        return save(figure, path)
 
 
-def values(experiment: Experiment) -> Figure:
+def values(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Singular values as a share of their target logits."""
-    return _sweeps(_first_training(experiment), "ratio", "singular value / target logit")
+    with house_style():
+        figure, _ = _sweeps(_first_training(experiment), "ratio", "singular value / target logit")
+        return save(figure, path)
 
 
-def probability(experiment: Experiment) -> Figure:
+def probability(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Alignment against p for both lengths of training: on the own channel, and on any; and when it arises."""
     table = experiment.table.filter(pl.col("sweep") == "probability")
     table = table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
-    figure, axes = plt.subplots(1, 2, figsize=(11.5, 4.2), layout="constrained")
-    for number, ((steps,), part) in enumerate(table.group_by("steps", maintain_order=True)):
-        curve = (
-            part.group_by("value")
-            .agg(pl.col("cosine").median(), pl.col("nearest_cosine").median())
-            .sort("value")
+    with house_style():
+        figure, [axes] = new_figure(8.6, 3.5, columns=2)
+        _medians(axes[0], table)
+        short = table.filter(pl.col("steps") == pl.col("steps").min(), pl.col("pair") == 0)
+        reached = short.filter(pl.col("all_aligned_at").is_not_null())
+        axes[1].scatter(reached["value"], reached["all_aligned_at"], color=GREY, alpha=0.6, linewidth=0)
+        axes[1].set_ylabel(
+            f"step at which all pairs reach {ALIGNED:g},\neach on the channel of its rank (each seed)"
         )
-        for column, line, name in (
-            ("nearest_cosine", "o-", "any channel"),
-            ("cosine", "s:", "channel of its rank"),
-        ):
-            axes[0].plot(
+        for axis in axes:
+            axis.set_xlabel(LABELS["probability"])
+            _plain_log_axis(axis, TICKS["probability"])
+            axis.set_xlim(0.017, 1.2)
+        return save(figure, path)
+
+
+def _medians(axis: Axes, table: pl.DataFrame) -> None:
+    """Medians over pairs and seeds for each length of training."""
+    kinds = (("nearest_cosine", "-", "o", "any channel"), ("cosine", ":", "s", "channel of its rank"))
+    by_steps = table.group_by("steps", maintain_order=True)
+    for ((steps,), part), colour in zip(by_steps, SEQUENCE, strict=False):
+        curve = part.group_by("value").agg(pl.col(name).median() for name, *_ in kinds).sort("value")
+        for column, line, marker, name in kinds:
+            axis.plot(
                 curve["value"],
                 curve[column],
-                line,
-                color=f"C{number}",
-                markersize=4,
+                color=colour,
+                linestyle=line,
+                marker=marker,
+                ms=4,
                 label=f"{name}, {steps:,} steps",
             )
-    axes[0].axvline(0.038, color="k", linestyle="--", linewidth=0.8, label="paper: aligned down to 0.038")
-    axes[0].set(
-        xlabel=LABELS["probability"], ylabel="median over pairs and seeds of |cosine|", ylim=(0, 1.03)
-    )
-    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
-    short = table.filter(pl.col("steps") == pl.col("steps").min(), pl.col("pair") == 0)
-    reached = short.filter(pl.col("all_aligned_at").is_not_null())
-    axes[1].plot(reached["value"], reached["all_aligned_at"], "o", alpha=0.5, color="tab:gray")
-    axes[1].set(
-        xlabel=LABELS["probability"],
-        ylabel=f"step at which all pairs reach {ALIGNED:g},\neach on the channel of its rank (each seed)",
-    )
-    for panel in axes:
-        _plain_log_axis(panel, TICKS["probability"])
-        panel.set_xlim(0.017, 1.2)
-    return figure
+    axis.axvline(0.038, color=INK, linestyle="--", linewidth=0.8, label="paper: aligned down to 0.038")
+    axis.set_ylabel("median over pairs and seeds of |cosine|")
+    axis.set_ylim(0, 1.03)
+    axis.legend(loc="lower right")
 
 
-def capacity(experiment: Experiment) -> Figure:
+def capacity(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """|cosine| of every query feature of interest with every left singular vector, for ever more pairs."""
     names = [name.removeprefix("left_") for name in experiment.arrays if name.startswith("left_")]
     rows = sorted({int(name.split("_")[0]) for name in names})
-    columns = max(sum(name.startswith(f"{row}_") for name in names) for row in rows)
-    figure, grid = plt.subplots(
-        len(rows), columns, figsize=(2.3 * columns + 1, 3.6 * len(rows)), layout="constrained", squeeze=False
-    )
-    image = None
-    for line, d_head in zip(grid, rows, strict=True):
-        for axes, name in zip(line, [n for n in names if n.startswith(f"{d_head}_")], strict=False):
-            matrix = experiment.arrays[f"left_{name}"]
-            image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-            axes.set(title=f"H = {d_head}, {len(matrix)} pairs", xlabel="channel")
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        for axes in line:
-            axes.set_visible(axes.has_data())
-        line[0].set_ylabel("query feature, by falling logit")
-    if image is not None:
-        figure.colorbar(image, ax=grid, shrink=0.6, label="|cosine|")
-    return figure
+    by_row = [[name for name in names if name.startswith(f"{row}_")] for row in rows]
+    columns = max(len(line) for line in by_row)
+    with house_style():
+        figure, grid = new_figure(1.5 * columns + 1, 2.9 * len(rows), rows=len(rows), columns=columns)
+        for d_head, axes, line in zip(rows, grid, by_row, strict=True):
+            for axis, name in zip(axes, line, strict=False):
+                matrix = experiment.arrays[f"left_{name}"]
+                axis.imshow(matrix, cmap=HEAT, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+                axis.set_title(f"H = {d_head},\n{len(matrix)} pairs")
+                axis.set_xlabel("channel")
+                axis.locator_params(axis="x", nbins=5, integer=True)
+                axis.locator_params(axis="y", integer=True)
+            for spare in axes[len(line) :]:
+                spare.set_visible(False)
+            axes[0].set_ylabel("query feature, by falling logit")
+        everywhere = [axis for axes in grid for axis in axes]
+        figure.colorbar(grid[0][0].images[0], ax=everywhere, shrink=0.6, label="|cosine|")
+        return save(figure, path)

@@ -2,56 +2,67 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
-from headtrace.toy.experiment import Experiment
+from headtrace.figures.style import BLUE, INK, VERMILION, house_style, log_scale, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headtrace.toy.experiment import Experiment
 
 
-def theorems(experiment: Experiment) -> Figure:
+def theorems(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Theorem 3: every measured angle under its bound. Theorem 4: overlap and bound over lambda."""
     arrays = experiment.arrays
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
-    axes[0].loglog(
-        arrays["third_bound"], arrays["third_measured"], ".", markersize=3, alpha=0.5, label="feature sets"
-    )
-    line = np.array([arrays["third_bound"].min(), arrays["third_bound"].max()])
-    axes[0].loglog(line, line, "k-", linewidth=1, label="bound")
-    axes[0].set(title="Theorem 3", xlabel="bound $\\tau/(1-\\tau)$", ylabel="measured sine of the angle")
-    axes[0].legend(frameon=False)
-    weight = arrays["fourth_overlapping_parameter"]
-    axes[1].loglog(
-        weight,
-        arrays["fourth_overlapping_measured"],
-        "o-",
-        markersize=4,
-        label="$|y_2 \\cdot y_1|$ at the minimum",
-    )
-    axes[1].loglog(weight, arrays["fourth_overlapping_bound"], "k-", linewidth=1, label="bound")
-    axes[1].set(
-        title="Theorem 4, when orthogonality costs attention",
-        xlabel="reconstruction weight $\\lambda$",
-        ylabel="overlap",
-    )
-    axes[1].legend(frameon=False)
-    return figure
+    with house_style():
+        figure, [[third, fourth]] = new_figure(7.6, 3.2, columns=2)
+        bounds = arrays["third_bound"]
+        third.scatter(
+            bounds, arrays["third_measured"], s=4, color=BLUE, alpha=0.5, linewidth=0, label="feature sets"
+        )
+        ends = [bounds.min(), bounds.max()]
+        third.plot(ends, ends, color=INK, linewidth=1, label="bound")
+        third.set_title("Theorem 3", loc="left")
+        third.set_xlabel("bound τ/(1 - τ)")
+        third.set_ylabel("measured sine of the angle")
+        weight = arrays["fourth_overlapping_parameter"]
+        measured, bound = (arrays[f"fourth_overlapping_{name}"] for name in ("measured", "bound"))
+        fourth.plot(weight, measured, color=BLUE, marker="o", ms=4, label="|y₂ · y₁|")
+        fourth.plot(weight, bound, color=INK, linewidth=1, label="bound")
+        fourth.set_title("Theorem 4: orthogonality at a cost", loc="left")
+        fourth.set_xlabel("reconstruction weight λ")
+        fourth.set_ylabel("overlap")
+        for axis in (third, fourth):
+            log_scale(axis, "xy")
+            axis.legend()
+        return save(figure, path)
 
 
-def recovery(experiment: Experiment) -> Figure:
+def recovery(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """The share of feature pairs recovered from Omega, against interference."""
     arrays = experiment.arrays
-    figure, axes = plt.subplots(figsize=(6.6, 4.2), layout="constrained")
-    for kind, label in (("ideal", "ideal heads on fixed features"), ("trained", "heads during training")):
-        x, y = arrays[f"{kind}_interference"], arrays[f"{kind}_recovered"]
-        spread = np.stack([y - arrays[f"{kind}_low"], arrays[f"{kind}_high"] - y]).clip(min=0)
-        axes.errorbar(x, y, yerr=spread, fmt="o-", capsize=2, markersize=4, label=label)
-    axes.axhline(0.95, color="k", linestyle=":", linewidth=1)
-    axes.set(
-        xlabel="interference: mean over features of interest of\nthe largest |cosine| with another feature",
-        ylabel="share of pairs recovered",
-        xlim=(0, 1),
-        ylim=(-0.02, 1.02),
+    kinds = (
+        ("ideal", "ideal heads on fixed features", BLUE, "-", "o"),
+        ("trained", "heads during training", VERMILION, "--", "s"),
     )
-    axes.legend(frameon=False)
-    return figure
+    with house_style():
+        figure, [[axis]] = new_figure(5.4, 3.5)
+        for kind, label, colour, line, marker in kinds:
+            x, y = arrays[f"{kind}_interference"], arrays[f"{kind}_recovered"]
+            spread = np.stack([y - arrays[f"{kind}_low"], arrays[f"{kind}_high"] - y]).clip(min=0)
+            axis.errorbar(
+                x, y, yerr=spread, color=colour, linestyle=line, marker=marker, ms=4, capsize=2, label=label
+            )
+        axis.axhline(0.95, color=INK, linestyle=":", linewidth=1)
+        axis.set_xlabel(
+            "interference: mean over features of interest of\nthe largest |cosine| with another feature"
+        )
+        axis.set_ylabel("share of pairs recovered")
+        axis.set_xlim(0, 1)
+        axis.set_ylim(-0.02, 1.02)
+        axis.legend(loc="lower left")
+        return save(figure, path)

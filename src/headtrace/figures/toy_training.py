@@ -2,144 +2,156 @@
 
 from __future__ import annotations
 
-import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headtrace.toy.experiment import Experiment
+import numpy as np
+
+from headtrace.figures.style import BLUE, GREY, HEAT, INK, SEQUENCE, house_style, log_scale, new_figure, save
 from headtrace.toy.experiments.dynamics import in_order
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def dynamics(experiment: Experiment) -> Figure:
+    from headtrace.toy.experiment import Experiment
+
+
+def dynamics(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Alignment of each pair, singular values and the attention loss, over one training."""
     arrays = experiment.arrays
     steps, logits = arrays["steps"], arrays["logits"]
-    figure, axes = plt.subplots(3, 1, figsize=(8, 8), layout="constrained", sharex=True)
-    for pair, logit in enumerate(logits):
-        color, label = f"C{pair}", f"pair {pair} (logit {logit:g})"
-        axes[0].plot(steps, arrays["query_cosine"][:, pair], color=color, label=label)
-        axes[0].plot(steps, arrays["key_cosine"][:, pair], color=color, linestyle="--", linewidth=0.8)
-        axes[1].plot(steps, arrays["values"][:, pair], color=color)
-        axes[1].axhline(logit, color=color, linestyle=":", linewidth=0.8)
-    axes[0].set(ylabel="|cosine| with its singular vector\n(solid: query, dashed: key)", ylim=(0, 1.03))
-    axes[0].legend(frameon=False, loc="lower right")
-    axes[1].set(ylabel="singular value\n(dotted: target logit)")
-    axes[2].semilogy(steps, arrays["excess_attention_loss"], color="k")
-    axes[2].set(ylabel="attention loss\nabove its floor", xlabel="training step")
-    return figure
+    with house_style():
+        figure, [[aligned], [values], [loss]] = new_figure(6.4, 6.4, rows=3, sharex=True)
+        for pair, (logit, colour) in enumerate(zip(logits, SEQUENCE, strict=False)):
+            label = f"pair {pair} (logit {logit:g})"
+            aligned.plot(steps, arrays["query_cosine"][:, pair], color=colour, label=label)
+            aligned.plot(steps, arrays["key_cosine"][:, pair], color=colour, linestyle="--", linewidth=0.8)
+            values.plot(steps, arrays["values"][:, pair], color=colour)
+            values.axhline(logit, color=colour, linestyle=":", linewidth=0.8)
+        aligned.set_ylabel("|cosine| with its vector\n(solid: query, dashed: key)")
+        aligned.set_ylim(0, 1.03)
+        aligned.legend(loc="lower right")
+        values.set_ylabel("singular value\n(dotted: target logit)")
+        loss.plot(steps, arrays["excess_attention_loss"], color=INK)
+        log_scale(loss, "y")
+        loss.set_ylabel("attention loss\nabove its floor")
+        loss.set_xlabel("training step")
+        return save(figure, path)
 
 
-def paths(experiment: Experiment) -> Figure:
+def paths(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """|cosine| between vectors at different times: singular vectors, features, and one with the other."""
     arrays = experiment.arrays
     last, pairs = int(arrays["steps"][-1]), len(arrays["logits"])
-    figure, grid = plt.subplots(
-        3, pairs, figsize=(2.7 * pairs + 1, 8), layout="constrained", sharex=True, sharey=True
-    )
-    image = None
-    rows = (
-        ("vector", "$u_k(t)$ and $u_k(t')$"),
-        ("feature", "$w_k(t)$ and $w_k(t')$"),
-        ("both", "$u_k(t)$ and $w_k(t')$"),
-    )
-    for line, (name, label) in zip(grid, rows, strict=True):
-        for pair, axes in enumerate(line):
-            image = axes.imshow(
-                arrays[f"{name}_{pair}"],
-                vmin=0,
-                vmax=1,
-                origin="lower",
-                extent=(0, last, 0, last),
-                cmap="viridis",
-            )
-            if name == "vector":
-                axes.set_title(f"pair {pair} (logit {arrays['logits'][pair]:g})")
-            axes.set_xticks([0, last // 2])
-        line[0].set_ylabel(f"{label}\nstep t")
-    for axes in grid[-1]:
-        axes.set_xlabel("step t'")
-    if image is not None:
-        figure.colorbar(image, ax=grid, shrink=0.5, label="|cosine|")
-    return figure
+    rows = (("vector", "uₖ(t) and uₖ(t')"), ("feature", "wₖ(t) and wₖ(t')"), ("both", "uₖ(t) and wₖ(t')"))
+    with house_style():
+        figure, axes = new_figure(2.0 * pairs + 1.2, 6.0, rows=3, columns=pairs, sharex=True, sharey=True)
+        for line, (name, label) in zip(axes, rows, strict=True):
+            for pair, axis in enumerate(line):
+                likeness, extent = arrays[f"{name}_{pair}"], (0, last, 0, last)
+                axis.imshow(likeness, vmin=0, vmax=1, origin="lower", extent=extent, cmap=HEAT)
+                axis.set_xticks([0, last // 2])
+                axis.set_yticks([0, last // 2, last])
+            line[0].set_ylabel(f"{label}\nstep t")
+        for pair, logit in enumerate(arrays["logits"]):
+            axes[0][pair].set_title(f"pair {pair} (logit {logit:g})")
+            axes[-1][pair].set_xlabel("step t'")
+        everywhere = [axis for line in axes for axis in line]
+        figure.colorbar(axes[0][0].images[0], ax=everywhere, shrink=0.5, label="|cosine|")
+        return save(figure, path)
 
 
-def order(experiment: Experiment) -> Figure:
+def order(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """When each pair was aligned and when it was learned, over all seeds, for each size of the first weights."""
     arrays = experiment.arrays
     starts = [name.removeprefix("aligned_at_") for name in arrays if name.startswith("aligned_at_")]
-    figure, grid = plt.subplots(
-        2, len(starts), figsize=(3.4 * len(starts), 6.2), layout="constrained", sharex=True, sharey="row"
-    )
-    for line, event in zip(grid, ("aligned", "learned"), strict=True):
-        for axes, start in zip(line, starts, strict=True):
-            at = arrays[f"{event}_at_{start}"]
-            shown, median = np.where(np.isfinite(at), at, np.nan), np.median(at, axis=0)
-            exact = sum(in_order(row) for row in at)
-            axes.plot(np.arange(at.shape[1]), shown.T, color="tab:gray", alpha=0.35, linewidth=0.8)
-            axes.plot(np.where(np.isfinite(median), median, np.nan), "ko-", label="median over seeds")
-            size = "Xavier" if start == "1" else f"{start} of Xavier"
-            axes.set_title(f"first weights: {size}\n{exact} of {len(at)} seeds in exact order", fontsize=9)
-            axes.set_xticks(range(at.shape[1]))
-        line[0].set_ylabel(f"{event} from step")
-    for axes in grid[-1]:
-        axes.set_xlabel("pair, by falling logit")
-    grid[0, 0].legend(frameon=False)
-    return figure
+    with house_style():
+        figure, axes = new_figure(
+            2.3 * len(starts) + 0.4, 4.8, rows=2, columns=len(starts), sharex=True, sharey="row"
+        )
+        for line, event in zip(axes, ("aligned", "learned"), strict=True):
+            for axis, start in zip(line, starts, strict=True):
+                _times(axis, arrays[f"{event}_at_{start}"])
+                size = "Xavier" if start == "1" else f"{start} of Xavier"
+                axis.set_title(f"first weights: {size}\n{axis.get_title()}", fontsize=8)
+            line[0].set_ylabel(f"{event} from step")
+        for axis in axes[-1]:
+            axis.set_xlabel("pair, by falling logit")
+        axes[0][0].legend()
+        return save(figure, path)
 
 
-def sparsity(experiment: Experiment) -> Figure:
+def _times(axis: Axes, at: np.ndarray) -> None:
+    """Seeds as thin lines over pairs, their median as a thick one; a pair that never came leaves a gap."""
+    median = np.median(at, axis=0)
+    shown, middle = (np.where(np.isfinite(times), times, np.nan) for times in (at, median))
+    axis.plot(np.arange(at.shape[1]), shown.T, color=GREY, alpha=0.5, linewidth=0.8)
+    axis.plot(np.arange(at.shape[1]), middle, color=INK, marker="o", ms=4, label="median over seeds")
+    axis.set_title(f"{sum(in_order(row) for row in at)} of {len(at)} seeds in exact order")
+    axis.set_xticks(range(at.shape[1]))
+
+
+def sparsity(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Sparseness of relative attention over training, with 95% intervals, and its rotated control."""
-    arrays = experiment.arrays
-    figure, axes = plt.subplots(figsize=(7, 4.3), layout="constrained")
+    arrays, steps = experiment.arrays, experiment.arrays["steps"]
     labels = {"one": "one pair of interest", "two": "two pairs", "none": "none"}
-    for index, (name, label) in enumerate(labels.items()):
-        for basis, style in (("svd", "-"), ("rotated", ":")):
-            middle, half = arrays[f"curve_{name}_{basis}"], arrays[f"interval_{name}_{basis}"]
-            text = label if basis == "svd" else f"{label}, rotated"
-            axes.plot(arrays["steps"], middle, style, color=f"C{index}", label=text)
-            axes.fill_between(
-                arrays["steps"], middle - half, middle + half, color=f"C{index}", alpha=0.2, linewidth=0
-            )
-    axes.set(xlabel="training step", ylabel="sparseness S (smaller is sparser)", ylim=(0, 0.8))
-    axes.legend(frameon=False, ncols=2, fontsize=8)
-    return figure
+    with house_style():
+        figure, [[axis]] = new_figure(5.8, 3.6)
+        for (name, label), colour in zip(labels.items(), SEQUENCE, strict=False):
+            for basis, style in (("svd", "-"), ("rotated", ":")):
+                middle, half = arrays[f"curve_{name}_{basis}"], arrays[f"interval_{name}_{basis}"]
+                text = label if basis == "svd" else f"{label}, rotated"
+                axis.plot(steps, middle, color=colour, linestyle=style, label=text)
+                axis.fill_between(steps, middle - half, middle + half, color=colour, alpha=0.2, linewidth=0)
+        axis.set_xlabel("training step")
+        axis.set_ylabel("sparseness (smaller is sparser)")
+        axis.set_ylim(0, 0.8)
+        axis.legend(ncols=2, loc="upper right")
+        return save(figure, path)
 
 
-def examples(experiment: Experiment) -> Figure:
+def _bars(axis: Axes, values: np.ndarray, colours: str | list[str]) -> None:
+    axis.bar(np.arange(len(values)), values, color=colours)
+    axis.axhline(0, color=INK, linewidth=0.5)
+
+
+def examples(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Relative attention of five token pairs each, with and without a pair of interest, early and late."""
     arrays = experiment.arrays
     kinds = [(kind, when) for kind in ("one", "none") for when in ("early", "late")]
-    figure, grid = plt.subplots(4, 5, figsize=(12, 8), layout="constrained", sharex=True)
-    for line, (kind, when) in zip(grid, kinds, strict=True):
-        terms = arrays[f"{kind}_{when}"]
-        for axes, values in zip(line, terms, strict=True):
-            axes.bar(np.arange(len(values)), values, color="tab:blue" if kind == "one" else "tab:gray")
-            axes.axhline(0, color="k", linewidth=0.5)
-        step = f"step {int(arrays['early_step'])}" if when == "early" else "trained"
-        line[0].set_ylabel(f"{'pair 0 only' if kind == 'one' else 'no pair'}\n{step}")
-    for axes in grid[-1]:
-        axes.set_xlabel("channel")
-    figure.suptitle("Relative attention by channel, five token pairs each")
-    return figure
+    with house_style():
+        figure, axes = new_figure(9.0, 6.0, rows=4, columns=5, sharex=True)
+        for line, (kind, when) in zip(axes, kinds, strict=True):
+            for axis, values in zip(line, arrays[f"{kind}_{when}"], strict=True):
+                _bars(axis, values, BLUE if kind == "one" else GREY)
+            step = f"step {int(arrays['early_step'])}" if when == "early" else "trained"
+            line[0].set_ylabel(f"{'pair 0 only' if kind == 'one' else 'no pair'}\n{step}")
+        for axis in axes[-1]:
+            axis.set_xlabel("channel")
+        figure.suptitle("Relative attention by channel, five token pairs each", fontsize=11)
+        return save(figure, path)
 
 
-def strength(experiment: Experiment) -> Figure:
+def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Five token pairs as they come, and every term against the product of feature strengths."""
     arrays = experiment.arrays
-    figure, grid = plt.subplots(3, 5, figsize=(12, 7.6), layout="constrained", height_ratios=[1, 1, 1.5])
-    for column in range(5):
-        terms, products = arrays["mixed_terms"][column], arrays["mixed_products"][column]
-        grid[0, column].bar(np.arange(len(terms)), terms, color="tab:blue")
-        grid[1, column].bar(np.arange(len(products)), products, color=[f"C{i}" for i in range(len(products))])
-        grid[1, column].set(xlabel="pair", xlim=(-0.5, len(terms) - 0.5), xticks=range(len(products)))
-        for axes in grid[:2, column]:
-            axes.axhline(0, color="k", linewidth=0.5)
-    grid[0, 0].set_ylabel("relative attention\nby channel")
-    grid[1, 0].set_ylabel("relative strength\n$f_i^{(r)} f_j^{(s)}$")
-    for axes in grid[2, 4:]:
-        axes.set_visible(False)
-    for pair, axes in enumerate(grid[2, :4]):
-        axes.plot(arrays[f"product_{pair}"], arrays[f"term_{pair}"], ".", markersize=2, color=f"C{pair}")
-        axes.set(title=f"channel {pair}", xlabel="relative strength")
-    grid[2, 0].set_ylabel("term of relative attention")
-    return figure
+    with house_style():
+        figure, axes = new_figure(9.0, 5.8, rows=3, columns=5, height_ratios=[1.0, 1.0, 1.5])
+        for column in range(5):
+            terms, products = arrays["mixed_terms"][column], arrays["mixed_products"][column]
+            _bars(axes[0][column], terms, BLUE)
+            axes[0][column].set_xlabel("channel")
+            _bars(axes[1][column], products, list(SEQUENCE[: len(products)]))
+            axes[1][column].set_xlim(-0.5, len(terms) - 0.5)
+            axes[1][column].set_xticks(range(len(products)))
+            axes[1][column].set_xlabel("pair")
+        axes[0][0].set_ylabel("relative attention")
+        axes[1][0].set_ylabel("relative strength\nof the pair")
+        axes[2][4].set_visible(False)
+        for pair, (axis, colour) in enumerate(zip(axes[2][:4], SEQUENCE, strict=False)):
+            axis.scatter(arrays[f"product_{pair}"], arrays[f"term_{pair}"], s=2, color=colour, linewidth=0)
+            axis.set_title(f"channel {pair}")
+            axis.set_xlabel("relative strength")
+        axes[2][0].set_ylabel("term of relative attention")
+        return save(figure, path)

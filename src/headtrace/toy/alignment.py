@@ -5,6 +5,11 @@ its left vector the query feature, its right vector the key feature. Signs are f
 
 A pair may also lie on another channel than the expected one, or share a channel with a second pair (features
 that are opposites of each other do): `nearest` asks for the best channel, whichever it is.
+
+>>> from headtrace.toy.train import train
+>>> aligned = alignment(train([Setting()], seeds=[0], steps=20, snapshots=[0]).of(setting=0, seed=0))
+>>> aligned.worst.shape                                               # snapshots, pairs by falling logit
+torch.Size([2, 4])
 """
 
 from __future__ import annotations

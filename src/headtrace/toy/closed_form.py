@@ -2,6 +2,13 @@
 
 Tokens hold each feature with probability p. With few features every query and every key can be listed, so
 the expectation is a finite sum and the only error left is that of the optimiser.
+
+>>> from headtrace.toy.frames import harmonic_frame
+>>> generator = torch.Generator().manual_seed(0)
+>>> x, y = harmonic_frame(2, 3, generator), harmonic_frame(2, 3, generator)
+>>> best = minimise_expected_loss(x, y, probability=0.4, scale=3.0, generator=generator)
+>>> best.relative_error < 1e-9, max(best.sines(x[:, 0], y[:, 0])) < 1e-9       # a tight frame: the features
+(True, True)
 """
 
 from __future__ import annotations
@@ -9,9 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import minimize
+from scipy.special import expit
 from torch import Tensor
+
+NEWTON_STEPS = 4
+"""Each doubles the number of right digits."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +33,6 @@ class Minimiser:
 
     found: Float[Tensor, "d d"]
     closed_form: Float[Tensor, "d d"]
-    gradient_norm: float
 
     @property
     def relative_error(self) -> float:
@@ -56,48 +68,42 @@ def subsets(
 ) -> tuple[Float[Tensor, "tokens d"], Float[Tensor, " tokens"]]:
     """Every token that can occur, and how often it does."""
     present = torch.tensor(list(product((0.0, 1.0), repeat=vectors.shape[1])), dtype=torch.float64)
-    chance = torch.where(present > 0, probability, 1 - probability).prod(1)
+    chance = (present * probability + (1 - present) * (1 - probability)).prod(1)
     return present @ vectors.T, chance
 
 
 def minimise_expected_loss(
     x: Float[Tensor, "d n"],
     y: Float[Tensor, "d n"],
+    *,
     probability: float,
     scale: float,
     generator: torch.Generator,
 ) -> Minimiser:
-    """Minimise the expected cross-entropy with two keys per query, from a random start."""
+    """Minimise the expected cross-entropy with two keys per query, from a random start.
+
+    The gap between two keys is linear in Omega, so this is a logistic regression, and convex: a trust region leads to
+    the minimum from anywhere, and plain Newton steps go on where the loss is flat to its last digit.
+    """
     queries, query_chance = subsets(x, probability)
     keys, key_chance = subsets(y, probability)
     exact = closed_form(x, y, scale)
-    chance = query_chance[:, None, None] * key_chance[:, None] * key_chance
+    chance = (query_chance[:, None, None] * key_chance[:, None] * key_chance).flatten().numpy()
+    gaps = torch.einsum("qi,abj->qabij", queries, keys[:, None] - keys).flatten(0, 2).flatten(1).numpy()
+    wanted = expit(gaps @ exact.flatten().numpy())
 
-    def gaps(omega: Tensor) -> Tensor:
-        logits = queries @ omega @ keys.T
-        return logits[:, :, None] - logits[:, None, :]
+    def loss(omega: np.ndarray) -> float:
+        return float(chance @ (np.logaddexp(0, gaps @ omega) - wanted * (gaps @ omega)))
 
-    wanted = gaps(exact).sigmoid()
-    omega = torch.randn(exact.shape, generator=generator, dtype=torch.float64).requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [omega],
-        max_iter=2000,
-        tolerance_grad=1e-13,
-        tolerance_change=0,
-        history_size=50,
-        line_search_fn="strong_wolfe",
-    )
+    def slope(omega: np.ndarray) -> np.ndarray:
+        return (chance * (expit(gaps @ omega) - wanted)) @ gaps
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = (
-            chance
-            * torch.nn.functional.binary_cross_entropy_with_logits(gaps(omega), wanted, reduction="none")
-        ).sum()
-        loss.backward()
-        return loss
+    def curvature(omega: np.ndarray) -> np.ndarray:
+        attention = expit(gaps @ omega)
+        return (gaps.T * (chance * attention * (1 - attention))) @ gaps
 
-    optimiser.step(closure)  # type: ignore[arg-type]
-    closure()
-    assert omega.grad is not None
-    return Minimiser(omega.detach(), exact, float(omega.grad.norm()))
+    start = torch.randn(exact.shape, generator=generator, dtype=torch.float64).flatten().numpy()
+    omega = minimize(loss, start, jac=slope, hess=curvature, method="trust-exact").x
+    for _ in range(NEWTON_STEPS):
+        omega = omega - np.linalg.solve(curvature(omega), slope(omega))
+    return Minimiser(torch.from_numpy(omega).view_as(exact), exact)

@@ -53,9 +53,12 @@ class UniformStream:
         self._numbers = np.ones((shape.strengths, shape.tokens), np.float32)
 
     def draw(self) -> Float[Tensor, "strengths tokens"]:
-        """The next batch, with a last row of ones; it shares its memory with the batch before."""
+        """The next batch, with a last row of ones; it shares its memory with the batch before.
+
+        The numbers are the same in double precision, where training is compared with its plain form.
+        """
         self._generator.random(out=self._numbers[:-1], dtype=np.float32)
-        return torch.from_numpy(self._numbers)
+        return torch.from_numpy(self._numbers).to(torch.get_default_dtype())
 
 
 def strengths(

@@ -1,6 +1,9 @@
 """Feature sets with a known geometry: tight frames, and sets at a chosen distance from one.
 
 A set of N unit vectors in D dimensions is a tight frame (is in isotropic position) when X X^T = (N/D) I.
+
+>>> deviation(harmonic_frame(4, 6, torch.Generator().manual_seed(0))) < 1e-12
+True
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Reading the feature pairs off a head: from Omega and a dictionary of features, without the targets.
 
-found = recover(omega, features)
-found.pairs          # [(query feature, key feature), ...], one per channel in use
-found.margin         # how far each match is ahead of the second best
+>>> features = torch.eye(4)                                           # four of them, along the axes
+>>> omega = 5 * torch.outer(features[:, 0], features[:, 2]) + 3 * torch.outer(features[:, 3], features[:, 1])
+>>> found = recover(omega, features)
+>>> found.pairs                                                       # one per channel in use, query and key feature
+[(0, 2), (3, 1)]
+>>> [round(ahead, 3) for ahead in found.margin]                       # how far each is ahead of the second best
+[1.0, 1.0]
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def train_one(setting: Setting, seed: int, steps: int, schedule: int | None = No
     )
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, schedule or steps)
     for _ in range(steps):
-        drawn = strengths(stream.draw(), setting.probability)[:-1].T.to(model.features.dtype)
+        drawn = strengths(stream.draw(), setting.probability)[:-1].T
         optimiser.zero_grad()
         loss = model(drawn[: shape.queries], drawn[shape.queries :].unflatten(0, (setting.context, -1)))
         loss.backward()

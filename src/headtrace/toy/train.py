@@ -1,7 +1,8 @@
 """Train many toy models at once: every setting with every seed, as one batched computation.
 
-    trained = train([Setting(), Setting(probability=0.1)], seeds=range(5), steps=10_000)
-    trained.of(setting=0, seed=3).omega
+>>> trained = train([Setting(), Setting(probability=0.1)], seeds=range(3), steps=20, snapshots=[0])
+>>> trained.of(setting=0, seed=2).omega.shape                         # before the first step and after the last
+torch.Size([2, 10, 10])
 
 Models of one shape (features, model dimension, context) form a group, and a group takes each step together;
 head dimensions, probabilities, loss weights and targets may differ inside it. Models of a group that read the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headtrace.progress import Progress
 from headtrace.toy.experiment import Experiment
@@ -20,6 +20,7 @@ from headtrace.toy.experiments import (
 )
 
 
+@runtime_checkable
 class Experimenter(Protocol):
     """An experiment: everything it draws comes from `seed`."""
 

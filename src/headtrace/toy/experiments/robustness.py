@@ -169,8 +169,6 @@ def _findings(
         }
         for length in lengths
     }
-    last = holds[lengths[-1]]
-    median = limits[steps]["some_channel_in_the_median"]
     return {
         "quick": quick,
         "seeds": seeds,
@@ -187,14 +185,7 @@ def _findings(
         "aligned_down_to_p": {str(length): found for length, found in limits.items()},
         "by_setting": summed.to_dicts(),
         "paper": [
-            against_paper(
-                "alignment over p down to",
-                0.038,
-                median,
-                median is not None and median <= 0.038,
-                "smallest p at which the median pair lies on some channel; every pair alone on the channel"
-                f" of its rank, in every seed: {limits[steps]['own_channel_in_every_seed']}",
-            ),
+            _against_paper_in_p(limits[steps]),
             *(
                 against_paper(
                     f"alignment over {name}",
@@ -203,8 +194,20 @@ def _findings(
                     len(values) == len(sweeps(quick)[name]),
                     f"after {lengths[-1]:,} steps",
                 )
-                for name, values in last.items()
+                for name, values in holds[lengths[-1]].items()
                 if name != "probability"
             ),
         ],
     }
+
+
+def _against_paper_in_p(limits: dict[str, float | None]) -> dict[str, object]:
+    median = limits["some_channel_in_the_median"]
+    return against_paper(
+        "alignment over p down to",
+        0.038,
+        median,
+        median is not None and median <= 0.038,
+        "smallest p at which the median pair lies on some channel; every pair alone on the channel"
+        f" of its rank, in every seed: {limits['own_channel_in_every_seed']}",
+    )

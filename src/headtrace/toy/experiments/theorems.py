@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from math import hypot
-
 import numpy as np
 import polars as pl
 import torch
@@ -18,7 +16,7 @@ from headtrace.progress import Progress
 from headtrace.toy.closed_form import closed_form, minimise_expected_loss, sine
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.frames import FRAMES, deviation, pushed_frame, relaxed_frame, unit_columns
-from headtrace.toy.orthogonalisation import FixedHead, Minimum, bound, cross_entropy, minimise
+from headtrace.toy.orthogonalisation import FixedHead, attention_loss, bound, minimise
 
 ROWS = pl.Schema(
     {
@@ -113,23 +111,15 @@ def _bound(quick: bool, generator: torch.Generator) -> list[Row]:
 
 
 def _orthogonalisation(quick: bool, generator: torch.Generator) -> list[Row]:
+    """A pair with y2 orthogonal to y1 is the comparison of the bound."""
     rows: list[Row] = []
     for name, head in (("orthogonal", ORTHOGONAL_TARGET), ("overlapping", OVERLAPPING_TARGET)):
-        free = minimise(head, 0.0, generator, starts=16 if quick else 64)
-        comparison = _orthogonal_comparison(head)
+        least = minimise(head, 0.0).cross_entropy
+        orthogonal = float(attention_loss(head, torch.zeros((), dtype=torch.float64)))
         for weight in (0.1, 1.0, 10.0) if quick else np.logspace(-2, 4, 13).tolist():
-            best: Minimum = minimise(head, weight, generator, starts=16 if quick else 64)
-            limit = bound(weight, comparison, free.cross_entropy)
-            rows.append((4, name, "overlap", weight, abs(best.overlap), limit))
+            limit = bound(weight, orthogonal, least)
+            rows.append((4, name, "overlap", weight, abs(minimise(head, weight).overlap), limit))
     return rows
-
-
-def _orthogonal_comparison(head: FixedHead) -> float:
-    """The least cross-entropy of a pair with y2 orthogonal to y1; x2 can then make a gap up to |(s1, s2)|."""
-    reach = hypot(head.first, head.second)
-    gap_a = torch.tensor([head.first], dtype=torch.float64)
-    gap_b = torch.tensor([head.gap_b], dtype=torch.float64).clamp(-reach, reach)
-    return float(cross_entropy(head.gap_a, gap_a) + cross_entropy(head.gap_b, gap_b))
 
 
 def _largest(table: pl.DataFrame, theorem: int, measure: str, case: str | None = None) -> float:

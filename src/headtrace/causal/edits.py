@@ -213,7 +213,7 @@ def _run_chunk(
         local,
         *others,
         *([] if reading is None else [reading]),
-        keep=torch.tensor(positions or (recording.lengths[0] - 1,), device=model.device),
+        keep=torch.tensor(positions or (recording.lengths[0] - 1,), device=model.device).expand(len(acting), -1),
         layers=range(start, stop),
         residual=recording.residuals[start].expand(len(acting), -1, -1),
     )

@@ -300,7 +300,7 @@ def metric_with(
             recording.model,
             recording.token_ids.expand(len(keep), -1),
             *observers,
-            keep=torch.tensor(positions, device=recording.model.device),
+            keep=torch.tensor(positions, device=recording.model.device).expand(len(keep), -1),
         )
         values += reading.value(logits).tolist()
     return values

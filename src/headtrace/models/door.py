@@ -62,16 +62,16 @@ def run(
     token_ids: Int[Tensor, "batch token"],
     *observers: Observer,
     lengths: Sequence[int] | None = None,
-    keep: Int[Tensor, " kept"] | int = 0,
+    keep: Int[Tensor, "batch kept"] | None = None,
     layers: range | None = None,
     residual: Float[Tensor, "batch token d_model"] | None = None,
 ) -> Float[Tensor, "batch kept vocab"]:
     """One forward pass of the model itself on right-padded prompts, watched by observers; its output logits.
 
-    ``keep`` says which positions' logits are wanted: indices, or how many from the end (0: all). With ``layers`` only
-    those run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
+    ``keep`` says at which positions of each prompt logits are wanted (None: everywhere). With ``layers`` only those
+    run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
     """
-    options: dict[str, Any] = {"use_cache": False, "logits_to_keep": keep}
+    options: dict[str, Any] = {"use_cache": False}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
@@ -83,6 +83,8 @@ def run(
             _only(model, layers, residual, stack)
         for observer in observers:
             _Places(model, observer, tuple(token_ids.shape), stack).hook()
+        if keep is not None:
+            _unembed_only(model, keep, stack)
         _attend_here(model, observers, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
     return output.logits
@@ -106,6 +108,17 @@ def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
     stack.callback(watching.reset, watching.set(Watch(observers, model.head_order)))
     config._attn_implementation = NAME
+
+
+def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStack) -> None:
+    """The unembedding sees the wanted positions only: over a whole vocabulary each one costs as much as a layer."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x: Tensor = args[0]
+        return (x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1])), *args[1:])
+
+    unembedding: Any = model.hf.get_output_embeddings()
+    stack.callback(unembedding.register_forward_pre_hook(hook).remove)
 
 
 def _full_precision_norms(model: Model, stack: ExitStack) -> None:

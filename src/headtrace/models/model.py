@@ -163,10 +163,8 @@ class Model:
     def end_logits(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompt vocab"]:
         """Output logits at the end of each prompt (token ids), all run together."""
         batch, lengths = self._padded(prompts)
-        ends = torch.tensor(lengths, device=self.device) - 1
-        kept, column = torch.unique(ends, return_inverse=True)
-        logits = door.run(self, batch, lengths=lengths, keep=kept)
-        return logits[torch.arange(len(lengths), device=self.device), column]
+        ends = torch.tensor(lengths, device=self.device)[:, None] - 1
+        return door.run(self, batch, lengths=lengths, keep=ends)[:, 0]
 
     def decompose(self, recording: Recording, firing: Firing | str, *, prompt: int = 0) -> Decomposition:
         """The attention score of one firing as a sum over the head's channels."""

@@ -198,12 +198,11 @@ class Recording:
         return self._after_post_norm(bias, layer)
 
     @cached_property
-    def bare_values(self) -> Float[Tensor, "layer batch head token d_head"]:
-        """Value vectors without their bias, one row per query head."""
+    def bare_values(self) -> Float[Tensor, "layer head batch token d_head"]:
+        """Value vectors without their bias, one row per query head, all prompts of a head together."""
         weights = self.model.weights
-        bare = self.values.transpose(0, 1) - weights.b_V[None, :, :, None]
-        # Laid out prompt by prompt, so that the layers below a head are one block in memory.
-        return bare.repeat_interleave(weights.group, dim=2).transpose(0, 1)
+        bare = self.values.transpose(1, 2) - weights.b_V[:, :, None, None]
+        return bare.repeat_interleave(weights.group, dim=1)
 
     @cached_property
     def plain_writes(self) -> Float[Tensor, "batch layer_and_embedding token d_model"]:
@@ -235,13 +234,13 @@ class Recording:
             return self.attention_bias(layer)
         if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
             raise InputError(f"{component} is not something that writes into the residual.")
-        pattern, values = self.patterns[layer][:, head], self.bare_values[layer][:, head]
+        pattern, values = self.patterns[layer][:, head], self.bare_values[layer, head]
         mixed = pattern @ values if src is None else pattern[:, :, src, None] * values[:, None, src]
         return self._after_post_norm(mixed @ self.model.weights.W_O[layer, head], layer)
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """All that a layer adds to the residual, put together from its components."""
-        mixed = self.patterns[layer] @ self.bare_values[layer]
+        mixed = self.patterns[layer] @ self.bare_values[layer].transpose(0, 1)
         heads = torch.einsum("bhtr,hrd->btd", mixed, self.model.weights.W_O[layer])
         return self._after_post_norm(heads, layer) + self.attention_bias(layer) + self.mlp_writes[layer]
 
@@ -300,12 +299,7 @@ def record(
     if "norm_scales" in fields:
         wanted["residuals"] = Recording.FIELDS["residuals"]
     seen = Capture(model, wanted, axis_sizes(model, batch, length, positions.shape[1]))
-    if last_logits:
-        kept, column = torch.unique(positions, return_inverse=True)
-        logits = door.run(model, token_ids, seen, lengths=lengths, keep=kept)
-        logits = logits.gather(1, column[..., None].expand(-1, -1, logits.shape[-1]))
-    else:
-        logits = door.run(model, token_ids, seen, lengths=lengths)
+    logits = door.run(model, token_ids, seen, lengths=lengths, keep=positions if last_logits else None)
     tensors = {"token_ids": token_ids, "logits": logits, "logit_positions": positions, **seen.tensors}
     if "norm_scales" in fields:
         tensors["norm_scales"] = _norm_scales(model, tensors["residuals"])

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.relative import relative_row
 from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.causes import Cause, Causes, SideCauses
@@ -22,14 +23,6 @@ from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chun
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
-
-
-def relative_weights(scores: FiringScores) -> Float[Tensor, "firing token"]:
-    """The row that turns logits into relative attention: one at the source, minus the mean over other visible keys."""
-    src = scores.firings.src[:, None]
-    others = scores.visible.scatter(1, src, False)
-    mean = others / others.sum(-1, keepdim=True).clamp_min(1).to(scores.logits.dtype)
-    return (-mean).scatter(1, src, 1.0)
 
 
 def smallest_prefix(
@@ -54,18 +47,21 @@ class ACC(Method):
 
     def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[Causes]:
         scores = FiringScores.of(upstream.recording, firings, upstream.length, 1)
-        scores = replace(scores, w=relative_weights(scores))
+        relative = relative_row(scores.visible, firings.src, scores.logits.dtype)
+        scores = replace(scores, w=relative)
         terms = scores.a * (scores.w[:, None] @ scores.b)[:, 0] * scores.scale
         subspace = smallest_prefix(terms, terms.sum(-1))
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
-        query = self._side(scores, QueryCandidates.of(scores, upstream), upstream, subspace, clean, firings.dest)
-        key = self._side(scores, KeyCandidates.of(scores, upstream), upstream, subspace, clean, firings.src)
+        candidates = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
+        scores.require(*candidates)
+        query = self._side(scores, candidates[0], upstream, subspace, clean, firings.dest)
+        key = self._side(scores, candidates[1], upstream, subspace, clean, firings.src)
         keys = scores.visible.sum(-1).tolist()
         return [
             Causes(
                 prompt, site, {"query": query[f], "key": key[f]}, float(clean[f]), self.threshold(keys[f])
             )
-            for f, (prompt, site) in enumerate(firings.sites())
+            for f, (prompt, site) in enumerate(firings.sites)
         ]
 
     def _side(

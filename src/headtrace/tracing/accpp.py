@@ -7,7 +7,7 @@ only, in growing chunks, for all firings of a layer together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,19 +17,18 @@ from torch import Tensor
 
 from headtrace.errors import InputError
 from headtrace.tracing.attribution import IG_STEPS, attention_on
-from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
+from headtrace.tracing.candidates import Candidates, FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method, register_method
 from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
+    from headtrace.vocabulary import Side
 
-FIRST_CHUNK = 16
+FIRST_CHUNK = 32
 """Candidates that are removed at first: more than most firings need."""
 CHUNK_GROWTH = 8
-FIRST_LOOK = {"query": 96, "key": 256}
-"""Head components whose attributions are computed at first: what most firings of short prompts need."""
 BOUND_SLACK = 1e-3
 """Bounds are sums of float32 numbers, too: this much more makes them bounds whatever the rounding."""
 
@@ -56,19 +55,24 @@ class ACCpp(Method):
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
         limits = [self.threshold(n) for n in scores.visible.sum(-1).tolist()]
         limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
-        query = remove_greedily(scores, QueryCandidates.of(scores, upstream), clean, limit)
-        key = remove_greedily(scores, KeyCandidates.of(scores, upstream), clean, limit)
-        for f, (prompt, site) in enumerate(firings.sites()):
-            sides = {
-                "query": _collect(query, f, upstream, site.dest or 0, site.head),
-                "key": _collect(key, f, upstream, site.src or 0, site.head),
+        query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
+        scores.require(query, key)
+        removal = remove_greedily(scores, (query, key), clean, limit)
+        attention, n = clean.tolist(), len(firings)
+        for f, (prompt, site) in enumerate(firings.sites):
+            sides: dict[Side, SideCauses] = {
+                "query": _collect(removal, f, upstream, site.dest or 0, site.head),
+                "key": _collect(removal, n + f, upstream, site.src or 0, site.head),
             }
-            yield Causes(prompt, site, sides, float(clean[f]), limits[f])  # type: ignore[arg-type]
+            yield Causes(prompt, site, sides, attention[f], limits[f])
 
 
 @dataclass(frozen=True)
 class Removal:
-    """The greedy prefix of each firing: flat candidate numbers in order of removal, and what each took away."""
+    """The greedy prefix of each side of each firing (all query sides, then all key sides).
+
+    Flat candidate numbers in order of removal, and what each took away.
+    """
 
     chosen: list[list[int]]
     drops: list[list[float]]
@@ -76,30 +80,33 @@ class Removal:
     explained: list[bool]
 def remove_greedily(
     scores: FiringScores,
-    candidates: QueryCandidates | KeyCandidates,
+    sides: Sequence[Candidates],
     clean: Float[Tensor, " firing"],
     limit: Float[Tensor, " firing"],
 ) -> Removal:
-    """Remove candidates in order of attribution until the attention on the source is below the limit."""
-    ranking = Ranking(candidates)
-    n = len(scores.firings)
-    result = Removal([[] for _ in range(n)], [[] for _ in range(n)], clean.tolist(), [False] * n)
-    active = torch.arange(n, device=clean.device)
-    left, before = scores.logits, clean
+    """Remove candidates in order of attribution until the attention on the source is below the limit, on each side."""
+    rankings = [Ranking(side) for side in sides]
+    n, n_candidates = len(scores.firings), rankings[0].n_candidates
+    both = clean.repeat(len(sides))
+    result = Removal([[] for _ in both], [[] for _ in both], both.tolist(), [False] * len(both))
+    active = torch.arange(len(both), device=clean.device)
+    left, before, which = scores.logits.repeat(len(sides), 1), both, active % n
     done, size = 0, FIRST_CHUNK
-    while active.numel() and done < ranking.n_candidates:
-        end = min(done + size, ranking.n_candidates)
-        order = ranking.largest(active, end)[:, done:]
-        rows = candidates.rows(active, order)
-        remaining = left[:, None] - rows.cumsum(dim=1)
-        visible, src = scores.visible[active], scores.firings.src[active]
-        attention = attention_on(remaining, visible, src, scores.cap)
-        below = attention < limit[active, None]
+    while active.numel() and done < n_candidates:
+        end = min(done + size, n_candidates)
+        parts = [(ranking, which[active // n == i]) for i, ranking in enumerate(rankings)]
+        parts = [(ranking, mine) for ranking, mine in parts if mine.numel()]
+        orders = [ranking.largest(mine, end)[:, done:] for ranking, mine in parts]
+        rows = [ranking.candidates.rows(mine, o) for (ranking, mine), o in zip(parts, orders, strict=True)]
+        order, remaining = torch.cat(orders), left[:, None] - torch.cat(rows).cumsum(dim=1)
+        attention = attention_on(remaining, scores.visible[which], scores.firings.src[which], scores.cap)
+        below = attention < limit[which, None]
         stops = below.any(dim=1)
         length = torch.where(stops, below.int().argmax(dim=1) + 1, order.shape[1])
         _note(result, active, order, attention, before, length, stops)
         keep = ~stops
         active, left, before = active[keep], remaining[keep, -1], attention[keep, -1]
+        which = active % n
         done, size = end, size * CHUNK_GROWTH
     return result
 
@@ -108,63 +115,52 @@ class Ranking:
     """Candidates by falling attribution, as many as are asked for.
 
     Head components number thousands, and nearly all of them are too weak to matter. Each has a bound on the attribution
-    of its channels that costs next to nothing; exact attributions are computed for those with the largest bounds, then
-    for every one whose bound reaches the weakest candidate that was asked for.
+    of its channels that costs next to nothing. The k-th largest attribution of all is at least the k-th largest of plain
+    components, so exact attributions are computed only for head components whose bound reaches that.
     """
 
-    def __init__(self, candidates: QueryCandidates | KeyCandidates) -> None:
+    def __init__(self, candidates: Candidates) -> None:
         self.candidates = candidates
         catalogue, self.n_channels = candidates.catalogue, candidates.scores.a.shape[-1]
         self.n_plain, self.n_heads = catalogue.n_plain, catalogue.n_components - catalogue.n_plain
         self.n_candidates = catalogue.n_components * self.n_channels
         self.bounds = candidates.bounds() * (1 + BOUND_SLACK)
-        self.first_look = min(FIRST_LOOK[candidates.side], self.n_heads)
 
     def largest(self, active: Int[Tensor, " active"], k: int) -> Int[Tensor, "active k"]:
         """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers."""
-        found, enough = self._among(active, k, self.first_look)
-        short = (enough > self.first_look).nonzero()[:, 0]
-        while short.numel():
-            heads = int(enough[short].max())
-            found[short], enough[short] = self._among(active[short], k, heads)
-            short = short[enough[short] > heads]
-        return found
-
-    def _among(
-        self, active: Int[Tensor, " active"], k: int, heads: int
-    ) -> tuple[Int[Tensor, "active k"], Int[Tensor, " active"]]:
-        """The k largest among some head components, and how many of these have bounds that reach the k-th."""
-        bounds = self.bounds[active]
-        chosen = bounds.topk(heads, dim=1).indices.sort(dim=1).values
-        values = self.candidates.plain[active]
+        plain, bounds, which = self.candidates.plain, self.bounds, None
+        if active.numel() < len(self.bounds):
+            plain, bounds, which = plain[active], bounds[active], active
+        heads = self.n_heads
+        if k <= self.n_plain * self.n_channels:
+            at_least = plain.flatten(1).topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+            heads = int((bounds >= at_least).sum(dim=1).max())
         components = torch.arange(self.n_plain, device=active.device).expand(len(active), -1)
         if heads:
-            values = torch.cat((values, self.candidates.of_heads(active, chosen)), dim=1)
+            chosen = bounds.topk(heads, dim=1, sorted=False).indices
+            plain = torch.cat((plain, self.candidates.of_heads(which, chosen)), dim=1)
             components = torch.cat((components, chosen + self.n_plain), dim=1)
-        numbers, best = _largest(components, values, k)
-        if numbers.shape[1] < k:  # more are asked for than were looked at
-            return numbers.new_zeros(len(active), k), torch.full_like(active, min(k, self.n_heads))
-        return numbers, (bounds >= best[:, -1:]).sum(dim=1)
+        return _largest(components, plain, k)
 
 
 def _largest(
     components: Int[Tensor, "firing component"], values: Float[Tensor, "firing component channel"], k: int
-) -> tuple[Int[Tensor, "firing k"], Float[Tensor, "firing k"]]:
-    """Flat numbers and values of the k largest candidates, descending, equal ones in order of their numbers.
+) -> Int[Tensor, "firing k"]:
+    """Flat numbers of the k largest candidates, descending, equal ones in order of their numbers.
 
     They all belong to the k components with the largest maxima, so only those are searched.
     """
     n_channels = values.shape[-1]
     if k < values.shape[1]:
-        best = values.amax(dim=-1).topk(k, dim=1).indices.sort(dim=1).values
-        components, values = components.gather(1, best), values.gather(1, best[..., None].expand(-1, -1, n_channels))
-    channels = torch.arange(n_channels, device=values.device)
-    numbers, flat = (components[..., None] * n_channels + channels).flatten(1), values.flatten(1)
-    if k < flat.shape[1]:
-        best = flat.topk(k, dim=1).indices.sort(dim=1).values
-        numbers, flat = numbers.gather(1, best), flat.gather(1, best)
-    ordered = flat.sort(dim=1, descending=True, stable=True)
-    return numbers.gather(1, ordered.indices), ordered.values
+        best = values.amax(dim=-1).topk(k, dim=1, sorted=False).indices
+        components = components.gather(1, best)
+        values = values.gather(1, best[..., None].expand(-1, -1, n_channels))
+    flat = values.flatten(1)
+    best = flat.topk(min(k, flat.shape[1]), dim=1, sorted=False).indices
+    numbers = components.gather(1, best // n_channels) * n_channels + best % n_channels
+    numbers, order = numbers.sort(dim=1)
+    falling = flat.gather(1, best.gather(1, order)).sort(dim=1, descending=True, stable=True).indices
+    return numbers.gather(1, falling)
 
 
 def _note(

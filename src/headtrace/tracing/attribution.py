@@ -10,6 +10,8 @@ times the softcap's derivative where the model has one. Trapezoid rule with 64 i
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -19,12 +21,18 @@ from headtrace.models.attention import softcap, softcap_slope
 IG_STEPS = 64
 
 
+@lru_cache(maxsize=8)
+def _path(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # kept for any later use
+        alphas = torch.linspace(0, 1, steps + 1, dtype=dtype, device=device)
+        weights = torch.full_like(alphas, 1 / steps)
+        weights[0] = weights[-1] = 0.5 / steps
+    return alphas, weights
+
+
 def path_weights(steps: int, like: Tensor) -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
     """Points of the path and their trapezoid weights."""
-    alphas = torch.linspace(0, 1, steps + 1, dtype=like.dtype, device=like.device)
-    weights = torch.full_like(alphas, 1 / steps)
-    weights[0] = weights[-1] = 0.5 / steps
-    return alphas, weights
+    return _path(steps, like.dtype, like.device)
 
 
 def attribution_vector(

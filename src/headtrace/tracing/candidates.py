@@ -21,7 +21,6 @@ from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import attribution_vector
 from headtrace.tracing.rotation import Turns
 from headtrace.tracing.upstream import Catalogue, LayerFirings, Readings, Upstream
-from headtrace.vocabulary import AttentionSide, head_name
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -56,34 +55,36 @@ class FiringScores:
         visible = recording.visible[layer][firings.prompt, firings.dest, :length]
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
         w = attribution_vector(logits, visible, firings.src, cap, ig_steps)
-        scores = cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w)
-        scores._check_channels()
-        return scores
+        return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w)
 
-    def _check_channels(self) -> None:
-        """Channels sum to the recorded logits (a rank-deficient head keeps a remainder, which nothing removes)."""
-        layer, rank = self.firings.layer, self.recording.model.channels.rank
-        full = rank[layer, self.firings.head] == self.a.shape[-1]
-        made = (self.b @ self.a[..., None])[..., 0] * self.scale
-        error = ((made - self.logits) * self.visible).abs().amax(-1) * full
-        self.require(error, self.size, "the channels do not sum to the recorded logits")
+    @cached_property
+    def turns(self) -> Turns:
+        return Turns.of(self.recording, self.firings.layer, self.firings.prompt, self.logits.shape[1])
 
-    @property
+    @cached_property
     def size(self) -> Float[Tensor, " firing"]:
         """The largest logit of each row, and at least one: what errors are measured against."""
         return (self.logits * self.visible).abs().amax(-1).clamp_min(1.0)
 
-    def require(self, error: Float[Tensor, " firing"], size: Float[Tensor, " firing"], what: str) -> None:
-        """Stop with layer, head, position and error if an identity fails."""
+    def _channel_error(self) -> Float[Tensor, " firing"]:
+        """Channels sum to the recorded logits (a rank-deficient head keeps a remainder, which nothing removes)."""
+        layer, rank = self.firings.layer, self.recording.model.channels.rank
+        full = rank[layer, self.firings.head] == self.a.shape[-1]
+        made = (self.b @ self.a[..., None])[..., 0] * self.scale
+        return ((made - self.logits) * self.visible).abs().amax(-1) * full
+
+    def require(self, *sides: Candidates) -> None:
+        """The channels, and the contributions of each side, sum to the recorded logits; else stop and say where."""
+        errors = torch.stack([self._channel_error(), *(side.error() for side in sides)]) / self.size
         allowed = tolerance_for(self.recording.model.dtype)
-        relative = error / size
-        if bool((relative <= allowed).all()):
+        if bool((errors <= allowed).all()):
             return
-        f = int(torch.nan_to_num(relative, nan=torch.inf).argmax())
-        firings = self.firings
+        claims = ["the channels do not sum to the recorded logits", *(side.claim for side in sides)]
+        errors = torch.nan_to_num(errors, nan=torch.inf)
+        which, f = divmod(int(errors.argmax()), errors.shape[1])
+        prompt, site = self.firings.sites[f]
         raise IdentityError(
-            f"In {head_name(firings.layer, int(firings.head[f]))} {int(firings.dest[f])}->{int(firings.src[f])} "
-            f"(prompt {int(firings.prompt[f])}) {what}: relative error {float(relative[f]):.1e}, "
+            f"In {site} (prompt {prompt}) {claims[which]}: relative error {float(errors[which, f]):.1e}, "
             f"allowed {allowed:.0e}. Run recording.check() to see whether the model itself adds up."
         )
 
@@ -91,11 +92,15 @@ class FiringScores:
 class Candidates(ABC):
     """What the query and the key side of some firings have in common."""
 
-    side: ClassVar[AttentionSide]
+    claim: ClassVar[str]
+    """What it would mean if the contributions did not add up."""
     scores: FiringScores
     catalogue: Catalogue
     readings: Readings
-    turns: Turns
+
+    @abstractmethod
+    def error(self) -> Float[Tensor, " firing"]:
+        """How far the contributions of all components are from the recorded logits."""
 
     @property
     @abstractmethod
@@ -108,9 +113,9 @@ class Candidates(ABC):
 
     @abstractmethod
     def of_heads(
-        self, which: Int[Tensor, " active"], number: Int[Tensor, "active n"]
+        self, which: Int[Tensor, " active"] | None, number: Int[Tensor, "active n"]
     ) -> Float[Tensor, "active n channel"]:
-        """Attributions of some head components of some firings, in all channels."""
+        """Attributions of some head components of some firings (None: of all), in all channels."""
 
     @abstractmethod
     def rows(
@@ -120,10 +125,9 @@ class Candidates(ABC):
 
     def attributions(self) -> Float[Tensor, "firing component channel"]:
         """All of them: for methods that look at every candidate."""
-        n = len(self.scores.firings)
-        rows = torch.arange(n, device=self.scores.a.device)
-        numbers = torch.arange(self.catalogue.n_components - self.catalogue.n_plain, device=rows.device)
-        return torch.cat((self.plain, self.of_heads(rows, numbers.expand(n, -1))), dim=1)
+        n_heads = self.catalogue.n_components - self.catalogue.n_plain
+        numbers = torch.arange(n_heads, device=self.scores.a.device).expand(len(self.scores.firings), -1)
+        return torch.cat((self.plain, self.of_heads(None, numbers)), dim=1)
 
     def _place(self, number: Int[Tensor, "active n"]) -> tuple[Tensor, Tensor]:
         """The upstream head (of all layers, counted through) and the source of head components."""
@@ -139,11 +143,10 @@ class Candidates(ABC):
 class QueryCandidates(Candidates):
     """Contribution rows ``scale * a^c_k * b_k[t]``: one coefficient per candidate."""
 
-    side: ClassVar[AttentionSide] = "query"
+    claim: ClassVar[str] = "query contributions do not sum to the recorded logits"
     scores: FiringScores
     catalogue: Catalogue
     readings: Readings
-    turns: Turns
     basis: Float[Tensor, "firing d_head channel"]
     """From what a component writes at the destination, as the head reads it, to channel coefficients."""
     strength: Float[Tensor, "firing head_up src"]
@@ -154,20 +157,18 @@ class QueryCandidates(Candidates):
     def of(cls, scores: FiringScores, upstream: Upstream) -> QueryCandidates:
         rec, firings, layer = scores.recording, scores.firings, scores.firings.layer
         b, d = firings.prompt, firings.dest
-        turns = Turns.of(rec, layer, b, upstream.length)
-        basis = turns.basis_at(scores.to_query, d)
+        basis = scores.turns.basis_at(scores.to_query, d)
         if rec.query_scales is not None:
             basis = basis / rec.query_scales[layer, b, firings.head, d][:, None, None]
         plain = upstream.plain_queries(firings) @ basis
         strength = upstream.pattern_rows(firings, d) / rec.norm_scales[layer, b, d][:, None, None]
-        candidates = cls(
-            scores, upstream.catalogue, upstream.readings("query", firings), turns, basis, strength, plain
-        )
-        total = plain.sum(dim=1) + candidates.by_head().sum(dim=1)
-        error = ((scores.b @ (total - scores.a)[..., None])[..., 0] * scores.visible).abs().amax(-1)
-        what = "query contributions do not sum to the recorded logits"
-        scores.require(error * scores.scale, scores.size, what)
-        return candidates
+        read = upstream.readings("query", firings)
+        return cls(scores, upstream.catalogue, read, basis, strength, plain)
+
+    def error(self) -> Float[Tensor, " firing"]:
+        s = self.scores
+        total = self.plain_coefficients.sum(dim=1) + self.by_head().sum(dim=1)
+        return ((s.b @ (total - s.a)[..., None])[..., 0] * s.visible).abs().amax(-1) * s.scale
 
     def by_head(self) -> Float[Tensor, "firing head_up channel"]:
         """Every upstream head's whole contribution to the query, by channel."""
@@ -187,10 +188,14 @@ class QueryCandidates(Candidates):
         largest = (self.basis.norm(dim=1) * self._toward.abs()).amax(-1)
         return (self.strength * self.readings.norms * largest[:, None, None]).flatten(1)
 
-    def of_heads(self, which: Tensor, number: Tensor) -> Float[Tensor, "active n channel"]:
+    def of_heads(self, which: Tensor | None, number: Tensor) -> Float[Tensor, "active n channel"]:
         head_up, src = self._place(number)
-        basis = self.basis[which] * self._toward[which][:, None]
-        return (self.readings.at(which, head_up, src) @ basis) * self.strength[which[:, None], head_up, src][..., None]
+        strength = self.strength.flatten(1)
+        basis, toward = self.basis, self._toward
+        if which is not None:
+            strength, basis, toward = strength[which], basis[which], toward[which]
+        read = self.readings.at(which, head_up, src) * strength.gather(1, number)[..., None]
+        return read @ (basis * toward[:, None])
 
     def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
         s, f = self.scores, which[:, None]
@@ -208,11 +213,10 @@ class QueryCandidates(Candidates):
 class KeyCandidates(Candidates):
     """Contribution rows ``scale * a_k[d] * b^c_k[t]``: a component's part of every visible key."""
 
-    side: ClassVar[AttentionSide] = "key"
+    claim: ClassVar[str] = "key contributions do not sum to the recorded logit of the source"
     scores: FiringScores
     catalogue: Catalogue
     readings: Readings
-    turns: Turns
     plain_keys: Float[Tensor, "firing plain token d_head"]
     """Plain components' parts of every key, turned as the model turns keys."""
     inverse_scale: Float[Tensor, "firing token"]
@@ -221,33 +225,28 @@ class KeyCandidates(Candidates):
     @classmethod
     def of(cls, scores: FiringScores, upstream: Upstream) -> KeyCandidates:
         rec, firings, layer = scores.recording, scores.firings, scores.firings.layer
-        turns = Turns.of(rec, layer, firings.prompt, upstream.length)
-        plain = turns.turn(upstream.plain_keys(firings))
+        plain = scores.turns.turn(upstream.plain_keys(firings))
         inverse = 1 / rec.norm_scales[layer, firings.prompt, : upstream.length]
         if rec.key_scales is not None:
             kv = firings.head // rec.model.weights.group
             key_scale = rec.key_scales[layer, firings.prompt, kv, : upstream.length]
             plain, inverse = plain / key_scale[:, None, :, None], inverse / key_scale
         read = upstream.readings("key", firings)
-        candidates = cls(scores, upstream.catalogue, read, turns, plain, inverse, upstream)
-        candidates._check_source()
-        return candidates
+        return cls(scores, upstream.catalogue, read, plain, inverse, upstream)
 
-    def _check_source(self) -> None:
-        """All contributions to the source's key sum to the recorded logit there."""
-        s, firings = self.scores, self.scores.firings
-        rows, src = torch.arange(len(firings), device=firings.src.device), firings.src
+    def error(self) -> Float[Tensor, " firing"]:
+        s, src = self.scores, self.scores.firings.src
+        rows = torch.arange(len(src), device=src.device)
         plain = (self.plain_keys[rows, :, src].sum(dim=1)[:, None] @ s.to_key)[:, 0]
         total = plain + self.heads_at(src).sum(dim=1)
-        error = ((total - s.b[rows, src]) * s.a).sum(-1).abs() * s.scale
-        s.require(error, s.size, "key contributions do not sum to the recorded logit of the source")
+        return ((total - s.b[rows, src]) * s.a).sum(-1).abs() * s.scale
 
     def heads_at(self, token: Int[Tensor, " firing"]) -> Float[Tensor, "firing head_up channel"]:
         """Every upstream head's whole contribution to the key at one token per firing, by channel."""
         rows = torch.arange(token.shape[0], device=token.device)
         strength = self.upstream.pattern_rows(self.scores.firings, token)
         mixed = self.readings.mixed(strength * self.inverse_scale[rows, token][:, None, None])
-        return mixed @ self.turns.basis_at(self.scores.to_key, token)
+        return mixed @ self.scores.turns.basis_at(self.scores.to_key, token)
 
     @cached_property
     def _weight(self) -> Float[Tensor, "firing token"]:
@@ -262,18 +261,20 @@ class KeyCandidates(Candidates):
     def bounds(self) -> Float[Tensor, "firing head_component"]:
         # However the keys turn a vector, the weighted sum of its turns is no longer than the sum of the weights.
         reach = self.upstream.attended(
-            self.scores.firings, (self._weight * self.inverse_scale).abs() * self.turns.stretch
+            self.scores.firings, (self._weight * self.inverse_scale).abs() * self.scores.turns.stretch
         )
         largest = (self.scores.to_key.norm(dim=1) * self.scores.a.abs()).amax(-1)
         return (reach * self.readings.norms * largest[:, None, None]).flatten(1)
 
-    def of_heads(self, which: Tensor, number: Tensor) -> Float[Tensor, "active n channel"]:
+    def of_heads(self, which: Tensor | None, number: Tensor) -> Float[Tensor, "active n channel"]:
         s, (head_up, src) = self.scores, self._place(number)
-        turns = self.turns[which]
-        table = turns.weighted_table(self._weight[which] * self.inverse_scale[which])
-        columns = self.upstream.pattern_columns(s.firings.prompt[which], head_up, src)
-        turned = turns.turn_summed(self.readings.at(which, head_up, src), columns @ table)
-        return turned @ (s.to_key[which] * s.a[which][:, None])
+        turns, prompt, to_key = s.turns, s.firings.prompt, s.to_key * s.a[:, None]
+        weight = self._weight * self.inverse_scale
+        if which is not None:
+            turns, prompt, to_key, weight = turns[which], prompt[which], to_key[which], weight[which]
+        columns = self.upstream.pattern_columns(prompt, head_up, src)
+        sums = columns @ turns.weighted_table(weight)
+        return turns.turn_summed(self.readings.at(which, head_up, src), sums) @ to_key
 
     def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
         s, n_plain, f = self.scores, self.catalogue.n_plain, which[:, None]
@@ -289,4 +290,4 @@ class KeyCandidates(Candidates):
         s, (head_up, src) = self.scores, self._place(number)
         columns = self.upstream.pattern_columns(s.firings.prompt[which], head_up, src)
         m, g = self.readings.at(which, head_up, src), s.to_key.mT[which[:, None], channel]
-        return self.turns[which].turned_dot(m, g) * columns * self.inverse_scale[which][:, None]
+        return s.turns[which].turned_dot(m, g) * columns * self.inverse_scale[which][:, None]

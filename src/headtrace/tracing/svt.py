@@ -64,8 +64,9 @@ class SVT(Method):
         terms = scores.a * b_src * scores.scale
         inside = torch.ones_like(terms, dtype=torch.bool) if self.channels == "all" else signal_set(terms)
         root = recording.model.channels.singular_values[firings.layer, firings.head].sqrt()
-        query = QueryCandidates.of(scores, upstream).by_head()
-        key = KeyCandidates.of(scores, upstream).heads_at(firings.src)
+        sides = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
+        scores.require(*sides)
+        query, key = sides[0].by_head(), sides[1].heads_at(firings.src)
         toward_query = scores.a.sign() / root.clamp_min(torch.finfo(root.dtype).tiny)
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
         sides = (
@@ -93,7 +94,7 @@ class SVT(Method):
                 float(clean[f]),
                 self.threshold(keys[f]),
             )
-            for f, (prompt, site) in enumerate(firings.sites())
+            for f, (prompt, site) in enumerate(firings.sites)
         ]
 
     def _side(

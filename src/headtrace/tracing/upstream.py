@@ -114,53 +114,50 @@ class Readings:
     values: Float[Tensor, "head_up pair src d_head"]
     of: Int[Tensor, " firing"]
     """The pair of prompt and reader that a firing looks at."""
+    own: bool
+    """Whether every firing has a pair of its own, in order."""
 
     @cached_property
     def norms(self) -> Float[Tensor, "firing head_up src"]:
         """The length of each vector."""
-        return self.values.norm(dim=-1)[:, self.of].transpose(0, 1)
+        norms = torch.linalg.vector_norm(self.values, dim=-1)
+        return (norms if self.own else norms[:, self.of]).transpose(0, 1)
 
     def at(
-        self, which: Int[Tensor, " active"], head_up: Int[Tensor, "active n"], src: Int[Tensor, "active n"]
+        self,
+        which: Int[Tensor, " active"] | None,
+        head_up: Int[Tensor, "active n"],
+        src: Int[Tensor, "active n"],
     ) -> Float[Tensor, "active n d_head"]:
-        """The vectors of some head components of some firings."""
-        return self.values[head_up, self.of[which][:, None], src]
+        """The vectors of some head components of some firings (None: of all)."""
+        pair = self.of if which is None else self.of[which]
+        return self.values[head_up, pair[:, None], src]
 
     def mixed(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
         """Each upstream head's vectors, added up over sources with a strength."""
-        out = strength.new_empty(*strength.shape[:2], self.values.shape[-1])
-        for pair in range(self.values.shape[1]):
-            mine = (self.of == pair).nonzero()[:, 0]
-            out[mine] = torch.bmm(strength[mine].transpose(0, 1), self.values[:, pair]).transpose(0, 1)
-        return out
+        values = self.values if self.own else self.values[:, self.of]
+        return (strength.transpose(0, 1)[:, :, None] @ values)[:, :, 0].transpose(0, 1)
 
 
 @dataclass(frozen=True)
 class LayerFirings:
-    """Firings of one layer, of one or many prompts, as index tensors."""
+    """Firings of one layer, of one or many prompts: as sites, and as index tensors."""
 
     layer: int
+    sites: Sequence[tuple[int, Site]]
+    """Prompt and site of each row."""
     prompt: Int[Tensor, " firing"]
     head: Int[Tensor, " firing"]
     dest: Int[Tensor, " firing"]
     src: Int[Tensor, " firing"]
 
-    def __len__(self) -> int:
-        return self.prompt.shape[0]
-
     @classmethod
     def of(cls, layer: int, sites: Sequence[tuple[int, Site]], device: torch.device) -> LayerFirings:
-        """Prompt and head site of each row."""
         rows = torch.tensor([(p, s.head, s.dest, s.src) for p, s in sites], device=device)
-        return cls(layer, *rows.unbind(dim=1))
+        return cls(layer, sites, *rows.unbind(dim=1))
 
-    def sites(self) -> list[tuple[int, Site]]:
-        """Prompt and site of each row."""
-        rows = torch.stack((self.prompt, self.head, self.dest, self.src), dim=1).tolist()
-        return [(prompt, Site("head", self.layer, head, dest, src)) for prompt, head, dest, src in rows]
-
-    def __getitem__(self, rows: slice | Tensor) -> LayerFirings:
-        return LayerFirings(self.layer, self.prompt[rows], self.head[rows], self.dest[rows], self.src[rows])
+    def __len__(self) -> int:
+        return len(self.sites)
 
 
 @dataclass(frozen=True)
@@ -179,18 +176,24 @@ class Upstream:
 
     def readings(self, side: AttentionSide, firings: LayerFirings) -> Readings:
         """Every upstream head's value vectors as read by each firing's head, reader by reader for all its prompts."""
-        readers = firings.head if side == "query" else firings.head // self.recording.model.weights.group
-        n_prompts = len(self.recording)
-        pairs, of = torch.unique(readers * n_prompts + firings.prompt, return_inverse=True)
-        values = self.recording.bare_values.transpose(0, 1)[:, : self.layer, :, : self.length]
-        d_head, heads_up = values.shape[-1], self.layer * values.shape[2]
-        parts: list[Tensor] = []
-        for reader in (pairs // n_prompts).unique().tolist():
-            mine = values[pairs[pairs // n_prompts == reader] % n_prompts]
-            rows = mine.permute(1, 2, 0, 3, 4).reshape(heads_up, -1, d_head)
-            parts.append(self.composer.read(side, self.layer, reader, rows))
+        group = 1 if side == "query" else self.recording.model.weights.group
+        asked = [((site.head or 0) // group, prompt) for prompt, site in firings.sites]
+        prompts_of: dict[int, dict[int, None]] = {}
+        for reader, prompt in asked:
+            prompts_of.setdefault(reader, {})[prompt] = None
+        pairs = {(r, p): i for i, (r, p) in enumerate((r, p) for r, ps in prompts_of.items() for p in ps)}
+        values = self.recording.bare_values[: self.layer, ..., : self.length, :].flatten(0, 1)
+        parts = [
+            self.composer.read(side, self.layer, reader, _rows_of(values, list(prompts)))
+            for reader, prompts in prompts_of.items()
+        ]
         read = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return Readings(read.reshape(heads_up, len(pairs), self.length, d_head), of)
+        of = [pairs[pair] for pair in asked]
+        return Readings(
+            read.reshape(len(read), len(pairs), self.length, -1),
+            torch.tensor(of, device=read.device),
+            of == list(range(len(pairs))),
+        )
 
     def pattern_rows(
         self, firings: LayerFirings, token: Int[Tensor, " firing"]
@@ -216,15 +219,16 @@ class Upstream:
     def attended(self, firings: LayerFirings, weight: Float[Tensor, "firing token"]) -> Float[Tensor, "firing head_up src"]:
         """``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j; one product per prompt."""
         rec, l, n = self.recording, self.layer, self.length
-        out = weight.new_empty(len(firings), l * rec.model.n_heads, n)
-        for prompt in firings.prompt.unique().tolist():
-            mine = (firings.prompt == prompt).nonzero()[:, 0]
-            rows = weight[mine]
+        out = weight.new_empty(len(firings), l, rec.model.n_heads, n)
+        rows_of: dict[int, list[int]] = {}
+        for row, (prompt, _) in enumerate(firings.sites):
+            rows_of.setdefault(prompt, []).append(row)
+        for prompt, mine in rows_of.items():
+            rows = weight if len(mine) == len(weight) else weight[mine]
             if rec.post_norm_scales is not None:
                 rows = (rows / rec.post_norm_scales[:l, prompt, None, :n])[:, None]
-            product = rows @ rec.patterns[:l, prompt, :, :n, :n]
-            out[mine] = product.flatten(0, 1).transpose(0, 1)
-        return out
+            out[mine] = (rows @ rec.patterns[:l, prompt, :, :n, :n]).permute(2, 0, 1, 3)
+        return out.flatten(1, 2)
 
     def plain_queries(self, firings: LayerFirings) -> Float[Tensor, "firing plain d_head"]:
         """Plain components' parts of each firing's query, before QK-norm and rotary positions, offset last."""
@@ -241,23 +245,23 @@ class Upstream:
     def plain_keys(self, firings: LayerFirings) -> Float[Tensor, "firing plain token d_head"]:
         """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
         rec, weights, l, n = self.recording, self.recording.model.weights, self.layer, self.length
-        readers = firings.head // weights.group
+        W_K, group, writes = weights.W_K[l], weights.group, rec.plain_writes[:, : l + 1]
+        if 2 * n < writes.shape[2]:  # else a few more tokens cost less than a copy without them
+            writes = writes[:, :, :n]
         # A bias is one vector for all tokens: what a head reads of it differs by the frozen scales only.
-        bias = torch.bmm(weights.attention_bias[:l].expand(len(weights.W_K[l]), -1, -1), weights.W_K[l])
-        out = bias.new_empty(len(firings), self.catalogue.n_plain, n, bias.shape[-1])
-        out[:, l + 1 : 2 * l + 1] = bias[readers][:, :, None]
+        bias = (weights.attention_bias[:l] @ W_K)[firings.head // group][:, :, None]
         if rec.post_norm_scales is not None:
-            out[:, l + 1 : 2 * l + 1] /= rec.post_norm_scales[:l, firings.prompt, :n].transpose(0, 1)[..., None]
+            bias = bias / rec.post_norm_scales[:l, firings.prompt, :n].transpose(0, 1)[..., None]
+        out = W_K.new_empty(len(firings), self.catalogue.n_plain, n, W_K.shape[-1])
+        out[:, l + 1 : -1] = bias
         first: dict[tuple[int, int], int] = {}
-        for row, pair in enumerate(zip(firings.prompt.tolist(), readers.tolist(), strict=True)):
-            if pair in first:
-                out[row, : l + 1] = out[first[pair], : l + 1]
-                continue
-            first[pair] = row
-            prompt, reader = pair
-            torch.matmul(rec.plain_writes[prompt, : l + 1, :n], weights.W_K[l, reader], out=out[row, : l + 1])
+        for row, (prompt, site) in enumerate(firings.sites):
+            reader = (site.head or 0) // group
+            same = first.setdefault((prompt, reader), row)
+            new = same == row
+            out[row, : l + 1] = (writes[prompt] @ W_K[reader])[:, :n] if new else out[same, : l + 1]
         out[:, :-1] /= rec.norm_scales[l, firings.prompt, None, :n, None]
-        out[:, -1] = weights.b_K[l, readers][:, None]
+        out[:, -1] = weights.b_K[l, firings.head // group][:, None]
         return out
 
 
@@ -280,21 +284,36 @@ def firing_chunks(
     In short prompts, what costs most is a head's reading of upstream values: firings of one head go together. In long
     ones it is their attention patterns: firings of one prompt go together, by destination.
     """
-    width = recording.token_ids.shape[1]
-    first, second = (firings.head, firings.prompt) if width <= SHORT else (firings.prompt, firings.head)
-    key = (first * max(len(recording), recording.model.n_heads) + second) * width + firings.dest
-    order = torch.argsort(key, stable=True)
-    dests = firings.dest[order].tolist()
+    short = recording.token_ids.shape[1] <= SHORT
+
+    def place(item: tuple[int, Site]) -> tuple[int, ...]:
+        prompt, site = item
+        head, dest = site.head or 0, site.dest or 0
+        return (head, prompt, dest) if short else (prompt, head, dest)
+
+    order = sorted(firings.sites, key=place)
     start = 0
-    while start < len(dests):
-        end, length = start + 1, dests[start] + 1
-        while end < len(dests) and end - start < _at_once(
-            recording, firings.layer, max(length, dests[end] + 1)
-        ):
-            length = max(length, dests[end] + 1)
-            end += 1
-        yield firings[order[start:end]], Upstream(recording, composer, firings.layer, length)
+    while start < len(order):
+        end, length = start + 1, (order[start][1].dest or 0) + 1
+        while end < len(order):
+            longer = max(length, (order[end][1].dest or 0) + 1)
+            if end - start >= _at_once(recording, firings.layer, longer):
+                break
+            end, length = end + 1, longer
+        chunk = order[start:end]
+        same = chunk == list(firings.sites)
+        mine = firings if same else LayerFirings.of(firings.layer, chunk, recording.model.device)
+        yield mine, Upstream(recording, composer, firings.layer, length)
         start = end
+
+
+def _rows_of(
+    values: Float[Tensor, "head_up batch token d_head"], prompts: list[int]
+) -> Float[Tensor, "head_up row d_head"]:
+    """The value vectors of some prompts, head by head, prompt after prompt."""
+    if len(prompts) == 1:
+        return values[:, prompts[0]]
+    return values[:, prompts].flatten(1, 2)
 
 
 def _at_once(recording: Recording, layer: int, length: int) -> int:

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # Set before anything loads a model, so that tests never depend on a reachable hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# One thread per worker: the suite runs in two processes, and small models gain nothing from more.
-torch.set_num_threads(1)
+# One thread per worker unless asked otherwise: the suite runs in two processes, and small models need no more.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+# Machines are shared: a slow example is not a wrong one.
+settings.register_profile("headtrace", deadline=None)
+settings.load_profile("headtrace")
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 

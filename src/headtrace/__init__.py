@@ -16,31 +16,83 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from headtrace import (
+        causal,
+        channels,
+        circuits,
+        errors,
+        explorer,
+        figures,
+        models,
+        prompts,
+        tasks,
+        toy,
+        tracing,
+    )
     from headtrace.causal import verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
     from headtrace.tracing import Tracer
+    from headtrace.vocabulary import Component, Firing, Site
 
 _HOME = {
-    "Component": "headtrace.vocabulary",
-    "Firing": "headtrace.vocabulary",
-    "Site": "headtrace.vocabulary",
-    "Circuit": "headtrace.circuits",
-    "load_circuit": "headtrace.circuits",
-    "load": "headtrace.models",
-    "Tracer": "headtrace.tracing",
-    "verify": "headtrace.causal",
-    "Model": "headtrace.models",
-    "Recording": "headtrace.models",
+    "Circuit": "circuits",
+    "Component": "vocabulary",
+    "Firing": "vocabulary",
+    "Model": "models",
+    "Recording": "models",
+    "Site": "vocabulary",
+    "Tracer": "tracing",
+    "load": "models",
+    "load_circuit": "circuits",
+    "verify": "causal",
 }
+_ROOMS = (
+    "causal",
+    "channels",
+    "circuits",
+    "errors",
+    "explorer",
+    "figures",
+    "models",
+    "prompts",
+    "tasks",
+    "toy",
+    "tracing",
+)
 
-__all__ = ["Circuit", "Model", "Recording", "Tracer", "__version__", "load", "load_circuit", "verify"]
+__all__ = [
+    "Circuit",
+    "Component",
+    "Firing",
+    "Model",
+    "Recording",
+    "Site",
+    "Tracer",
+    "__version__",
+    "causal",
+    "channels",
+    "circuits",
+    "errors",
+    "explorer",
+    "figures",
+    "load",
+    "load_circuit",
+    "models",
+    "prompts",
+    "tasks",
+    "toy",
+    "tracing",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"headtrace.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'headtrace' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"headtrace.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

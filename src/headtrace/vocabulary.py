@@ -149,11 +149,18 @@ class Site:
         if self.kind == "head":
             return f"{head_name(self.layer or 0, self.head or 0)} {self.dest}->{self.src}"
         if self.kind == "offset":
-            reader = "root" if self.layer is None else f"L{self.layer}" + (
-                "" if self.head is None else f"H{self.head}"
+            reader = (
+                "root"
+                if self.layer is None
+                else f"L{self.layer}" + ("" if self.head is None else f"H{self.head}")
             )
             return f"Offset {reader} @{self.dest}"
-        words = {"mlp": "MLP", "attention_bias": "Attention bias", "rounding": "Rounding", "embedding": "Embedding"}
+        words = {
+            "mlp": "MLP",
+            "attention_bias": "Attention bias",
+            "rounding": "Rounding",
+            "embedding": "Embedding",
+        }
         layer = "" if self.layer is None else f" {self.layer}"
         return f"{words[self.kind]}{layer} @{self.dest}"
 

@@ -93,6 +93,7 @@ def test_a_global_verification_leaves_offsets_out_and_says_so() -> None:
         ({"scope": "all"}, "scope"),
     ],
 )
+@pytest.mark.ill_typed
 def test_bad_options_say_what_is_expected(how: dict, message: str) -> None:
     model, circuit = traced("llama", torch.float64)
     with pytest.raises(InputError, match=message):

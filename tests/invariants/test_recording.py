@@ -123,6 +123,7 @@ def test_recording_only_the_last_logits_keeps_the_right_positions() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
 def test_mlp_inputs_are_the_normed_residual_behind_attention(name: str) -> None:
     """What the MLP reads follows from what was written before it, with the recorded scale of its norm."""
     model = tiny_model(name, dtype=torch.float64)
@@ -143,7 +144,9 @@ def test_mlp_inputs_are_the_normed_residual_behind_attention(name: str) -> None:
         for i, n in enumerate(recording.lengths):
             size = float(expected[i, :n].abs().max())
             allowed = rounding(torch.float64, 20 * forward_terms(model), size)
-            torch.testing.assert_close(recording.mlp_inputs[layer, i, :n], expected[i, :n], rtol=0, atol=allowed)
+            torch.testing.assert_close(
+                recording.mlp_inputs[layer, i, :n], expected[i, :n], rtol=0, atol=allowed
+            )
     assert (recording.mlp_post_norm_scales is not None) == (facts.mlp_post_norm is not None)
 
 

@@ -163,7 +163,9 @@ class GlobalEdits(Observer):
         return self._with("mlp", layer, write)
 
 
-def observers_of(recording: Recording, interventions: Sequence[Intervention]) -> list[LocalEdits | GlobalEdits]:
+def observers_of(
+    recording: Recording, interventions: Sequence[Intervention]
+) -> list[LocalEdits | GlobalEdits]:
     """What acts in a pass: local edits (and the reading of attention), and global ones if there are any."""
     local, everywhere = LocalEdits(recording, interventions), GlobalEdits(recording, interventions)
     return [local, everywhere] if everywhere.added else [local]
@@ -213,7 +215,9 @@ def _run_chunk(
         local,
         *others,
         *([] if reading is None else [reading]),
-        keep=torch.tensor(positions or (recording.lengths[0] - 1,), device=model.device).expand(len(acting), -1),
+        keep=torch.tensor(positions or (recording.lengths[0] - 1,), device=model.device).expand(
+            len(acting), -1
+        ),
         layers=range(start, stop),
         residual=recording.residuals[start].expand(len(acting), -1, -1),
     )

@@ -78,7 +78,9 @@ def edge_pairs(
             for arrangement in ("parallel", "serial"):
                 chosen = find_pairs(circuit, arrangement, pairs, among, offsets=reach == "local")
                 sets = [(e,) for e in dict.fromkeys(e for pair in chosen for e in pair)] + list(chosen)
-                found = joint_changes(recording, circuit, metric, sets, factor=factor, reach=reach, scope=scope)
+                found = joint_changes(
+                    recording, circuit, metric, sets, factor=factor, reach=reach, scope=scope
+                )
                 for first, second in chosen:
                     one, other = found[(first,)], found[(second,)]
                     rows.append(

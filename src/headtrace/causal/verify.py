@@ -30,11 +30,11 @@ from headtrace.causal.edits import Intervention, run
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
 from headtrace.causal.signals import Scope, Signal, random_channels
-from headtrace.circuits import Circuit, Edge
+from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
 from headtrace.progress import Progress
 from headtrace.prompts import batches
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -106,7 +106,7 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -
 
 def check_predictions(recording: Recording, circuit: Circuit) -> list[PredictionCheck]:
     """Remove each firing side's claimed signals, run that layer, and compare with the prediction."""
-    asked = [
+    asked: list[tuple[Node, AttentionSide, float]] = [
         (node, side, predicted)
         for node in circuit.nodes
         if node.expanded and node.predicted is not None

@@ -37,7 +37,9 @@ def trace(
     ] = None,
     answer: Annotated[
         list[str] | None,
-        typer.Option(help="The answer, such as ' Mary'. Several are alternatives; a single one may be several tokens."),
+        typer.Option(
+            help="The answer, such as ' Mary'. Several are alternatives; a single one may be several tokens."
+        ),
     ] = None,
     wrong: Annotated[
         list[str] | None, typer.Option(help="The wrong answer to compare with. Repeatable.")
@@ -187,7 +189,7 @@ def explain(
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
 
-    chosen = {} if tau is None else {"tau": tau}
+    chosen: dict[str, Any] = {} if tau is None else {"tau": tau}
     why = Tracer(loaded, method=method, **chosen).explain(given, firing, bos=bos)
     options.show_tokens(why.tokens)
     console.print(str(why), markup=False, highlight=False)

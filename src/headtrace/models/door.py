@@ -171,9 +171,7 @@ def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tup
 class _Places:
     """Where an observer's places are in one architecture."""
 
-    def __init__(
-        self, model: Model, observer: Observer, shape: tuple[int, ...], stack: ExitStack
-    ) -> None:
+    def __init__(self, model: Model, observer: Observer, shape: tuple[int, ...], stack: ExitStack) -> None:
         self.model, self.observer, self.shape, self.stack = model, observer, shape, stack
         self.facts = model.architecture
 
@@ -248,7 +246,8 @@ class _Places:
         ]
         if facts.query_key_norm is not None:
             query, key = (f"{facts.attention}.{path}" for path in facts.query_key_norm)
-            places += [("query", query), ("key", key)]
+            places.append(("query", query))
+            places.append(("key", key))
         for place, path in places:
             if path is not None:
                 self._add(layer.get_submodule(path).register_forward_pre_hook(self._norm(place, index)))

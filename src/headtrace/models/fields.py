@@ -57,7 +57,10 @@ class Recorded:
 
     def cut(self, tensor: Tensor, prompt: int, length: int) -> Tensor:
         """One prompt of a batch, without padding (a view: nothing is copied)."""
-        of_axis = {"batch": slice(prompt, prompt + 1), **dict.fromkeys(("token", "dest", "src"), slice(length))}
+        of_axis = {
+            "batch": slice(prompt, prompt + 1),
+            **dict.fromkeys(("token", "dest", "src"), slice(length)),
+        }
         return tensor[tuple(of_axis.get(axis, slice(None)) for axis in self.axes)]
 
 
@@ -71,14 +74,16 @@ class RecordedIf(Recorded):
     def made_by(self, architecture: Architecture) -> bool:
         return self.when(architecture)
 
-    @overload
-    def __get__(self, recording: None, owner: type) -> Recorded: ...
-    @overload
-    def __get__(self, recording: Recording, owner: type) -> Tensor | None: ...
-    def __get__(self, recording: Recording | None, owner: type) -> Any:
-        if recording is not None and not self.when(recording.model.architecture):
-            return None
-        return super().__get__(recording, owner)  # type: ignore[arg-type]
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, recording: None, owner: type) -> Recorded: ...
+        @overload
+        def __get__(self, recording: Recording, owner: type) -> Tensor | None: ...
+        def __get__(self, recording: Recording | None, owner: type) -> Any: ...  # type: ignore[override]
+
+    def _read(self, recording: Recording) -> Any:
+        return super()._read(recording) if self.when(recording.model.architecture) else None
 
 
 def axis_sizes(model: Model, batch: int, length: int, kept: int) -> dict[str, int]:

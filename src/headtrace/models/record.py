@@ -69,7 +69,9 @@ class Recording:
     mlp_writes = Recorded("layer batch token d_model")
     norm_scales = Recorded("layer_and_final batch token")
     """The frozen scale of the norm before each layer's attention (one where there is none), and of the final norm."""
-    post_norm_scales = RecordedIf("layer batch token", when=lambda facts: facts.attention_post_norm is not None)
+    post_norm_scales = RecordedIf(
+        "layer batch token", when=lambda facts: facts.attention_post_norm is not None
+    )
     query_scales = RecordedIf("layer batch head token", when=lambda facts: facts.query_key_norm is not None)
     key_scales = RecordedIf("layer batch kv_head token", when=lambda facts: facts.query_key_norm is not None)
     mlp_inputs = Recorded("layer batch token d_model", by_default=False)
@@ -85,8 +87,8 @@ class Recording:
 
     def __post_init__(self) -> None:
         """The axes of all tensors agree with each other and with the model."""
-        kept = self.tensors["logits"].shape[1]
-        sizes = axis_sizes(self.model, *self.tensors["token_ids"].shape, kept)
+        batch, length = self.tensors["token_ids"].shape
+        sizes = axis_sizes(self.model, batch, length, self.tensors["logits"].shape[1])
         for name, tensor in self.tensors.items():
             expected = self.FIELDS[name].shape(sizes)
             if tuple(tensor.shape) != expected:

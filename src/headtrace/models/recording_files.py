@@ -95,7 +95,9 @@ def load_recording(folder: str | Path, model: Model) -> Recording:
     if "logit_positions" not in own:  # an older file: every position, or each prompt's last one
         everywhere = own["logits"].shape[1] == own["token_ids"].shape[1]
         ends = torch.tensor(facts["lengths"], device=model.device)[:, None] - 1
-        own["logit_positions"] = torch.arange(own["logits"].shape[1]).expand(len(ends), -1) if everywhere else ends
+        own["logit_positions"] = (
+            torch.arange(own["logits"].shape[1]).expand(len(ends), -1) if everywhere else ends
+        )
     return Recording(
         model=model,
         lengths=tuple(facts["lengths"]),

@@ -47,7 +47,11 @@ class FoldedWeights:
 
 
 def _fold_read(
-    W: Tensor, b: Tensor | None, norm: nn.Module | None, architecture: Architecture, head_norm: nn.Module | None
+    W: Tensor,
+    b: Tensor | None,
+    norm: nn.Module | None,
+    architecture: Architecture,
+    head_norm: nn.Module | None,
 ) -> tuple[Tensor, Tensor]:
     """Fold the norm before (gain, bias, centring) and the QK-norm's gain into one projection of one layer."""
     bias = torch.zeros(W.shape[0], W.shape[2], dtype=W.dtype, device=W.device) if b is None else b
@@ -83,7 +87,9 @@ def fold_weights(
 ) -> FoldedWeights:
     """Read every head of the model into canonical shape. Copies; the model is not changed."""
     order = slice(None) if head_order is None else head_order
-    reads: dict[str, list[Tensor]] = {name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "b_V", "W_O", "attention_bias")}
+    reads: dict[str, list[Tensor]] = {
+        name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "b_V", "W_O", "attention_bias")
+    }
     for layer in hf.get_submodule(architecture.layers).children():
         attention = layer.get_submodule(architecture.attention)
         heads = architecture.projections(attention, d_head)

@@ -155,7 +155,7 @@ class PromptReader:
         return f"The {what} {answer!r} {reason}.{hint}"
 
 
-def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+def as_prompts(prompts: Prompt | Iterable[object]) -> list[Prompt]:
     """One prompt or many, as a list of prompts. Text, or a flat row of numbers, is one prompt.
 
     >>> as_prompts("When Mary"), as_prompts([5, 6]), as_prompts([[5, 6], "When Mary"])

@@ -5,15 +5,21 @@ method (``methods.py``; ``accpp.py``, ``acc.py`` and ``svt.py`` are three), ``ca
 the heart: the signals of a firing. ``assemble.py`` makes the Circuit, ``tracer.py`` is the door.
 """
 
+from headtrace.tracing.acc import ACC
+from headtrace.tracing.accpp import ACCpp
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import METHODS, Method, make_method, register_method
+from headtrace.tracing.svt import SVT
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.tracer import Tracer
 from headtrace.tracing.upstream import Composer, LayerFirings
 
 __all__ = [
+    "ACC",
     "METHODS",
+    "SVT",
+    "ACCpp",
     "Budget",
     "Cause",
     "Causes",

@@ -58,9 +58,7 @@ class ACC(Method):
         key = self._side(scores, candidates[1], upstream, subspace, clean, firings.src)
         keys = scores.visible.sum(-1).tolist()
         return [
-            Causes(
-                prompt, site, {"query": query[f], "key": key[f]}, float(clean[f]), self.threshold(keys[f])
-            )
+            Causes(prompt, site, {"query": query[f], "key": key[f]}, float(clean[f]), self.threshold(keys[f]))
             for f, (prompt, site) in enumerate(firings.sites)
         ]
 

@@ -78,6 +78,8 @@ class Removal:
     drops: list[list[float]]
     predicted: list[float]
     explained: list[bool]
+
+
 def remove_greedily(
     scores: FiringScores,
     sides: Sequence[Candidates],
@@ -114,9 +116,9 @@ def remove_greedily(
 class Ranking:
     """Candidates by falling attribution, as many as are asked for.
 
-    Head components number thousands, and nearly all of them are too weak to matter. Each has a bound on the attribution
-    of its channels that costs next to nothing. The k-th largest attribution of all is at least the k-th largest of plain
-    components, so exact attributions are computed only for head components whose bound reaches that.
+    Head components number thousands, and nearly all of them are too weak to matter. Each has a bound on the
+    attribution of its channels that costs next to nothing. The k-th largest attribution of all is at least the k-th
+    largest of plain components, so exact attributions are computed only for head components whose bound reaches that.
     """
 
     def __init__(self, candidates: Candidates) -> None:

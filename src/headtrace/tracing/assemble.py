@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
-from headtrace.vocabulary import KINDS, ROOT, Site
+from headtrace.vocabulary import KINDS, ROOT, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -18,7 +19,7 @@ def model_info(model: Model) -> ModelInfo:
 
 def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:
     """The circuit of one prompt. Nodes are numbered from the root down, so equal traces give equal files."""
-    edges = [
+    edges: list[tuple[Cause, Site, Side]] = [
         (cause, target, side)
         for target, found in trace.causes.items()
         for side, part in found.sides.items()
@@ -58,10 +59,13 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
         predicted = {side: part.predicted for side, part in found.sides.items()}
         elsewhere = [c for part in found.sides.values() for c in part.elsewhere]
         extra |= {"expanded": True, "explained": found.explained, "predicted": predicted}
-        extra["elsewhere"] = tuple(
-            Elsewhere(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
-            for c in elsewhere
-        ) or None
+        extra["elsewhere"] = (
+            tuple(
+                Elsewhere(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
+                for c in elsewhere
+            )
+            or None
+        )
     return Node(
         number,
         site.kind,

@@ -102,7 +102,7 @@ class Candidates(ABC):
     def error(self) -> Float[Tensor, " firing"]:
         """How far the contributions of all components are from the recorded logits."""
 
-    @property
+    @cached_property
     @abstractmethod
     def plain(self) -> Float[Tensor, "firing plain channel"]:
         """Attributions of embedding, MLPs, biases and offset."""

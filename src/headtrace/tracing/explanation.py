@@ -49,7 +49,9 @@ class Explanation:
 
     def top(self, k: int = 5) -> list[tuple[AttentionSide, Cause]]:
         """The k strongest causes of both sides."""
-        both = [(side, cause) for side in ATTENTION_SIDES for cause in self.found.side(side).causes]
+        both: list[tuple[AttentionSide, Cause]] = [
+            (side, cause) for side in ATTENTION_SIDES for cause in self.found.side(side).causes
+        ]
         return sorted(both, key=lambda item: -item[1].weight)[:k]
 
     def place(self, cause: Cause) -> str:

@@ -87,7 +87,9 @@ def make_method(method: str | Method, **options: Any) -> Method:
     """A method by name, with its options; one that is already made is taken as it is."""
     if isinstance(method, Method):
         if options:
-            raise InputError(f"{method!r} has its options already: give {', '.join(options)} to it, or a name here.")
+            raise InputError(
+                f"{method!r} has its options already: give {', '.join(options)} to it, or a name here."
+            )
         return method
     if method not in METHODS:
         raise InputError(f"There is no method {method!r}: choose {', '.join(map(repr, METHODS))}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from torch import Tensor
@@ -62,12 +62,12 @@ def ask(
     bare, text, own = _opened(prompt)
     given = {name: value for name, value in {**asked, **own}.items() if value is not None}
     ids = model.to_ids(bare, bos=bos)
-    if isinstance(root, get_args(Root)):
-        if given:
-            raise InputError(f"The root {root!r} says already what to explain: leave out {', '.join(given)}.")
-        made: Any = root
-    else:
+    if root is None or isinstance(root, str):
         made = _make(model, bare if isinstance(bare, str) else text or bare, len(ids), root, given)
+    elif given:
+        raise InputError(f"The root {root!r} says already what to explain: leave out {', '.join(given)}.")
+    else:
+        made = root
     if isinstance(made, Likelihood) and made.continuation:
         ids = model.to_ids([*ids, *made.answer[:-1]])
     return Question(ids, _with_words(model, made), text)
@@ -80,7 +80,9 @@ def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
         return prompt.token_ids, prompt.text, own
     if isinstance(prompt, Mapping):
         if ("text" in prompt) == ("tokens" in prompt):
-            raise InputError(f"A prompt needs 'text' or 'tokens' (and answer, wrong); got {', '.join(prompt) or 'nothing'}.")
+            raise InputError(
+                f"A prompt needs 'text' or 'tokens' (and answer, wrong); got {', '.join(prompt) or 'nothing'}."
+            )
         bare: Any = prompt.get("text", prompt.get("tokens"))
         own = {name: prompt.get(name) for name in ("answer", "wrong")}
         return bare, bare if isinstance(bare, str) else None, own
@@ -100,7 +102,9 @@ def _make(model: Model, prompt: Prompt, length: int, kind: str | None, given: di
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{name}={first['input']!r}: {first['msg'].replace('Input should be', 'expected')}.") from None
+        raise InputError(
+            f"{name}={first['input']!r}: {first['msg'].replace('Input should be', 'expected')}."
+        ) from None
 
 
 def _check(kind: str, given: Mapping[str, Any]) -> None:
@@ -145,7 +149,7 @@ def _direction(model: Model, prompt: Prompt, length: int, given: dict[str, Any])
     position: int = given.get("position", -1)
     if not -length <= position < length:
         raise InputError(f"Position {position} does not exist in a prompt of {length} tokens.")
-    numbers = vector.tolist() if hasattr(vector, "tolist") else vector
+    numbers: Any = vector.tolist() if hasattr(vector, "tolist") else vector
     return Direction(given["layer"], position % length, tuple(numbers))
 
 

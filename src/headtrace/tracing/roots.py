@@ -186,7 +186,9 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
     if root.vector is None:
         raise InputError("root='direction' needs direction= (a vector of d_model numbers) and layer=.")
     if len(root.vector) != model.d_model:
-        raise InputError(f"The direction has {len(root.vector)} numbers; the model's residual has {model.d_model}.")
+        raise InputError(
+            f"The direction has {len(root.vector)} numbers; the model's residual has {model.d_model}."
+        )
     shares = Shares(recording, prompt, position, root.layer)
     vector = recording.residuals.new_tensor(root.vector)
     contributions = shares.onto(vector)
@@ -239,7 +241,8 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
         supports = [_support(root, recording, prompt)]
         root = replace(root, support=tuple(supports[0]))
     parts = [
-        _Part.of(_final(recording, prompt, first + i), support, ig_steps) for i, support in enumerate(supports)
+        _Part.of(_final(recording, prompt, first + i), support, ig_steps)
+        for i, support in enumerate(supports)
     ]
     clean, floor = (sum(part.ends[i] for part in parts) for i in (0, 1))
     root = replace(root, value=clean, position=first)

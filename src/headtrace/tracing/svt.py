@@ -115,7 +115,9 @@ class SVT(Method):
             for number in chosen[f].nonzero()[:, 0].tolist():
                 layer, head = divmod(number, n_heads)
                 src = int(recording.patterns[layer, p, head, t, : t + 1].argmax())
-                causes.append(Cause(Site("head", layer, head, t, src), float(contributions[f, number]), channels))
+                causes.append(
+                    Cause(Site("head", layer, head, t, src), float(contributions[f, number]), channels)
+                )
             sides.append(tuple(sorted(causes, key=lambda cause: -cause.weight)))
         return sides
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.influence import spread
-from headtrace.tracing.causes import Causes, SideCauses
+from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
 from headtrace.tracing.upstream import Composer, LayerFirings
-from headtrace.vocabulary import ROOT, Site
+from headtrace.vocabulary import ROOT, Side, Site
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,9 @@ def sweep(
 def _follow(found: Causes, trace: PromptTrace, pending: Pending) -> None:
     """Pass influence on to the causes of a site; firings among them wait for their layer's turn."""
     trace.causes[found.site] = found
-    causes = [(side, cause) for side, part in found.sides.items() for cause in part.in_graph]
+    causes: list[tuple[Side, Cause]] = [
+        (side, cause) for side, part in found.sides.items() for cause in part.in_graph
+    ]
     shares = spread([(side, cause.weight) for side, cause in causes])
     whole = trace.influence[found.site]
     for (_, cause), share in zip(causes, shares, strict=True):

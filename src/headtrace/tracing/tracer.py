@@ -25,7 +25,6 @@ from headtrace.errors import InputError
 from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.tasks.examples import Example
-from headtrace.tracing import acc, accpp, svt  # noqa: F401 (they register themselves)
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.causes import Causes

@@ -216,7 +216,9 @@ class Upstream:
             columns = columns / rec.post_norm_scales[layer, p, : self.length]
         return columns
 
-    def attended(self, firings: LayerFirings, weight: Float[Tensor, "firing token"]) -> Float[Tensor, "firing head_up src"]:
+    def attended(
+        self, firings: LayerFirings, weight: Float[Tensor, "firing token"]
+    ) -> Float[Tensor, "firing head_up src"]:
         """``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j; one product per prompt."""
         rec, l, n = self.recording, self.layer, self.length
         out = weight.new_empty(len(firings), l, rec.model.n_heads, n)

@@ -102,7 +102,7 @@ def measure(out: Path) -> None:
         model,
         edges=EDGES,
         controls=CONTROLS,
-        on_progress=lambda i, n: print(f"edges {i}/{n}", flush=True),
+        progress=lambda i, n: print(f"edges {i}/{n}", flush=True),
     ).table.write_parquet(out / "single.parquet")
     faithful(circuits, model).write_parquet(out / "faithfulness.parquet")
     print("faithfulness", flush=True)

@@ -10,7 +10,7 @@ import torch
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.tracing import METHODS, ACCpp, LayerFirings, make_method
+from headtrace.tracing import METHODS, ACCpp, Firings, make_method
 from headtrace.tracing.accpp import Ranking
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.upstream import Composer, Upstream
@@ -59,7 +59,7 @@ def test_bounds_hold_and_the_largest_candidates_are_those_of_all(name: str) -> N
     recording = model.record(prompts(3, (11, 9)))
     layer = 3
     places = [(p, headtrace.Site("head", layer, h, 8, s)) for p in (0, 1) for h in (0, 1, 3) for s in (6, 8)]
-    firings = LayerFirings.of(layer, places, model.device)
+    firings = Firings.of(places, model.device)
     upstream = Upstream(recording, Composer(model), layer, 9)
     scores = FiringScores.of(recording, firings, 9, 64)
     active = torch.arange(len(firings))

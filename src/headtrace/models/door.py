@@ -7,7 +7,7 @@ happened, the model is as it was: attention implementation, hooks, forward metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -92,10 +92,19 @@ def run(
 
 def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
     """Without dropout; each module's own mode comes back afterwards."""
-    training = [module for module in hf.modules() if module.training]
+    training = [module for module in _every_module(hf) if module.training]
     if training:
         stack.callback(_set_training, training, True)
         _set_training(training, False)
+
+
+def _every_module(root: nn.Module) -> Iterator[nn.Module]:
+    """All modules, without the names that ``modules()`` would put together: this runs before every pass."""
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting.extend(child for child in module._modules.values() if child is not None)
 
 
 def _set_training(modules: list[nn.Module], mode: bool) -> None:
@@ -175,28 +184,25 @@ class _Places:
         self.model, self.observer, self.shape, self.stack = model, observer, shape, stack
         self.facts = model.architecture
 
-    def wants(self, place: str) -> bool:
-        return getattr(type(self.observer), place) is not getattr(Observer, place)
-
     def hook(self) -> None:
         """A hook for everything that the observer's class overrides, and for nothing else."""
         facts = self.facts
         written = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
         for index, layer in enumerate(self.model.layers):
-            if self.wants("layer_input"):
+            if self.observer.wants("layer_input"):
                 self._add(layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True))
-            if self.wants("attention_write"):
+            if self.observer.wants("attention_write"):
                 hook = self._output(index, self.observer.attention_write)
                 self._add(layer.get_submodule(written).register_forward_hook(hook))
-            if self.wants("mlp_input"):
+            if self.observer.wants("mlp_input"):
                 hook = self._input(index, self.observer.mlp_input)
                 self._add(layer.get_submodule(facts.mlp).register_forward_pre_hook(hook))
-            if self.wants("mlp_write"):
+            if self.observer.wants("mlp_write"):
                 hook = self._output(index, self.observer.mlp_write)
                 self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
-            if self.wants("norm_input"):
+            if self.observer.wants("norm_input"):
                 self._norms(index, layer)
-        if self.wants("final_input"):
+        if self.observer.wants("final_input"):
             final = self.model.hf.get_submodule(facts.final_norm)
             self._add(final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0])))
 

@@ -59,6 +59,10 @@ class Observer:
     A place that returns a tensor puts it where the model's own was; None leaves everything as it is.
     """
 
+    def wants(self, place: str) -> bool:
+        """Whether this observer has something to do at a place: if its class says what."""
+        return getattr(type(self), place) is not getattr(Observer, place)
+
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
         """The residual at the input of a layer: (batch, token, d_model)."""
 

@@ -207,6 +207,12 @@ class Recording:
         return bare.repeat_interleave(weights.group, dim=1)
 
     @cached_property
+    def visible_keys(self) -> Int[Tensor, "layer batch token"]:
+        """How many keys each destination sees."""
+        counts = {id(mask): mask.sum(dim=-1) for mask in self.visible}
+        return torch.stack([counts[id(mask)] for mask in self.visible])
+
+    @cached_property
     def plain_writes(self) -> Float[Tensor, "batch layer_and_embedding token d_model"]:
         """What is written at every token without looking at others: the embedding, then each layer's MLP."""
         # Laid out prompt by prompt, so that what is below a layer is one block in memory.

@@ -11,6 +11,7 @@ where ``s``, ``s_q``, ``s_k`` and ``s_post`` are recorded scales (one where the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ class FoldedWeights:
     b_U: Float[Tensor, " vocab"] | None
     output_bias: Float[Tensor, " vocab"]
     """Output logits without any residual: the final norm's bias through W_U, and the unembedding's own."""
+
+    @cached_property
+    def has_attention_bias(self) -> bool:
+        """Whether any layer's attention writes a constant."""
+        return bool(self.attention_bias.any())
 
     @property
     def group(self) -> int:

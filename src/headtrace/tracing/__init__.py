@@ -13,7 +13,7 @@ from headtrace.tracing.methods import METHODS, Method, make_method, register_met
 from headtrace.tracing.svt import SVT
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.tracer import Tracer
-from headtrace.tracing.upstream import Composer, LayerFirings
+from headtrace.tracing.upstream import Composer, Firings
 
 __all__ = [
     "ACC",
@@ -25,7 +25,7 @@ __all__ = [
     "Causes",
     "Composer",
     "Explanation",
-    "LayerFirings",
+    "Firings",
     "Method",
     "SideCauses",
     "Tracer",

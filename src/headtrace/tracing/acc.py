@@ -19,7 +19,7 @@ from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method, register_method
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
+from headtrace.tracing.upstream import Composer, Firings, Upstream, in_chunks
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -42,10 +42,10 @@ class ACC(Method):
     name: ClassVar[str] = "acc"
 
     @torch.inference_mode()
-    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
         return in_chunks(recording, firings, composer, self._chunk)
 
-    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[Causes]:
+    def _chunk(self, firings: Firings, upstream: Upstream) -> list[Causes]:
         scores = FiringScores.of(upstream.recording, firings, upstream.length, 1)
         relative = relative_row(scores.visible, firings.src, scores.logits.dtype)
         scores = replace(scores, w=relative)
@@ -76,16 +76,15 @@ class ACC(Method):
         total = inside.sum(-1)
         chosen = smallest_prefix(inside, total)
         sides: list[SideCauses] = []
-        for f in range(len(scores.firings)):
+        for f, (_, site) in enumerate(scores.firings.sites):
             channels = tuple(subspace[f].nonzero()[:, 0].tolist())
             numbers = chosen[f].nonzero()[:, 0]
             if float(total[f]) <= 0 or not numbers.numel():
                 sides.append(SideCauses((), float(clean[f]), False))
                 continue
-            head = int(scores.firings.head[f])
             weights = inside[f, numbers].tolist()
             causes = [
-                Cause(upstream.catalogue.component(number, head).at(int(position[f])), weight, channels)
+                Cause(upstream.catalogue.component(number, site).at(int(position[f])), weight, channels)
                 for number, weight in zip(numbers.tolist(), weights, strict=True)
             ]
             causes.sort(key=lambda cause: -cause.weight)

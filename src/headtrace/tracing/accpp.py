@@ -20,11 +20,11 @@ from headtrace.tracing.attribution import IG_STEPS, attention_on
 from headtrace.tracing.candidates import Candidates, FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method, register_method
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
+from headtrace.tracing.upstream import Composer, Firings, Upstream, in_chunks
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
-    from headtrace.vocabulary import Side
+    from headtrace.vocabulary import Side, Site
 
 FIRST_CHUNK = 32
 """Candidates that are removed at first: more than most firings need."""
@@ -47,10 +47,10 @@ class ACCpp(Method):
             raise InputError(f"ig_steps={self.ig_steps}: expected at least 1.")
 
     @torch.inference_mode()
-    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
         return in_chunks(recording, firings, composer, self._chunk)
 
-    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> Iterator[Causes]:
+    def _chunk(self, firings: Firings, upstream: Upstream) -> Iterator[Causes]:
         scores = FiringScores.of(upstream.recording, firings, upstream.length, self.ig_steps)
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
         limits = [self.threshold(n) for n in scores.visible.sum(-1).tolist()]
@@ -61,8 +61,8 @@ class ACCpp(Method):
         attention, n = clean.tolist(), len(firings)
         for f, (prompt, site) in enumerate(firings.sites):
             sides: dict[Side, SideCauses] = {
-                "query": _collect(removal, f, upstream, site.dest or 0, site.head),
-                "key": _collect(removal, n + f, upstream, site.src or 0, site.head),
+                "query": _collect(removal, f, upstream, site, site.dest or 0),
+                "key": _collect(removal, n + f, upstream, site, site.src or 0),
             }
             yield Causes(prompt, site, sides, attention[f], limits[f])
 
@@ -193,7 +193,7 @@ def _note(
         result.explained[f] = stopped
 
 
-def _collect(removal: Removal, f: int, upstream: Upstream, position: int, head: int | None) -> SideCauses:
+def _collect(removal: Removal, f: int, upstream: Upstream, site: Site, position: int) -> SideCauses:
     """Removals of one firing side, summed by component; strongest first, ties by component number."""
     n_channels = upstream.recording.model.d_head
     channels: dict[int, list[int]] = {}
@@ -203,9 +203,11 @@ def _collect(removal: Removal, f: int, upstream: Upstream, position: int, head: 
         channels.setdefault(component, []).append(channel)
         weight[component] = weight.get(component, 0.0) + drop
     causes = [
-        Cause(upstream.catalogue.component(c, head).at(position), weight[c], tuple(sorted(channels[c])))
+        Cause(upstream.catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
         for c in sorted(weight, key=lambda c: (-weight[c], c))
     ]
+    # Where everything was removed, components that are not below this firing are among it: they are nothing to it.
+    causes = [c for c in causes if c.site.kind == "offset" or (c.site.layer or 0) < (site.layer or 0) or c.site.layer is None]
     return SideCauses(tuple(causes), removal.predicted[f], removal.explained[f])
 
 

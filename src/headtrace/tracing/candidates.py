@@ -20,7 +20,7 @@ from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import attribution_vector
 from headtrace.tracing.rotation import Turns
-from headtrace.tracing.upstream import Catalogue, LayerFirings, Readings, Upstream
+from headtrace.tracing.upstream import Catalogue, Firings, Readings, Upstream
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -31,7 +31,7 @@ class FiringScores:
     """What firings have in common on both sides: logits, channel coefficients, the attribution vector."""
 
     recording: Recording
-    firings: LayerFirings
+    firings: Firings
     scale: float
     cap: float | None
     logits: Float[Tensor, "firing token"]
@@ -44,22 +44,23 @@ class FiringScores:
     w: Float[Tensor, "firing token"]
 
     @classmethod
-    def of(cls, recording: Recording, firings: LayerFirings, length: int, ig_steps: int) -> FiringScores:
-        layer, model = firings.layer, recording.model
+    def of(cls, recording: Recording, firings: Firings, length: int, ig_steps: int) -> FiringScores:
+        layer, model, some = firings.layer, recording.model, firings.sites[0][1].layer or 0
         channels = model.channels
         to_query, to_key = channels.to_query[layer, firings.head], channels.to_key[layer, firings.head]
         q = recording.queries[layer, firings.prompt, firings.head, firings.dest]
-        k = recording.keys[layer, :, :, :length][firings.prompt, firings.head // model.weights.group]
-        scale, cap = recording.scales[layer], recording.softcaps[layer]
+        k = recording.keys[:, :, :, :length][layer, firings.prompt, firings.head // model.weights.group]
+        scale, cap = recording.scales[some], recording.softcaps[some]  # layers of one kind go together
         logits = (k @ q[..., None])[..., 0] * scale
-        visible = recording.visible[layer][firings.prompt, firings.dest, :length]
+        visible = recording.visible[some][firings.prompt, firings.dest, :length]
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
         w = attribution_vector(logits, visible, firings.src, cap, ig_steps)
         return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w)
 
     @cached_property
     def turns(self) -> Turns:
-        return Turns.of(self.recording, self.firings.layer, self.firings.prompt, self.logits.shape[1])
+        layer = self.firings.sites[0][1].layer or 0
+        return Turns.of(self.recording, layer, self.firings.prompt, self.logits.shape[1])
 
     @cached_property
     def size(self) -> Float[Tensor, " firing"]:

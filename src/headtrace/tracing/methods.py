@@ -25,7 +25,7 @@ from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
-    from headtrace.tracing.upstream import Composer, LayerFirings
+    from headtrace.tracing.upstream import Composer, Firings
 
 Tau = float | Callable[[int], float] | None
 """A threshold on attention: a number, or a function of the number of visible keys; None is the method's own."""
@@ -47,8 +47,8 @@ class Method(ABC):
             raise InputError(f"tau={self.tau}: a threshold on attention is above 0 and at most 1.")
 
     @abstractmethod
-    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
-        """Causes of many firings of one layer."""
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
+        """Causes of many firings."""
 
     def default_threshold(self, visible_keys: int) -> float:
         """Attention below which a head no longer counts as attending."""

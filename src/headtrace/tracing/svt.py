@@ -20,7 +20,7 @@ from headtrace.tracing.attribution import attention_on
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method, register_method
-from headtrace.tracing.upstream import Composer, LayerFirings, Upstream, in_chunks
+from headtrace.tracing.upstream import Composer, Firings, Upstream, in_chunks
 from headtrace.vocabulary import Firing, Site
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class SVT(Method):
         return attention > self.threshold(visible_keys) and firing.src != 0
 
     @torch.inference_mode()
-    def trace(self, recording: Recording, firings: LayerFirings, composer: Composer) -> list[Causes]:
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
         return in_chunks(recording, firings, composer, self._chunk)
 
-    def _chunk(self, firings: LayerFirings, upstream: Upstream) -> list[Causes]:
+    def _chunk(self, firings: Firings, upstream: Upstream) -> list[Causes]:
         recording = upstream.recording
         scores = FiringScores.of(recording, firings, upstream.length, 1)
         n = len(firings)

@@ -1,4 +1,4 @@
-"""The layer-by-layer sweep: from the seeds of a root down to the embeddings, all prompts together.
+"""The sweep: from the seeds of a root down to the embeddings, layer by layer, all prompts together.
 
 When a layer's turn comes, everything above it is traced, so the influence of its firings is final. The most influential
 are expanded first, until the budget is spent; the others stay as leaves.
@@ -7,6 +7,7 @@ are expanded first, until the budget is spent; the others stay as leaves.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,10 @@ from headtrace.circuits.influence import spread
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
-from headtrace.tracing.upstream import Composer, LayerFirings
+from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import ROOT, Side, Site
 
 if TYPE_CHECKING:
-    import torch
-
     from headtrace.models import Recording
 
 
@@ -47,33 +46,81 @@ class PromptTrace:
     """Firings that the budget left unexpanded."""
 
     @property
+    def expanded(self) -> int:
+        """How many firings have been expanded."""
+        return len(self.causes) - 1
+
+    @property
     def influence_kept(self) -> float:
         return max(0.0, 1.0 - sum(self.influence[site] for site in self.cut))
 
 
-Pending = list[set[tuple[int, Site]]]
-"""Per layer, the firings that something rests on: prompt and site."""
+Place = tuple[int, Site]
+"""A site of a prompt."""
+
+
+@dataclass
+class Known:
+    """What has been traced so far, and what every firing that was met needs to be chosen."""
+
+    causes: dict[Place, Causes] = field(default_factory=dict[Place, Causes])
+    attention: dict[Place, tuple[float, int]] = field(default_factory=dict[Place, tuple[float, int]])
+    """Attention, and the number of visible keys."""
+
+    def look_at(self, recording: Recording, found: Iterable[Causes]) -> None:
+        """Keep causes, and read the attention of all firings among them at once."""
+        new: dict[Place, None] = {}
+        for causes in found:
+            self.causes[causes.prompt, causes.site] = causes
+            heads = (c.site for side in causes.sides.values() for c in side.in_graph if c.site.kind == "head")
+            new |= {(causes.prompt, s): None for s in heads if (causes.prompt, s) not in self.attention}
+        if new:
+            f = Firings.of(list(new), recording.model.device)
+            strength = recording.patterns[f.layer, f.prompt, f.head, f.dest, f.src].tolist()
+            keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
+            self.attention |= dict(zip(new, zip(strength, keys, strict=True), strict=True))
 
 
 def sweep(
     recording: Recording, roots: list[Seeds], method: Method, budget: Budget, composer: Composer
 ) -> list[PromptTrace]:
-    """Trace every prompt of a recording from its root down."""
-    traces = [PromptTrace(root) for root in roots]
-    pending: Pending = [set() for _ in range(recording.model.n_layers)]
-    for prompt, trace in enumerate(traces):
-        trace.influence[ROOT] = 1.0
-        _follow(Causes(prompt, ROOT, {"root": SideCauses(trace.seeds.causes)}), trace, pending)
-    for layer in range(recording.model.n_layers - 1, -1, -1):
-        chosen = _choose(recording, layer, pending[layer], traces, method, budget)
-        if chosen:
-            firings = LayerFirings.of(layer, chosen, recording.model.device)
-            for found in method.trace(recording, firings, composer):
-                _follow(found, traces[found.prompt], pending)
-    return traces
+    """Trace every prompt of a recording from its root down.
+
+    Firings are traced in waves: all that are known to be needed, of every layer and prompt, together. A pass from the
+    top down then finds what is needed next; when it is nothing, the pass is the result.
+    """
+    known = Known()
+    seeds = [Causes(p, ROOT, {"root": SideCauses(root.causes)}) for p, root in enumerate(roots)]
+    known.look_at(recording, seeds)
+    while True:
+        traces = [PromptTrace(root) for root in roots]
+        needed = [place for p, t in enumerate(traces) for place in _descend(p, t, known, method, budget)]
+        if not needed:
+            return traces
+        known.look_at(recording, method.trace(recording, Firings.of(needed, recording.model.device), composer))
 
 
-def _follow(found: Causes, trace: PromptTrace, pending: Pending) -> None:
+def _descend(prompt: int, trace: PromptTrace, known: Known, method: Method, budget: Budget) -> list[Place]:
+    """One pass over one prompt, from the root down; the firings that it would expand and that are not traced yet."""
+    trace.influence[ROOT] = 1.0
+    waiting: dict[int, set[Site]] = {}
+    _follow(known.causes[prompt, ROOT], trace, waiting)
+    needed: list[Place] = []
+    while waiting:
+        layer = max(waiting)
+        spent = trace.expanded + len(needed)
+        for site in _choose(prompt, layer, waiting.pop(layer), spent, trace, known, method, budget):
+            if (prompt, site) in known.causes:
+                _follow(known.causes[prompt, site], trace, waiting)
+            else:
+                needed.append((prompt, site))
+    if trace.cut and needed:  # the budget may go to what is not known yet: no further than the highest layer
+        highest = needed[0][1].layer
+        return [place for place in needed if place[1].layer == highest]
+    return needed
+
+
+def _follow(found: Causes, trace: PromptTrace, waiting: dict[int, set[Site]]) -> None:
     """Pass influence on to the causes of a site; firings among them wait for their layer's turn."""
     trace.causes[found.site] = found
     causes: list[tuple[Side, Cause]] = [
@@ -84,35 +131,29 @@ def _follow(found: Causes, trace: PromptTrace, pending: Pending) -> None:
     for (_, cause), share in zip(causes, shares, strict=True):
         trace.influence[cause.site] += whole * share
         if cause.site.kind == "head":
-            pending[cause.site.layer or 0].add((found.prompt, cause.site))
+            waiting.setdefault(cause.site.layer or 0, set()).add(cause.site)
 
 
 def _choose(
-    recording: Recording,
+    prompt: int,
     layer: int,
-    waiting: set[tuple[int, Site]],
-    traces: list[PromptTrace],
+    waiting: set[Site],
+    spent: int,
+    trace: PromptTrace,
+    known: Known,
     method: Method,
     budget: Budget,
-) -> list[tuple[int, Site]]:
+) -> list[Site]:
     """Firings of this layer to expand: those that the method follows, most influential first, within the budget."""
-    if not waiting:
-        return []
-    order = sorted(waiting, key=lambda item: (item[0], -traces[item[0]].influence[item[1]], item[1]))
-    rows = LayerFirings.of(layer, order, recording.model.device)
-    attention: torch.Tensor = recording.patterns[layer, rows.prompt, rows.head, rows.dest, rows.src]
-    keys = recording.visible[layer][rows.prompt, rows.dest].sum(-1)
-    counts = [len(trace.causes) - 1 for trace in traces]
-    chosen: list[tuple[int, Site]] = []
-    for (p, site), strength, visible in zip(order, attention.tolist(), keys.tolist(), strict=True):
-        trace = traces[p]
+    chosen: list[Site] = []
+    for site in sorted(waiting, key=lambda site: (-trace.influence[site], site)):
+        strength, visible = known.attention[prompt, site]
         trace.attention[site], trace.thresholds[site] = strength, method.threshold(visible)
         if layer == 0 or site.dest == 0 or not method.follows(site.firing, strength, visible):
             continue
-        full = budget.max_firings is not None and counts[p] >= budget.max_firings
+        full = budget.max_firings is not None and spent + len(chosen) >= budget.max_firings
         if full or trace.influence[site] < budget.min_influence:
             trace.cut.append(site)
             continue
-        counts[p] += 1
-        chosen.append((p, site))
+        chosen.append(site)
     return chosen

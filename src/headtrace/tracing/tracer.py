@@ -33,8 +33,8 @@ from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.questions import Answer, Question, ask
 from headtrace.tracing.roots import seeds
 from headtrace.tracing.sweep import Budget, sweep
-from headtrace.tracing.upstream import Composer, LayerFirings
-from headtrace.vocabulary import Firing, Prompt, Site
+from headtrace.tracing.upstream import Composer, Firings
+from headtrace.vocabulary import Firing, Prompt
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -148,11 +148,9 @@ class Tracer:
         parsed = [Firing.parse(firing) for firing in firings]
         for firing in parsed:
             recording.check_firing(firing, prompt)
-        found: dict[Site, Causes] = {}
-        for layer in sorted({firing.layer for firing in parsed}):
-            mine = [(prompt, f.site) for f in dict.fromkeys(parsed) if f.layer == layer]
-            rows = LayerFirings.of(layer, mine, self.model.device)
-            found |= {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
+        firings_once = [(prompt, firing.site) for firing in dict.fromkeys(parsed)]
+        rows = Firings.of(firings_once, self.model.device)
+        found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
         return [found[firing.site] for firing in parsed]
 
     # -- inside ----------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ class Catalogue:
     def n_components(self) -> int:
         return self.n_plain + self.layer * self.n_heads * self.length
 
-    def component(self, number: int, head: int | None = None) -> Component:
-        """The component behind a number; ``head`` is the reading head, whose own bias an offset is."""
+    def component(self, number: int, reader: Site | None = None) -> Component:
+        """The component behind a number; ``reader`` is the firing that reads it, whose own bias an offset is."""
         l = self.layer
         if number == 0:
             return Component("embedding")
@@ -65,7 +65,7 @@ class Catalogue:
         if number <= 2 * l:
             return Component("attention_bias", number - 1 - l)
         if number == 2 * l + 1:
-            return Component("offset", self.layer, head)
+            return Component("offset") if reader is None else Component("offset", reader.layer, reader.head)
         rest, src = divmod(number - self.n_plain, self.length)
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
@@ -140,21 +140,26 @@ class Readings:
 
 
 @dataclass(frozen=True)
-class LayerFirings:
-    """Firings of one layer, of one or many prompts: as sites, and as index tensors."""
+class Firings:
+    """Firings of one or many prompts and layers: as sites, and as index tensors."""
 
-    layer: int
     sites: Sequence[tuple[int, Site]]
     """Prompt and site of each row."""
+    layer: Int[Tensor, " firing"]
     prompt: Int[Tensor, " firing"]
     head: Int[Tensor, " firing"]
     dest: Int[Tensor, " firing"]
     src: Int[Tensor, " firing"]
 
     @classmethod
-    def of(cls, layer: int, sites: Sequence[tuple[int, Site]], device: torch.device) -> LayerFirings:
-        rows = torch.tensor([(p, s.head, s.dest, s.src) for p, s in sites], device=device)
-        return cls(layer, sites, *rows.unbind(dim=1))
+    def of(cls, sites: Sequence[tuple[int, Site]], device: torch.device) -> Firings:
+        rows = torch.tensor([(s.layer, p, s.head, s.dest, s.src) for p, s in sites], device=device)
+        return cls(sites, *rows.unbind(dim=1))
+
+    @property
+    def top(self) -> int:
+        """The highest layer among them."""
+        return max(site.layer or 0 for _, site in self.sites)
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -162,11 +167,15 @@ class LayerFirings:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The components upstream of one layer in a recording, read by that layer's heads with all scales frozen."""
+    """The components upstream of some firings in a recording, read by their heads with all scales frozen.
+
+    Firings of several layers go together: what is not below a firing's own layer counts as zero for it.
+    """
 
     recording: Recording
     composer: Composer
     layer: int
+    """The highest layer that is read at: components below it have a number."""
     length: int
     """Tokens that matter: nothing after the last destination is visible to any firing."""
 
@@ -174,29 +183,31 @@ class Upstream:
     def catalogue(self) -> Catalogue:
         return Catalogue(self.layer, self.recording.model.n_heads, self.length)
 
-    def readings(self, side: AttentionSide, firings: LayerFirings) -> Readings:
+    def readings(self, side: AttentionSide, firings: Firings) -> Readings:
         """Every upstream head's value vectors as read by each firing's head, reader by reader for all its prompts."""
         group = 1 if side == "query" else self.recording.model.weights.group
-        asked = [((site.head or 0) // group, prompt) for prompt, site in firings.sites]
-        prompts_of: dict[int, dict[int, None]] = {}
+        asked = [((site.layer or 0, (site.head or 0) // group), prompt) for prompt, site in firings.sites]
+        prompts_of: dict[tuple[int, int], dict[int, None]] = {}
         for reader, prompt in asked:
             prompts_of.setdefault(reader, {})[prompt] = None
         pairs = {(r, p): i for i, (r, p) in enumerate((r, p) for r, ps in prompts_of.items() for p in ps)}
         values = self.recording.bare_values[: self.layer, ..., : self.length, :].flatten(0, 1)
-        parts = [
-            self.composer.read(side, self.layer, reader, _rows_of(values, list(prompts)))
-            for reader, prompts in prompts_of.items()
-        ]
-        read = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        n_heads, first = self.recording.model.n_heads, 0
+        read = values.new_empty(len(values), len(pairs), self.length, values.shape[-1])
+        for (layer, head), prompts in prompts_of.items():
+            mine, below = slice(first, first := first + len(prompts)), layer * n_heads
+            rows = self.composer.read(side, layer, head, _rows_of(values[:below], list(prompts)))
+            read[:below, mine] = rows.reshape(below, len(prompts), self.length, -1)
+            read[below:, mine] = 0.0
         of = [pairs[pair] for pair in asked]
         return Readings(
-            read.reshape(len(read), len(pairs), self.length, -1),
+            read,
             torch.tensor(of, device=read.device),
             of == list(range(len(pairs))),
         )
 
     def pattern_rows(
-        self, firings: LayerFirings, token: Int[Tensor, " firing"]
+        self, firings: Firings, token: Int[Tensor, " firing"]
     ) -> Float[Tensor, "firing head_up src"]:
         """How strongly every upstream head component writes at one token per firing (over post-norm scales)."""
         rec, b = self.recording, firings.prompt
@@ -217,7 +228,7 @@ class Upstream:
         return columns
 
     def attended(
-        self, firings: LayerFirings, weight: Float[Tensor, "firing token"]
+        self, firings: Firings, weight: Float[Tensor, "firing token"]
     ) -> Float[Tensor, "firing head_up src"]:
         """``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j; one product per prompt."""
         rec, l, n = self.recording, self.layer, self.length
@@ -232,46 +243,57 @@ class Upstream:
             out[mine] = (rows @ rec.patterns[:l, prompt, :, :n, :n]).permute(2, 0, 1, 3)
         return out.flatten(1, 2)
 
-    def plain_queries(self, firings: LayerFirings) -> Float[Tensor, "firing plain d_head"]:
+    def _below(self, firings: Firings) -> Float[Tensor, "firing layer"]:
+        """One for every layer below a firing's own, zero for the others."""
+        return (torch.arange(self.layer, device=firings.layer.device) < firings.layer[:, None]).to(
+            self.recording.model.dtype
+        )
+
+    def plain_queries(self, firings: Firings) -> Float[Tensor, "firing plain d_head"]:
         """Plain components' parts of each firing's query, before QK-norm and rotary positions, offset last."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         b, d = firings.prompt, firings.dest
-        written = rec.plain_writes[:, : l + 1][b, :, d]
         bias = weights.attention_bias[:l].expand(len(firings), -1, -1)
         if rec.post_norm_scales is not None:
             bias = bias / rec.post_norm_scales[:l, b, d].T[..., None]
-        writes = torch.cat((written, bias), dim=1) / rec.norm_scales[l, b, d][:, None, None]
-        parts = writes @ weights.W_Q[l, firings.head]
-        return torch.cat((parts, weights.b_Q[l, firings.head][:, None]), dim=1)
+        writes = torch.cat((rec.plain_writes[:, : l + 1][b, :, d], bias), dim=1)
+        below = self._below(firings)
+        scale = torch.cat((torch.ones_like(below[:, :1]), below, below), dim=1)
+        writes = writes * (scale / rec.norm_scales[firings.layer, b, d][:, None])[..., None]
+        parts = writes @ weights.W_Q[firings.layer, firings.head]
+        return torch.cat((parts, weights.b_Q[firings.layer, firings.head][:, None]), dim=1)
 
-    def plain_keys(self, firings: LayerFirings) -> Float[Tensor, "firing plain token d_head"]:
+    def plain_keys(self, firings: Firings) -> Float[Tensor, "firing plain token d_head"]:
         """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
-        rec, weights, l, n = self.recording, self.recording.model.weights, self.layer, self.length
-        W_K, group, writes = weights.W_K[l], weights.group, rec.plain_writes[:, : l + 1]
-        if 2 * n < writes.shape[2]:  # else a few more tokens cost less than a copy without them
-            writes = writes[:, :, :n]
-        # A bias is one vector for all tokens: what a head reads of it differs by the frozen scales only.
-        bias = (weights.attention_bias[:l] @ W_K)[firings.head // group][:, :, None]
-        if rec.post_norm_scales is not None:
-            bias = bias / rec.post_norm_scales[:l, firings.prompt, :n].transpose(0, 1)[..., None]
-        out = W_K.new_empty(len(firings), self.catalogue.n_plain, n, W_K.shape[-1])
-        out[:, l + 1 : -1] = bias
-        first: dict[tuple[int, int], int] = {}
+        rec, weights, top, n = self.recording, self.recording.model.weights, self.layer, self.length
+        group, everything = weights.group, rec.plain_writes
+        if 2 * n < everything.shape[2]:  # else a few more tokens cost less than a copy without them
+            everything = everything[:, :, :n]
+        out = everything.new_zeros(len(firings), self.catalogue.n_plain, n, weights.W_K.shape[-1])
+        first: dict[tuple[int, int, int], int] = {}
         for row, (prompt, site) in enumerate(firings.sites):
-            reader = (site.head or 0) // group
-            same = first.setdefault((prompt, reader), row)
-            new = same == row
-            out[row, : l + 1] = (writes[prompt] @ W_K[reader])[:, :n] if new else out[same, : l + 1]
-        out[:, :-1] /= rec.norm_scales[l, firings.prompt, None, :n, None]
-        out[:, -1] = weights.b_K[l, firings.head // group][:, None]
+            layer, reader = site.layer or 0, (site.head or 0) // group
+            same, W_K = first.setdefault((prompt, layer, reader), row), weights.W_K[layer, reader]
+            if same != row:
+                out[row] = out[same]
+                continue
+            out[row, : layer + 1] = (everything[prompt, : layer + 1] @ W_K)[:, :n]
+            if weights.has_attention_bias:
+                # A bias is one vector for all tokens: what a head reads of it differs by the frozen scales only.
+                bias = (weights.attention_bias[:layer] @ W_K)[:, None]
+                if rec.post_norm_scales is not None:
+                    bias = bias / rec.post_norm_scales[:layer, prompt, :n, None]
+                out[row, top + 1 : top + 1 + layer] = bias
+        out[:, :-1] /= rec.norm_scales[firings.layer, firings.prompt, None, :n, None]
+        out[:, -1] = weights.b_K[firings.layer, firings.head // group][:, None]
         return out
 
 
 def in_chunks(
     recording: Recording,
-    firings: LayerFirings,
+    firings: Firings,
     composer: Composer,
-    trace_chunk: Callable[[LayerFirings, Upstream], Iterable[Causes]],
+    trace_chunk: Callable[[Firings, Upstream], Iterable[Causes]],
 ) -> list[Causes]:
     """Trace firings in groups whose candidates fit into memory together."""
     chunks = firing_chunks(recording, firings, composer)
@@ -279,8 +301,8 @@ def in_chunks(
 
 
 def firing_chunks(
-    recording: Recording, firings: LayerFirings, composer: Composer
-) -> Iterator[tuple[LayerFirings, Upstream]]:
+    recording: Recording, firings: Firings, composer: Composer
+) -> Iterator[tuple[Firings, Upstream]]:
     """Firings in groups whose candidates fit into memory together.
 
     In short prompts, what costs most is a head's reading of upstream values: firings of one head go together. In long
@@ -290,23 +312,32 @@ def firing_chunks(
 
     def place(item: tuple[int, Site]) -> tuple[int, ...]:
         prompt, site = item
-        head, dest = site.head or 0, site.dest or 0
-        return (head, prompt, dest) if short else (prompt, head, dest)
+        layer, head, dest = site.layer or 0, site.head or 0, site.dest or 0
+        return (-layer, head, prompt, dest) if short else (prompt, -layer, head, dest)
 
-    order = sorted(firings.sites, key=place)
-    start = 0
-    while start < len(order):
-        end, length = start + 1, (order[start][1].dest or 0) + 1
-        while end < len(order):
-            longer = max(length, (order[end][1].dest or 0) + 1)
-            if end - start >= _at_once(recording, firings.layer, longer):
-                break
-            end, length = end + 1, longer
-        chunk = order[start:end]
-        same = chunk == list(firings.sites)
-        mine = firings if same else LayerFirings.of(firings.layer, chunk, recording.model.device)
-        yield mine, Upstream(recording, composer, firings.layer, length)
-        start = end
+    kinds: dict[object, list[tuple[int, Site]]] = {}
+    for item in sorted(firings.sites, key=place):
+        kinds.setdefault(_kind_of_layer(recording, item[1].layer or 0), []).append(item)
+    for order in kinds.values():
+        start = 0
+        while start < len(order):
+            end, top, length = start, 0, 0
+            while end < len(order):
+                site = order[end][1]
+                higher, longer = max(top, site.layer or 0), max(length, (site.dest or 0) + 1)
+                if end > start and end - start >= _at_once(recording, higher, longer):
+                    break
+                end, top, length = end + 1, higher, longer
+            chunk = order[start:end]
+            yield Firings.of(chunk, recording.model.device), Upstream(recording, composer, top, length)
+            start = end
+
+
+def _kind_of_layer(recording: Recording, layer: int) -> object:
+    """Layers of one kind attend in one way: the same scale, softcap, rotary positions and window."""
+    rotary = recording.rotary[layer]
+    turned = None if rotary is None else rotary.cos.data_ptr()
+    return recording.scales[layer], recording.softcaps[layer], turned, recording.visible[layer].data_ptr()
 
 
 def _rows_of(

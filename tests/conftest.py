@@ -20,6 +20,8 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 settings.register_profile("headtrace", deadline=None)
 settings.load_profile("headtrace")
 
+collect_ignore = ["shapes.py"]  # a plugin for runs of its own
+
 IOI = "When Mary and John went to the store, John gave a drink to"
 
 

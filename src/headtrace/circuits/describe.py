@@ -35,7 +35,7 @@ with one node or edge per line, so that two files can be compared line by line; 
 bytes.
 
 ```python
-circuit = headtrace.load_circuit("c.json")   # or: headtrace trace ... --out c.json
+circuit = headtrace.load_circuit("c.json")  # or: headtrace trace ... --out c.json
 circuit.save("c.json")
 ```
 

@@ -207,7 +207,11 @@ def _collect(removal: Removal, f: int, upstream: Upstream, site: Site, position:
         for c in sorted(weight, key=lambda c: (-weight[c], c))
     ]
     # Where everything was removed, components that are not below this firing are among it: they are nothing to it.
-    causes = [c for c in causes if c.site.kind == "offset" or (c.site.layer or 0) < (site.layer or 0) or c.site.layer is None]
+    causes = [
+        c
+        for c in causes
+        if c.site.kind == "offset" or (c.site.layer or 0) < (site.layer or 0) or c.site.layer is None
+    ]
     return SideCauses(tuple(causes), removal.predicted[f], removal.explained[f])
 
 

@@ -6,7 +6,7 @@ are expanded first, until the budget is spent; the others stay as leaves.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -67,8 +67,8 @@ class Known:
     attention: dict[Place, tuple[float, int]] = field(default_factory=dict[Place, tuple[float, int]])
     """Attention, and the number of visible keys."""
 
-    def look_at(self, recording: Recording, found: Iterable[Causes]) -> None:
-        """Keep causes, and read the attention of all firings among them at once."""
+    def look_at(self, recording: Recording, found: Iterable[Causes]) -> list[Place]:
+        """Keep causes, and read the attention of all firings among them at once; those that are met first."""
         new: dict[Place, None] = {}
         for causes in found:
             self.causes[causes.prompt, causes.site] = causes
@@ -79,6 +79,12 @@ class Known:
             strength = recording.patterns[f.layer, f.prompt, f.head, f.dest, f.src].tolist()
             keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
             self.attention |= dict(zip(new, zip(strength, keys, strict=True), strict=True))
+        return list(new)
+
+    def followed(self, place: Place, method: Method) -> bool:
+        """Whether a firing is traced at all, whatever the budget."""
+        _, site = place
+        return site.layer != 0 and site.dest != 0 and method.follows(site.firing, *self.attention[place])
 
 
 def sweep(
@@ -86,18 +92,26 @@ def sweep(
 ) -> list[PromptTrace]:
     """Trace every prompt of a recording from its root down.
 
-    Firings are traced in waves: all that are known to be needed, of every layer and prompt, together. A pass from the
-    top down then finds what is needed next; when it is nothing, the pass is the result.
+    Firings are traced in waves: all that are known to be needed, of every layer and prompt, together. As long as the
+    budget is not spent, every firing that is met is needed; beyond that, a pass from the top down says which.
     """
     known = Known()
     seeds = [Causes(p, ROOT, {"root": SideCauses(root.causes)}) for p, root in enumerate(roots)]
-    known.look_at(recording, seeds)
+    met = known.look_at(recording, seeds)
+    free = set(range(len(roots))) if budget.min_influence <= 0 else set[int]()
     while True:
+        needed = [place for place in met if place[0] in free and known.followed(place, method)]
+        if budget.max_firings is not None:
+            asked = Counter(prompt for prompt, _ in (*known.causes, *needed))
+            free -= {prompt for prompt in free if asked[prompt] - 1 > budget.max_firings}
+            needed = [place for place in needed if place[0] in free]
         traces = [PromptTrace(root) for root in roots]
-        needed = [place for p, t in enumerate(traces) for place in _descend(p, t, known, method, budget)]
+        if not needed:
+            needed = [place for p, t in enumerate(traces) for place in _descend(p, t, known, method, budget)]
         if not needed:
             return traces
-        known.look_at(recording, method.trace(recording, Firings.of(needed, recording.model.device), composer))
+        firings = Firings.of(needed, recording.model.device)
+        met = known.look_at(recording, method.trace(recording, firings, composer))
 
 
 def _descend(prompt: int, trace: PromptTrace, known: Known, method: Method, budget: Budget) -> list[Place]:
@@ -109,7 +123,7 @@ def _descend(prompt: int, trace: PromptTrace, known: Known, method: Method, budg
     while waiting:
         layer = max(waiting)
         spent = trace.expanded + len(needed)
-        for site in _choose(prompt, layer, waiting.pop(layer), spent, trace, known, method, budget):
+        for site in _choose(prompt, waiting.pop(layer), spent, trace, known, method, budget):
             if (prompt, site) in known.causes:
                 _follow(known.causes[prompt, site], trace, waiting)
             else:
@@ -136,7 +150,6 @@ def _follow(found: Causes, trace: PromptTrace, waiting: dict[int, set[Site]]) ->
 
 def _choose(
     prompt: int,
-    layer: int,
     waiting: set[Site],
     spent: int,
     trace: PromptTrace,
@@ -149,7 +162,7 @@ def _choose(
     for site in sorted(waiting, key=lambda site: (-trace.influence[site], site)):
         strength, visible = known.attention[prompt, site]
         trace.attention[site], trace.thresholds[site] = strength, method.threshold(visible)
-        if layer == 0 or site.dest == 0 or not method.follows(site.firing, strength, visible):
+        if not known.followed((prompt, site), method):
             continue
         full = budget.max_firings is not None and spent + len(chosen) >= budget.max_firings
         if full or trace.influence[site] < budget.min_influence:

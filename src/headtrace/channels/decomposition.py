@@ -28,8 +28,7 @@ from torch import Tensor
 from headtrace.channels.sparsity import Control, RotationControl
 from headtrace.channels.svd import Bias
 from headtrace.channels.terms import FiringTerms, firing_places, terms_of
-from headtrace.errors import InputError
-from headtrace.vocabulary import Firing, head_name
+from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +128,7 @@ def decompose(
     ``bias="homogeneous"`` gives the 2024 form, for models without rotary positions.
     """
     firing = Firing.parse(firing)
-    check_firing(recording, firing, prompt)
+    recording.check_firing(firing, prompt)
     place = torch.tensor(
         [[firing.layer, prompt % len(recording), firing.head, firing.dest, firing.src]],
         device=recording.token_ids.device,
@@ -173,27 +172,3 @@ def decompose_all(
     return terms_of(
         recording[prompt], firing_places(recording[prompt], above=above, skip_first=skip_first), bias=bias
     )
-
-
-def check_firing(recording: Recording, firing: Firing, prompt: int = 0) -> None:
-    """Is there such a head, are there such positions, and does the one see the other?"""
-    model = recording.model
-    if not -len(recording) <= prompt < len(recording):
-        raise InputError(f"There is no prompt {prompt} in this recording of {len(recording)}.")
-    if firing.layer >= model.n_layers or firing.head >= model.n_heads:
-        raise InputError(
-            f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
-            f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
-        )
-    length = recording.lengths[prompt]
-    if firing.dest >= length or firing.src >= length:
-        raise InputError(
-            f"The firing {firing} is outside the prompt, which has {length} tokens "
-            f"(positions 0 to {length - 1})."
-        )
-    seen = recording.visible[firing.layer][prompt, firing.dest].nonzero()[:, 0].tolist()
-    if firing.src not in seen:
-        raise InputError(
-            f"In layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it sees "
-            f"{seen[0]} to {seen[-1]}. A firing is head, destination, source: L9H6:14:3."
-        )

@@ -26,7 +26,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.channels.cases import Case
-from headtrace.channels.decomposition import check_firing
 from headtrace.channels.sparsity import CONTROLS, random_rotations, rotated_terms
 from headtrace.channels.terms import FiringTerms, terms_of
 from headtrace.errors import InputError
@@ -132,7 +131,7 @@ def _decompose_cases(model: Model, cases: Sequence[Case]) -> tuple[FiringTerms, 
     labels: list[tuple[str, str]] = []
     for case in cases:
         prompt, f = prompts.index(case.prompt), case.firing
-        check_firing(recording, f, prompt)
+        recording.check_firing(f, prompt)
         places.append([f.layer, prompt, f.head, f.dest, f.src])
         tokens = recording.tokens(prompt)
         labels.append((tokens[f.dest], tokens[f.src]))

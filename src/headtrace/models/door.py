@@ -104,7 +104,7 @@ def _every_module(root: nn.Module) -> Iterator[nn.Module]:
     while waiting:
         module = waiting.pop()
         yield module
-        waiting.extend(child for child in module._modules.values() if child is not None)
+        waiting.extend(module.children())
 
 
 def _set_training(modules: list[nn.Module], mode: bool) -> None:

@@ -183,8 +183,8 @@ class Recording:
         if not bool(seen[firing.src]):
             first, last = (int(seen.nonzero()[i, 0]) for i in (0, -1))
             raise InputError(
-                f"{firing}: in layer {firing.layer}, position {firing.src} is not visible from position "
-                f"{firing.dest}, which sees {first} to {last}. A firing is head, destination, source: L9H6:14:3."
+                f"{firing}: in layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it "
+                f"sees {first} to {last}, others are not visible. A firing is head, destination, source: L9H6:14:3."
             )
 
     # -- components ------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def test_a_method_of_another_package_traces_saves_and_verifies(tmp_path) -> None
     assert headtrace.verify(circuit, model, edges="none").predictions == ()
 
 
+@pytest.mark.ill_typed
 def test_options_belong_to_their_method() -> None:
     model = tiny_model("llama")
     assert headtrace.Tracer(model, method=ACCpp(tau=0.2)).method == make_method("acc++", tau=0.2)

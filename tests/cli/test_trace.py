@@ -99,3 +99,13 @@ def test_a_damaged_prompts_file_names_the_line(case, tmp_path) -> None:
     done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
     assert done.returncode == 2
     assert "line 2" in done.stderr
+
+
+def test_heads_start_every_prompt_of_a_file(case, tmp_path) -> None:
+    folder, *_ = case
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "circuits"
+    file.write_text("".join(json.dumps({"tokens": ids}) + "\n" for ids in prompts()), encoding="utf-8")
+    done = run("trace", folder, "--prompts", str(file), "--heads", "L3H1,L2H0", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    circuits = [headtrace.load_circuit(path) for path in sorted(out.glob("*.json"))]
+    assert [circuit.root.heads for circuit in circuits] == [("L3H1", "L2H0")] * 2

@@ -144,3 +144,12 @@ def test_a_failed_gguf_conversion_leaves_nothing_behind(tmp_path, monkeypatch) -
     with pytest.raises(InputError, match="cannot be read"):
         headtrace.load(source)
     assert not list((tmp_path / "cache" / "gguf").glob("*"))
+
+
+def test_a_loaded_module_is_taken_as_it_is_or_refused() -> None:
+    hf = tiny_hf("llama")
+    assert headtrace.load(hf, dtype="float32", device="cpu").hf is hf
+    with pytest.raises(InputError, match=r"dtype='float64', but the model .* float32"):
+        headtrace.load(hf, dtype="float64")
+    with pytest.raises(InputError, match=r"device='meta', but the model .* on 'cpu'"):
+        headtrace.load(hf, device="meta")

@@ -163,6 +163,8 @@ def test_a_recording_keeps_what_is_asked_for_and_says_what_it_lacks() -> None:
         model.record(prompts(), keep=["pattern"])
     with pytest.raises(InputError, match=r"'patterns' has the axes .*expected \(4, 2, 4, 11, 11\)"):
         full.with_tensors(patterns=full.patterns[:, :1])
+    with pytest.raises(InputError, match="no tensor 'pattern'"):
+        full.with_tensors(pattern=full.patterns)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "qwen3", "gpt2"])

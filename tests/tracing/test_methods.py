@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headtrace
-from headtrace.errors import InputError
+from headtrace.errors import HeadtraceError, InputError
 from headtrace.tracing import METHODS, ACCpp, Firings, make_method
 from headtrace.tracing.accpp import Ranking
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
@@ -36,6 +36,18 @@ def test_a_method_of_another_package_traces_saves_and_verifies(tmp_path) -> None
     circuit.save(tmp_path / "c.json")
     assert headtrace.load_circuit(tmp_path / "c.json").method.name == "loudest-mlp"
     assert headtrace.verify(circuit, model, edges="none").predictions == ()
+
+
+def test_a_method_that_leaves_a_firing_out_is_named_and_does_not_hang() -> None:
+    class Forgetful(ACCpp):
+        name = "forgetful"
+
+        def trace(self, recording, firings, composer):
+            return super().trace(recording, firings, composer)[1:]
+
+    model, ids = tiny_model("llama"), prompts()[0]
+    with pytest.raises(HeadtraceError, match="'forgetful' gave nothing for L"):
+        headtrace.Tracer(model, method=Forgetful()).trace(ids, *top_two(model, ids))
 
 
 @pytest.mark.ill_typed

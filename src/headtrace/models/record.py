@@ -90,6 +90,8 @@ class Recording:
         batch, length = self.tensors["token_ids"].shape
         sizes = axis_sizes(self.model, batch, length, self.tensors["logits"].shape[1])
         for name, tensor in self.tensors.items():
+            if name not in self.FIELDS:
+                raise InputError(f"A recording has no tensor {name!r}: it may have {', '.join(self.FIELDS)}.")
             expected = self.FIELDS[name].shape(sizes)
             if tuple(tensor.shape) != expected:
                 raise InputError(

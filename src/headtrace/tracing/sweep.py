@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.influence import spread
+from headtrace.errors import HeadtraceError
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
@@ -112,6 +113,12 @@ def sweep(
             return traces
         firings = Firings.of(needed, recording.model.device)
         met = known.look_at(recording, method.trace(recording, firings, composer))
+        missing = [site for prompt, site in needed if (prompt, site) not in known.causes]
+        if missing:  # asked again, it would be left out again
+            raise HeadtraceError(
+                f"The method {method.name!r} gave nothing for {missing[0]} ({len(missing)} of {len(needed)} firings). "
+                "A method must return Causes, if need be empty ones, for every firing that it is asked about."
+            )
 
 
 def _descend(prompt: int, trace: PromptTrace, known: Known, method: Method, budget: Budget) -> list[Place]:

@@ -7,12 +7,12 @@ component contributes to J is its write along that gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headtrace.errors import UnsupportedModelError
@@ -44,76 +44,98 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
     return read(model.layers[layer])
 
 
-@dataclass(frozen=True)
-class _Norm:
-    """A norm with its scale frozen, as a linear map with a constant; None for a norm that is not there."""
+Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]
+"""Prompts and positions of some tokens."""
 
-    gain: Float[Tensor, " d_model"] | None
-    bias: Float[Tensor, " d_model"] | None
-    scale: Float[Tensor, "batch token"] | None
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """A norm with its scale frozen: a linear map and a constant; the identity where there is no norm."""
+
     model: Model
+    gain: Float[Tensor, " d_model"] | None = None
+    bias: Float[Tensor, " d_model"] | None = None
+    scale: Float[Tensor, "*place"] | None = None
 
     @classmethod
-    def of(cls, model: Model, layer: int, path: str | None, scale: Tensor | None) -> _Norm:
-        if path is None:
-            return cls(None, None, None, model)
+    def of(
+        cls, model: Model, layer: int, path: str | None, scales: Tensor | None, rows: Rows | None
+    ) -> FrozenNorm:
+        if path is None or scales is None:
+            return cls(model)
         norm: nn.Module = model.layers[layer].get_submodule(path)
         bias: Tensor | None = getattr(norm, "bias", None)
         gain = norm_gain(norm, model.architecture).detach()
-        return cls(gain, None if bias is None else bias.detach(), scale, model)
+        own = scales[layer] if rows is None else scales[layer][rows]
+        return cls(model, gain, None if bias is None else bias.detach(), own)
 
-    def back(self, g: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token d_model"]:
+    def forward(self, x: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+        """What the norm makes of a part of its input: its bias belongs to no part."""
+        if self.gain is None or self.scale is None:
+            return x
+        return self.model.architecture.centred(x) * self.gain / self._spread(x)
+
+    def back(self, g: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
         """A direction after the norm as a direction before it."""
         if self.gain is None or self.scale is None:
             return g
-        return self.model.architecture.centred(g * self.gain) / self.scale[..., None]
+        return self.model.architecture.centred(g * self.gain) / self._spread(g)
 
-    def constant(self, g: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token"]:
+    def constant(self, g: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place"]:
         """What the norm's own bias contributes along a direction after it."""
         return g.new_zeros(g.shape[:-1]) if self.bias is None else g @ self.bias
+
+    def at(self, rows: list[int]) -> FrozenNorm:
+        """The norm at some of its places."""
+        return self if self.scale is None else replace(self, scale=self.scale[rows])
+
+    def _spread(self, x: Tensor) -> Tensor:
+        assert self.scale is not None
+        return self.scale.reshape(*self.scale.shape, *[1] * (x.ndim - self.scale.ndim))
 
 
 @dataclass(frozen=True)
 class FrozenMLP:
-    """One layer's MLP in a recording, with its norms' scales and its gates frozen."""
+    """One layer's MLP at all tokens of a recording, or at some, with its norms' scales and its gates frozen."""
 
-    recording: Recording
-    layer: int
+    parts: MLPParts
+    inputs: Float[Tensor, "*place d_model"]
+    """What it read, after its norm."""
+    before: FrozenNorm
+    after: FrozenNorm
 
-    @cached_property
-    def parts(self) -> MLPParts:
-        return mlp_parts(self.recording.model, self.layer)
+    @classmethod
+    def of(cls, recording: Recording, layer: int, rows: Rows | None = None) -> FrozenMLP:
+        model, facts = recording.model, recording.model.architecture
+        inputs = recording.mlp_inputs[layer] if rows is None else recording.mlp_inputs[layer][rows]
+        before = FrozenNorm.of(model, layer, facts.mlp_norm, recording.mlp_norm_scales, rows)
+        after = FrozenNorm.of(model, layer, facts.mlp_post_norm, recording.mlp_post_norm_scales, rows)
+        return cls(mlp_parts(model, layer), inputs, before, after)
 
-    @cached_property
-    def before(self) -> _Norm:
-        rec = self.recording
-        return _Norm.of(
-            rec.model, self.layer, rec.model.architecture.mlp_norm, rec.mlp_norm_scales[self.layer]
-        )
-
-    @cached_property
-    def after(self) -> _Norm:
-        rec = self.recording
-        scales = rec.mlp_post_norm_scales
-        own = None if scales is None else scales[self.layer]
-        return _Norm.of(rec.model, self.layer, rec.model.architecture.mlp_post_norm, own)
+    def at(self, rows: list[int]) -> FrozenMLP:
+        """The MLP at some of its places."""
+        return FrozenMLP(self.parts, self.inputs[rows], self.before.at(rows), self.after.at(rows))
 
     @cached_property
-    def hidden(self) -> Float[Tensor, "batch token d_hidden"]:
-        """``x W_in + b_in``: what the gates multiply."""
-        hidden = self.recording.mlp_inputs[self.layer] @ self.parts.W_in
-        return hidden if self.parts.b_in is None else hidden + self.parts.b_in
-
-    @cached_property
-    def gates(self) -> Float[Tensor, "batch token d_hidden"]:
+    def gates(self) -> Float[Tensor, "*place d_hidden"]:
         """What every hidden unit is multiplied by, at its recorded value."""
         parts = self.parts
         if parts.W_gate is None:
-            return slope_from_zero(self.hidden, parts.activation)
-        into = self.recording.mlp_inputs[self.layer] @ parts.W_gate
-        return parts.activation(into if parts.b_gate is None else into + parts.b_gate)
+            return slope_from_zero(_affine(self.inputs, parts.W_in, parts.b_in), parts.activation)
+        return parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
 
-    def back(self, g: Float[Tensor, "batch token d_model"]) -> Pulled:
+    def write(self, inputs: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+        """What the MLP itself writes for other inputs: its gates live, the norms' scales frozen."""
+        parts = self.parts
+        hidden = _affine(inputs, parts.W_in, parts.b_in)
+        if parts.W_gate is None:
+            hidden = parts.activation(hidden)
+        else:
+            hidden = hidden * parts.activation(_affine(inputs, parts.W_gate, parts.b_gate))
+        written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
+        return written if self.after.bias is None else written + self.after.bias
+
+    def back(self, g: Float[Tensor, "*place d_model"]) -> Pulled:
         """A direction of what the MLP writes, as a direction of the residual that it reads."""
         parts = self.parts
         written = self.after.back(g)
@@ -127,15 +149,19 @@ class FrozenMLP:
         return Pulled(self.before.back(read), constant, units)
 
 
+def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    return x @ W if b is None else x @ W + b
+
+
 @dataclass(frozen=True)
 class Pulled:
     """A direction pulled back through an MLP."""
 
-    direction: Float[Tensor, "batch token d_model"]
+    direction: Float[Tensor, "*place d_model"]
     """Of the residual that it reads."""
-    constant: Float[Tensor, "batch token"]
+    constant: Float[Tensor, "*place"]
     """What the MLP's own biases contribute."""
-    units: Float[Tensor, "batch token d_hidden"]
+    units: Float[Tensor, "*place d_hidden"]
     """What one more in a hidden unit would contribute, through its gate."""
 
 
@@ -212,7 +238,7 @@ def gradients(
     g = start[n].clone()
     for layer in reversed(range(n)):
         mlp[layer] = g
-        pulled = FrozenMLP(recording, layer).back(g)
+        pulled = FrozenMLP.of(recording, layer).back(g)
         through[layer], constant[layer] = pulled.direction, pulled.constant
         written = g if parallel else g + pulled.direction
         attention[layer] = written

@@ -18,6 +18,7 @@ from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifferen
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
+from headtrace.tracing.along import Place, along
 from headtrace.tracing.attribution import IG_STEPS, path_weights
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.upstream import Catalogue
@@ -70,18 +71,11 @@ class Shares:
 
     def onto(self, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " component"]:
         """Every component's write along a direction. The offset's place holds zero: it writes nothing."""
-        rec, l, b, t = self.recording, self.layer, self.prompt, self.position
-        weights = rec.model.weights
-        plain = torch.cat((rec.embedding[None, b, t], rec.mlp_writes[:l, b, t])) @ direction
-        bias, read = weights.attention_bias[:l] @ direction, weights.W_O[:l] @ direction
-        values = (rec.values[:l, b, :, : t + 1] - weights.b_V[:l, :, None]).repeat_interleave(
-            weights.group, dim=1
-        )
-        heads = (values @ read[..., None])[..., 0] * rec.patterns[:l, b, :, t, : t + 1]
-        if rec.post_norm_scales is not None:
-            post = rec.post_norm_scales[:l, b, t]
-            bias, heads = bias / post, heads / post[:, None, None]
-        return torch.cat((plain, bias, bias.new_zeros(1), heads.flatten()))
+        place = Place(self.prompt, self.position, self.layer)
+        return along(self.recording, [place], direction[None]).shares[0]
+
+    def read(self, direction: Float[Tensor, " d_model"]) -> Read:
+        return Read(self.position, self.layer, direction)
 
     def unembedded(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         """A direction after the final norm as a direction before it, with the norm's scale frozen."""
@@ -110,6 +104,24 @@ class Shares:
 
     def cause(self, number: int, weight: float) -> Cause:
         return Cause(self.catalogue.component(number).at(self.position), weight)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Where a root reads the residual, and along which direction: what content is followed from."""
+
+    position: int
+    layer: int
+    direction: Float[Tensor, " d_model"]
+
+
+@singledispatch
+def reads(root: Root, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
+    """The directions of the residual that a root amounts to, with the final norm frozen."""
+    raise InputError(
+        f"A root of kind {root.kind!r} is no direction of the residual, so that what is moved towards it cannot be "
+        'followed. Trace an answer or a direction, or use paths="attention".'
+    )
 
 
 def _final(recording: Recording, prompt: int, position: int | None = None) -> Shares:
@@ -169,12 +181,33 @@ def _above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int,
     return list(zip(order[keep].tolist(), values[keep].tolist(), strict=True))
 
 
+@reads.register(LogitDifference)
+def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
+    shares = _final(recording, prompt)
+    return (shares.read(shares.unembedded(_difference(recording.model.weights.W_U, root))),)
+
+
 # -- direction -----------------------------------------------------------------------------------------------
 
 
 @seeds.register(Direction)
 def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
     """Shares of the residual before a layer along a vector, as for a logit difference."""
+    shares, vector = _of_direction(root, recording, prompt)
+    contributions = shares.onto(vector)
+    value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
+    total = float(contributions.sum())
+    shares.require(total, value, size)
+    root = replace(root, value=value, position=shares.position)
+    if total <= 0:
+        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})")
+    return _finish(root, [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)])
+
+
+def _of_direction(
+    root: Direction, recording: Recording, prompt: int
+) -> tuple[Shares, Float[Tensor, " d_model"]]:
+    """Where a direction is read, and the vector; errors for one that does not fit the model or the prompt."""
     model, length = recording.model, recording.lengths[prompt]
     position = length - 1 if root.position is None else root.position
     if root.layer > model.n_layers:
@@ -189,16 +222,13 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
         raise InputError(
             f"The direction has {len(root.vector)} numbers; the model's residual has {model.d_model}."
         )
-    shares = Shares(recording, prompt, position, root.layer)
-    vector = recording.residuals.new_tensor(root.vector)
-    contributions = shares.onto(vector)
-    value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
-    total = float(contributions.sum())
-    shares.require(total, value, size)
-    root = replace(root, value=value, position=position)
-    if total <= 0:
-        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})")
-    return _finish(root, [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)])
+    return Shares(recording, prompt, position, root.layer), recording.residuals.new_tensor(root.vector)
+
+
+@reads.register(Direction)
+def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
+    shares, vector = _of_direction(root, recording, prompt)
+    return (shares.read(vector),)
 
 
 # -- heads ---------------------------------------------------------------------------------------------------
@@ -232,13 +262,8 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
     A continuation is read at several positions; its log-likelihood is the sum over them, and so is what a component
     takes away.
     """
-    length = recording.lengths[prompt]
-    if root.continuation:
-        first = length - len(root.answer)
-        supports = [[token] for token in root.answer]
-    else:
-        first = length - 1
-        supports = [_support(root, recording, prompt)]
+    first, supports = _supports(root, recording, prompt)
+    if not root.continuation:
         root = replace(root, support=tuple(supports[0]))
     parts = [
         _Part.of(_final(recording, prompt, first + i), support, ig_steps)
@@ -253,6 +278,25 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
         )
         return Seeds(root, (), reason)
     return _finish(root, _remove_shares(parts, clean, clean - DROP * (clean - floor)))
+
+
+@reads.register(Likelihood)
+def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
+    """The integrated gradient of the log-likelihood at each of its positions."""
+    first, supports = _supports(root, recording, prompt)
+    places = [_final(recording, prompt, first + i) for i in range(len(supports))]
+    return tuple(
+        shares.read(_Objective.of(shares, support).direction(shares, ig_steps))
+        for shares, support in zip(places, supports, strict=True)
+    )
+
+
+def _supports(root: Likelihood, recording: Recording, prompt: int) -> tuple[int, list[list[int]]]:
+    """The first position that is read, and the alternatives at it and those after it."""
+    length = recording.lengths[prompt]
+    if root.continuation:
+        return length - len(root.answer), [[token] for token in root.answer]
+    return length - 1, [_support(root, recording, prompt)]
 
 
 def _support(root: Likelihood, recording: Recording, prompt: int) -> list[int]:
@@ -289,6 +333,10 @@ class _Objective:
     def value(self, z: Float[Tensor, "*any vocab"]) -> Float[Tensor, "*any"]:
         scores = softcap(z, self.cap)
         return scores @ self.q - scores.logsumexp(-1)
+
+    def direction(self, shares: Shares, steps: int) -> Float[Tensor, " d_model"]:
+        """The mean gradient as a direction of the residual."""
+        return shares.unembedded(self.path_gradient(steps) @ shares.recording.model.weights.W_U)
 
     def path_gradient(self, steps: int) -> Float[Tensor, " vocab"]:
         """The mean gradient of J on the straight path from the bias-only logits to the clean ones."""

@@ -1,0 +1,198 @@
+"""Content: what is moved, and through which MLPs (values and MLP inputs), from a root down to the embeddings.
+
+With patterns, norms and gates frozen, every component has a contribution to the root in the root's own unit
+(`headtrace.models.frozen`), and so has every way into it: a head's value reads its source along one direction, an MLP
+its own token along another. A node's contribution is the sum of what comes in, and of its own biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from headtrace.errors import IdentityError
+from headtrace.models.frozen import Gradients, gradients
+from headtrace.models.identities import tolerance_for
+from headtrace.tracing.along import Along, Place, along
+from headtrace.tracing.causes import Cause
+from headtrace.tracing.roots import Read
+from headtrace.vocabulary import ROOT, Site
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+
+SHARES_AT_ONCE = 16_000_000
+"""Shares of many places are computed together as long as they number at most this many (64 MB in float32)."""
+FIRST_LOOK = 128
+"""Components that are looked at first for the largest shares: more than most nodes need."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """Contributions to the roots of a batch of prompts, and the directions that carry them."""
+
+    recording: Recording
+    reads: Sequence[Sequence[Read]]
+    """Where each prompt's root reads."""
+    gradients: Gradients
+
+    @classmethod
+    def of(cls, recording: Recording, reads: Sequence[Sequence[Read]]) -> Content:
+        start = torch.zeros_like(recording.residuals)
+        for prompt, places in enumerate(reads):
+            for read in places:
+                start[read.layer, prompt, read.position] += read.direction
+        content = cls(recording, reads, gradients(recording, start))
+        content.require()
+        return content
+
+    def require(self) -> None:
+        """What the tokens and all biases contribute must sum to what the roots read; else stop and say where."""
+        g, real = self.gradients, _real(self.recording)
+        parts = torch.cat((g.embedding()[None], g.attention_biases(), g.mlp_constant)) * real
+        found = parts.sum((0, 2))
+        recorded = (self.recording.residuals * g.start).sum((0, 2, 3))
+        # Each part is a product of a write and a gradient, both rounded.
+        size = torch.maximum(recorded.abs(), parts.abs().sum((0, 2))).clamp_min(1e-30)
+        error = torch.nan_to_num((found - recorded).abs() / size, nan=torch.inf)
+        allowed, worst = tolerance_for(self.recording.model.dtype), int(error.argmax())
+        if float(error[worst]) > allowed:
+            raise IdentityError(
+                f"The contributions of all tokens and biases of prompt {worst} sum to {float(found[worst]):.6g}, the root "
+                f"reads {float(recorded[worst]):.6g}: relative error {float(error[worst]):.1e}, allowed {allowed:.0e}."
+            )
+
+    def contribution(self, prompt: int, site: Site) -> float:
+        """What a site contributes to its prompt's root, in the root's unit."""
+        g, rec = self.gradients, self.recording
+        layer, dest = site.layer or 0, site.dest or 0
+        if site == ROOT:
+            return float((rec.residuals[:, prompt] * g.start[:, prompt]).sum())
+        if site.kind == "embedding":
+            return float(rec.embedding[prompt, dest] @ g.residual[prompt, dest])
+        if site.kind == "mlp":
+            return float(rec.mlp_writes[layer, prompt, dest] @ g.mlp[layer, prompt, dest])
+        if site.kind == "attention_bias":
+            bias = rec.model.weights.attention_bias[layer] @ g.attention[layer, prompt, dest]
+            return float(
+                bias if rec.post_norm_scales is None else bias / rec.post_norm_scales[layer, prompt, dest]
+            )
+        head, src = site.head or 0, site.src or 0
+        moved = g.values[layer, prompt, head, dest] @ rec.bare_values[layer, head, prompt, src]
+        return float(rec.patterns[layer, prompt, head, dest, src] * moved)
+
+    def place(self, prompt: int, site: Site) -> Place:
+        """Where a head's value or an MLP reads."""
+        layer, dest = site.layer or 0, site.dest or 0
+        if site.kind == "head":
+            return Place(prompt, site.src or 0, layer)
+        model = self.recording.model
+        return Place(prompt, dest, layer, not model.architecture.parallel(model.hf.config))
+
+    def direction(self, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
+        """Along which direction of what it reads a head's value or an MLP carries content to the root."""
+        g, layer, dest = self.gradients, site.layer or 0, site.dest or 0
+        if site.kind == "mlp":
+            return g.through_mlp[layer, prompt, dest]
+        return g.value_direction(layer, site.head or 0, prompt, dest, site.src or 0)
+
+    def constant(self, prompt: int, site: Site) -> float:
+        """What a node's own biases contribute (a head's are in its layer's attention bias)."""
+        if site.kind != "mlp":
+            return 0.0
+        return float(self.gradients.mlp_constant[site.layer or 0, prompt, site.dest or 0])
+
+    def gradient(self, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
+        """The direction of what a head or an MLP writes that carries its contribution."""
+        g, layer, dest = self.gradients, site.layer or 0, site.dest or 0
+        return (g.mlp if site.kind == "mlp" else g.attention)[layer, prompt, dest]
+
+    def causes(self, sites: Sequence[tuple[int, Site]]) -> list[tuple[Cause, ...]]:
+        """What each site's content comes from: the strongest shares of its contribution, and what opposes them."""
+        places = [self.place(prompt, site) for prompt, site in sites]
+        directions = [self.direction(prompt, site) for prompt, site in sites]
+        return strongest_along(self.recording, places, directions, lambda part, first: self._conserve(part, sites[first:]))
+
+    def root_causes(self, prompt: int) -> tuple[Cause, ...]:
+        """What a root's value comes from directly."""
+        reads = self.reads[prompt]
+        places = [Place(prompt, read.position, read.layer) for read in reads]
+        found = strongest_along(self.recording, places, [read.direction for read in reads])
+        return tuple(cause for part in found for cause in part)
+
+    def _conserve(self, part: Along, sites: Sequence[tuple[int, Site]]) -> None:
+        """A node's contribution is the sum of the shares that enter it and of its own bias terms."""
+        sums = part.shares.sum(dim=1).tolist()
+        sizes = part.shares.abs().sum(dim=1).tolist()
+        allowed = tolerance_for(self.recording.model.dtype)
+        for (prompt, site), made, size in zip(sites, sums, sizes, strict=False):
+            whole, constant = self.contribution(prompt, site), self.constant(prompt, site)
+            error = abs(made + constant - whole) / max(size, abs(whole), 1e-30)
+            if not error <= allowed:
+                raise IdentityError(
+                    f"What enters {site} (prompt {prompt}) sums to {made + constant:.6g}, but it contributes "
+                    f"{whole:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
+                )
+
+
+def strongest_along(
+    recording: Recording,
+    places: Sequence[Place],
+    directions: Sequence[Tensor],
+    check: Callable[[Along, int], None] | None = None,
+) -> list[tuple[Cause, ...]]:
+    """What the residual at each place has along its direction, from the strongest shares."""
+    found: list[tuple[Cause, ...]] = []
+    size = max(p.attention_layers for p in places) * recording.model.n_heads * recording.token_ids.shape[1]
+    step = max(1, SHARES_AT_ONCE // max(size, 1))
+    for first in range(0, len(places), step):
+        some = slice(first, first + step)
+        part = along(recording, places[some], torch.stack(list(directions[some])))
+        if check is not None:
+            check(part, first)
+        found += strongest(part)
+    return found
+
+
+def strongest(part: Along) -> list[tuple[Cause, ...]]:
+    """The shares that a place's total rests on, largest first, then those that oppose it as strongly.
+
+    As for a logit difference: kept is what is at or above the share at which the running sum first exceeds the total,
+    or above half of the total if that is less.
+    """
+    shares, n = part.shares, part.shares.shape[1]
+    total = shares.sum(dim=1, keepdim=True)
+    k = min(FIRST_LOOK, n)
+    values, order = shares.topk(k, dim=1)
+    while k < n and bool((values.clamp_min(0).sum(1, keepdim=True) <= total).any()):
+        k = min(k * 8, n)
+        values, order = shares.topk(k, dim=1)
+    exceeds = values.cumsum(dim=1) > total
+    first = torch.where(exceeds.any(1), exceeds.int().argmax(1), torch.full_like(exceeds[:, 0], k - 1, dtype=torch.long))
+    cutoff = torch.minimum(values.gather(1, first[:, None]), total / 2)
+    kept = (values >= cutoff) & (values > 0) & (total > 0)
+    against, places = shares.topk(min(FIRST_LOOK, n), dim=1, largest=False)
+    opposing: Bool[Tensor, "place n"] = (against <= -cutoff) & (total > 0)
+    return [
+        _causes(part, row, (order[row], values[row], kept[row]), (places[row], against[row], opposing[row]))
+        for row in range(len(part.places))
+    ]
+
+
+def _causes(part: Along, row: int, *found: tuple[Tensor, Tensor, Tensor]) -> tuple[Cause, ...]:
+    position = part.places[row].position
+    return tuple(
+        Cause(part.catalogue.component(number).at(position), value)
+        for numbers, values, kept in found
+        for number, value in zip(numbers[kept].tolist(), values[kept].tolist(), strict=True)
+    )
+
+
+def _real(recording: Recording) -> Bool[Tensor, "batch token"]:
+    positions = torch.arange(recording.token_ids.shape[1], device=recording.token_ids.device)
+    return positions < torch.tensor(recording.lengths, device=positions.device)[:, None]

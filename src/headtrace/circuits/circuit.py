@@ -12,8 +12,8 @@
 >>> for edge in circuit.top(5):
 ...     print(circuit.node(edge.source), "->", edge.side, "of", circuit.node(edge.target), edge.weight)
 MLP 3 @1 -> query of L9H6 1->0 0.3
->>> circuit.prune(min_weight=0.5).edges
-(Edge(source=1, target=0, side='root', weight=2.5, channels=None, effect=None, description=None, contribution=None),)
+>>> [(edge.source, edge.target, edge.side) for edge in circuit.prune(min_weight=0.5).edges]
+[(1, 0, 'root')]
 """
 
 from __future__ import annotations

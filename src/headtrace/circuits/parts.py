@@ -3,8 +3,8 @@
 This is the one statement of what a circuit file may hold: `files.py` reads and writes these fields, `describe.py` makes
 the documentation from their docstrings. Positions are integers; token text is a label, never a key.
 
->>> Edge(source=1, target=0, side="root", weight=2.5)
-Edge(source=1, target=0, side='root', weight=2.5, channels=None, effect=None, description=None, contribution=None)
+>>> Edge(source=1, target=0, side="root", weight=2.5).weight
+2.5
 >>> Node(1, "head", layer=9, head=6, dest=14, src=3).name
 'L9H6 14->3'
 """
@@ -186,3 +186,8 @@ class Edge:
     """What the signal says, in words."""
     contribution: Number | None = None
     """The contribution to the root that passes through the edge, in the unit of the root."""
+    through: Ids | None = None
+    """For a signal that an mlp wrote: the ids of the nodes whose writes, removed from the mlp's input, take the signal
+    below half of what it was."""
+    left: Number | None = None
+    """The share of the signal that the mlp then still writes: a claim that `headtrace verify` tests."""

@@ -20,7 +20,7 @@ from headtrace.circuits.influence import spread
 from headtrace.models.frozen import FrozenMLP
 from headtrace.tracing.along import Place
 from headtrace.tracing.causes import Cause, Causes, SideCauses
-from headtrace.tracing.content import Content, strongest_along
+from headtrace.tracing.content import Content
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
 from headtrace.tracing.signals import Signal, signals_of
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 Paths = Literal["attention", "content", "complete"]
+CONTENT_INFLUENCE = 0.01
+"""By default a node of a content or complete circuit has at least this share of the root's whole."""
 
 
 @dataclass
@@ -40,11 +42,18 @@ class _Want:
     """What a node is wanted for: its share of the root's content, and signals, each with its influence."""
 
     content: float = 0.0
+    attending: float = 0.0
+    """For nothing that it moved: a head that is the root itself."""
     signals: list[tuple[float, Signal]] = field(default_factory=list[tuple[float, Signal]])
 
     @property
+    def moved(self) -> float:
+        """The influence of all that it moved."""
+        return self.influence - self.attending
+
+    @property
     def influence(self) -> float:
-        return self.content + sum(share for share, _ in self.signals)
+        return self.content + self.attending + sum(share for share, _ in self.signals)
 
 
 @dataclass
@@ -53,6 +62,7 @@ class _Prompt:
 
     trace: PromptTrace
     wants: dict[Site, _Want] = field(default_factory=lambda: defaultdict[Site, _Want](_Want))
+    scores: dict[Site, float] = field(default_factory=dict[Site, float])
 
     def level(self, layer: int, kind: str) -> list[Site]:
         return [site for site in self.wants if site.layer == layer and site.kind == kind]
@@ -65,7 +75,7 @@ class CompleteSweep:
         self,
         recording: Recording,
         roots: Sequence[Seeds],
-        content: Content | None,
+        content: Content,
         method: Method,
         budget: Budget,
         composer: Composer,
@@ -93,10 +103,19 @@ class CompleteSweep:
         trace = prompt.trace
         trace.influence[ROOT] = 1.0
         causes = trace.seeds.causes
-        if self.content is not None and trace.seeds.reason is None:
+        if self.content.reads[number]:
             causes = self._readable(self.content.root_causes(number), 1.0)
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
+            reason = None if causes else self._nothing_new(number)
+            trace.seeds = replace(trace.seeds, reason=reason)
         self._follow(prompt, Causes(number, ROOT, {"root": SideCauses(causes)}), {})
+
+    def _nothing_new(self, number: int) -> str:
+        total = self.content.score(number, ROOT)
+        return (
+            f"the counterfactual prompt speaks for the answer as much as this one does (difference {total:.4g}), so there is "
+            "nothing new to explain"
+        )
 
     def _follow(
         self, prompt: _Prompt, found: Causes, signals: dict[tuple[Side, Site], Signal]
@@ -110,7 +129,7 @@ class CompleteSweep:
         for (side, cause), share in zip(causes, shares, strict=True):
             site = cause.site
             trace.influence[site] += whole * share
-            if self.content is not None and site not in trace.contributions and site.kind != "offset":
+            if self.content.reads[found.prompt] and site not in trace.contributions and site.kind != "offset":
                 trace.contributions[site] = self.content.contribution(found.prompt, site)
             if site.kind not in ("head", "mlp"):
                 continue
@@ -118,8 +137,17 @@ class CompleteSweep:
             signal = signals.get((side, site))
             if signal is not None:
                 want.signals.append((whole * share, signal))
-            elif side not in ATTENTION_SIDES:
+            elif side == "root" and not self.content.reads[found.prompt]:
+                want.attending += whole * share
+            elif side not in ATTENTION_SIDES and self._score(found.prompt, site) > 0:
                 want.content += whole * share
+
+    def _score(self, number: int, site: Site) -> float:
+        """What a site contributes to the root (or contributes more than in the counterfactual prompt)."""
+        scores = self.prompts[number].scores
+        if site not in scores:
+            scores[site] = self.content.score(number, site) if self.content.reads[number] else 0.0
+        return scores[site]
 
     def _readable(self, causes: Sequence[Cause], whole: float) -> tuple[Cause, ...]:
         """Causes, and what opposes them, that carry as much influence as a node needs to be expanded.
@@ -139,7 +167,7 @@ class CompleteSweep:
             for site in sorted(prompt.level(layer, kind), key=lambda s: (-trace.influence[s], s)):
                 if kind == "head":
                     self._look_at(number, trace, site)
-                if trace.influence[site] <= 0:
+                if prompt.wants[site].influence <= 0:
                     continue
                 mine = sum(1 for p, _ in chosen if p == number)
                 full = self.budget.max_firings is not None and trace.expanded + mine >= self.budget.max_firings
@@ -172,7 +200,8 @@ class CompleteSweep:
                 sides[place] |= causes.sides
             for side in ATTENTION_SIDES:
                 self._signals(list(attended), attended, side, signals)
-        for place, causes in zip(chosen, self._moved(layer, chosen), strict=True):
+        moved = [place for place in chosen if self.prompts[place[0]].wants[place[1]].moved > 0]
+        for place, causes in zip(moved, self._moved(layer, moved), strict=True):
             whole = self.prompts[place[0]].trace.influence[place[1]] / (len(sides[place]) + 1)
             if causes:
                 sides[place]["value"] = SideCauses(self._readable(causes, whole))
@@ -217,6 +246,8 @@ class CompleteSweep:
 
     def _moved(self, layer: int, places: list[tuple[int, Site]]) -> list[tuple[Cause, ...]]:
         """What each head moved, along all that it is wanted for."""
+        if not places:
+            return []
         rec, weights = self.recording, self.recording.model.weights
         read: list[Place] = []
         directions: list[Tensor] = []
@@ -231,15 +262,15 @@ class CompleteSweep:
             directions.append(strength * (weights.W_V[layer, head // weights.group] @ onto) * unit)
             read.append(Place(number, site.src or 0, layer))
             units.append(unit)
-        return strongest_along(rec, read, directions)
+        return self.content.strongest_along(read, directions)
 
     def _wanted(self, number: int, site: Site, want: _Want) -> tuple[Tensor, float]:
         """All that a node is wanted for as one direction of its write, in shares of one; and the unit of a share."""
-        total = want.influence
+        total = want.moved
         wanted = self.recording.embedding.new_zeros(self.recording.model.d_model)
         unit = 1.0
-        if want.content > 0 and self.content is not None:
-            unit = self.prompts[number].trace.contributions[site]
+        if want.content > 0:
+            unit = self._score(number, site)
             wanted += self.content.gradient(number, site) * (want.content / unit)
         for share, signal in want.signals:
             wanted += signal.direction * share
@@ -255,11 +286,11 @@ class CompleteSweep:
             through_mlps(self.recording, layer, [s for *_, s in asked], behind_attention=self.behind) if asked else []
         )
         moved = [place for place in chosen if self.prompts[place[0]].wants[place[1]].content > 0]
-        content = self.content.causes(moved) if self.content is not None and moved else []
+        content = self.content.causes(moved) if moved else []
         parts: dict[tuple[int, Site], list[tuple[float, Sequence[Cause]]]] = {place: [] for place in chosen}
         for place, causes in zip(moved, content, strict=True):
             number, site = place
-            unit = self.prompts[number].trace.contributions[site]
+            unit = self._score(number, site)
             want = self.prompts[number].wants[site].content
             shares = [replace(c, weight=c.weight / unit) for c in self._readable(causes, want)]
             parts[place].append((want, shares))
@@ -267,7 +298,7 @@ class CompleteSweep:
             parts[place].append((share, passage.causes))
             self.prompts[place[0]].trace.passages[signal.source, signal.target, signal.side] = passage
         for number, site in chosen:
-            unit = self.prompts[number].trace.contributions.get(site, 1.0) if self.prompts[number].wants[site].content > 0 else 1.0
+            unit = self._score(number, site) if self.prompts[number].wants[site].content > 0 else 1.0
             causes = _merged(parts[number, site], unit)
             self._follow(self.prompts[number], Causes(number, site, {"input": SideCauses(causes)}), {})
 

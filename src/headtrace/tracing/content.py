@@ -7,7 +7,7 @@ its own token along another. A node's contribution is the sum of what comes in, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,14 +40,19 @@ class Content:
     reads: Sequence[Sequence[Read]]
     """Where each prompt's root reads."""
     gradients: Gradients
+    counterfactual: Recording | None = None
+    """The counterfactual prompts, recorded alike: then what counts is what is new, a component's write less its write
+    there."""
 
     @classmethod
-    def of(cls, recording: Recording, reads: Sequence[Sequence[Read]]) -> Content:
+    def of(
+        cls, recording: Recording, reads: Sequence[Sequence[Read]], counterfactual: Recording | None = None
+    ) -> Content:
         start = torch.zeros_like(recording.residuals)
         for prompt, places in enumerate(reads):
             for read in places:
                 start[read.layer, prompt, read.position] += read.direction
-        content = cls(recording, reads, gradients(recording, start))
+        content = cls(recording, reads, gradients(recording, start), counterfactual)
         content.require()
         return content
 
@@ -67,9 +72,16 @@ class Content:
                 f"reads {float(recorded[worst]):.6g}: relative error {float(error[worst]):.1e}, allowed {allowed:.0e}."
             )
 
-    def contribution(self, prompt: int, site: Site) -> float:
-        """What a site contributes to its prompt's root, in the root's unit."""
-        g, rec = self.gradients, self.recording
+    def score(self, prompt: int, site: Site) -> float:
+        """What a site is followed for: its contribution, or what of it the counterfactual prompt does not have."""
+        whole = self.contribution(prompt, site)
+        if self.counterfactual is None:
+            return whole
+        return whole - self.contribution(prompt, site, self.counterfactual)
+
+    def contribution(self, prompt: int, site: Site, recording: Recording | None = None) -> float:
+        """What a site contributes to its prompt's root, in the root's unit (or would, as it is in another recording)."""
+        g, rec = self.gradients, recording or self.recording
         layer, dest = site.layer or 0, site.dest or 0
         if site == ROOT:
             return float((rec.residuals[:, prompt] * g.start[:, prompt]).sum())
@@ -116,21 +128,46 @@ class Content:
         """What each site's content comes from: the strongest shares of its contribution, and what opposes them."""
         places = [self.place(prompt, site) for prompt, site in sites]
         directions = [self.direction(prompt, site) for prompt, site in sites]
-        return strongest_along(self.recording, places, directions, lambda part, first: self._conserve(part, sites[first:]))
+        return self.strongest_along(places, directions, sites)
 
     def root_causes(self, prompt: int) -> tuple[Cause, ...]:
         """What a root's value comes from directly."""
         reads = self.reads[prompt]
         places = [Place(prompt, read.position, read.layer) for read in reads]
-        found = strongest_along(self.recording, places, [read.direction for read in reads])
+        found = self.strongest_along(places, [read.direction for read in reads])
         return tuple(cause for part in found for cause in part)
+
+    def strongest_along(
+        self,
+        places: Sequence[Place],
+        directions: Sequence[Tensor],
+        sites: Sequence[tuple[int, Site]] | None = None,
+    ) -> list[tuple[Cause, ...]]:
+        """What the residual at each place has along its direction, from the strongest shares.
+
+        ``sites`` are the nodes that read there, if the shares must sum to their contributions.
+        """
+        found: list[tuple[Cause, ...]] = []
+        rec, other = self.recording, self.counterfactual
+        size = max(p.attention_layers for p in places) * rec.model.n_heads * rec.token_ids.shape[1]
+        step = max(1, SHARES_AT_ONCE // max(size, 1))
+        for first in range(0, len(places), step):
+            some = slice(first, first + step)
+            stacked = torch.stack(list(directions[some]))
+            part = along(rec, places[some], stacked)
+            if sites is not None:
+                self._conserve(part, sites[some])
+            if other is not None:
+                part.shares.sub_(along(other, places[some], stacked).shares)
+            found += strongest(part)
+        return found
 
     def _conserve(self, part: Along, sites: Sequence[tuple[int, Site]]) -> None:
         """A node's contribution is the sum of the shares that enter it and of its own bias terms."""
         sums = part.shares.sum(dim=1).tolist()
         sizes = part.shares.abs().sum(dim=1).tolist()
         allowed = tolerance_for(self.recording.model.dtype)
-        for (prompt, site), made, size in zip(sites, sums, sizes, strict=False):
+        for (prompt, site), made, size in zip(sites, sums, sizes, strict=True):
             whole, constant = self.contribution(prompt, site), self.constant(prompt, site)
             error = abs(made + constant - whole) / max(size, abs(whole), 1e-30)
             if not error <= allowed:
@@ -138,25 +175,6 @@ class Content:
                     f"What enters {site} (prompt {prompt}) sums to {made + constant:.6g}, but it contributes "
                     f"{whole:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
                 )
-
-
-def strongest_along(
-    recording: Recording,
-    places: Sequence[Place],
-    directions: Sequence[Tensor],
-    check: Callable[[Along, int], None] | None = None,
-) -> list[tuple[Cause, ...]]:
-    """What the residual at each place has along its direction, from the strongest shares."""
-    found: list[tuple[Cause, ...]] = []
-    size = max(p.attention_layers for p in places) * recording.model.n_heads * recording.token_ids.shape[1]
-    step = max(1, SHARES_AT_ONCE // max(size, 1))
-    for first in range(0, len(places), step):
-        some = slice(first, first + step)
-        part = along(recording, places[some], torch.stack(list(directions[some])))
-        if check is not None:
-            check(part, first)
-        found += strongest(part)
-    return found
 
 
 def strongest(part: Along) -> list[tuple[Cause, ...]]:

@@ -39,6 +39,8 @@ class Seeds:
     causes: tuple[Cause, ...]
     reason: str | None = None
     """Why there are none, if there are none."""
+    nothing: bool = False
+    """Whether there is nothing to explain at all, and not only no head among the causes."""
 
 
 @singledispatch
@@ -157,7 +159,7 @@ def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = 
         above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
         without = " without the output's own bias" if bias else ""
         reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
-        return Seeds(root, (), reason)
+        return Seeds(root, (), reason, nothing=True)
     if bias > 0:  # a seed is what the root rests on: a bias against the answer is in the root's value only
         found.append(Cause(Component("offset").at(shares.position), bias))
     return _finish(root, found)
@@ -200,7 +202,7 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
     shares.require(total, value, size)
     root = replace(root, value=value, position=shares.position)
     if total <= 0:
-        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})")
+        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})", nothing=True)
     return _finish(root, [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)])
 
 
@@ -276,7 +278,7 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
             f"the answer is no likelier (log-likelihood {clean:.4g}) than from the model's biases alone ({floor:.4g}), "
             "so there is nothing to explain"
         )
-        return Seeds(root, (), reason)
+        return Seeds(root, (), reason, nothing=True)
     return _finish(root, _remove_shares(parts, clean, clean - DROP * (clean - floor)))
 
 

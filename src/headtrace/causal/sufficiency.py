@@ -223,12 +223,17 @@ def _measured(
     """Everything that is measured, as copies of one prompt: all curves, and the circuit taken away."""
     total = len(case.places)
     mine = [0, *sizes(own.own)]
-    compared = [0, *(size for size in sorted({*mine[1:], *sizes(SHOWN[-1])}) if size <= total)]
+    shown = {*mine, *sizes(SHOWN[-1])}
+    # A circuit is measured at its own size, too.
+    compared = {
+        name: sorted(shown | set(sizes(rankings[0].own) if rankings[0].own < total else ()))
+        for name, rankings in asked.items()
+    }
     sets = _Sets(case, other)
     sets.want(own, mine)
-    for rankings in asked.values():
+    for name, rankings in asked.items():
         for ranking in rankings:
-            sets.want(ranking, compared)
+            sets.want(ranking, compared[name])
     removed = [Keep(case, places, without=True) for places in _taken_away(case, own, draws, seed)]
     values = measure([*removed, *sets.waiting.values()], progress)
     lost = values[: len(removed)]
@@ -243,7 +248,7 @@ def _measured(
         counterfactual=other,
         ablation=ablation,
         kept=sets.curve([own], mine),
-        compared={name: sets.curve(rankings, compared) for name, rankings in asked.items()},
+        compared={name: sets.curve(rankings, compared[name]) for name, rankings in asked.items()},
         necessity=Necessity(
             own.own, case.clean, other, lost[0], tuple(lost[1 : 1 + draws]), tuple(lost[1 + draws :])
         ),

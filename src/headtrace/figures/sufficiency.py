@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from headtrace.figures.style import BLUE, GREY, INK, SEQUENCE, house_style, log_scale, new_figure, save
 
 if TYPE_CHECKING:
@@ -64,3 +66,38 @@ def _rest(found: Sufficiency) -> str:
 
 def _short(text: str, width: int = 90) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -> Figure:
+    """Median sufficiency over the number of components, a panel per task and a line per method; bands: quartiles.
+
+    ``table`` has a row per task, prompt, method and number of components, with its sufficiency.
+    """
+    tasks = table["task"].unique(maintain_order=True).to_list()
+    methods = table["method"].unique(maintain_order=True).to_list()
+    with house_style():
+        figure, [axes] = new_figure(3.3 * len(tasks) + 1.6, 3.4, columns=len(tasks), sharey=True)
+        for axis, task in zip(axes, tasks, strict=True):
+            part = table.filter(pl.col("task") == task)
+            for method, colour in zip(methods, (*SEQUENCE, INK, GREY) * len(methods), strict=False):
+                rows = part.filter(method=method).group_by("components").agg(
+                    pl.col("sufficiency").median().alias("median"),
+                    pl.col("sufficiency").quantile(0.25, "linear").alias("low"),
+                    pl.col("sufficiency").quantile(0.75, "linear").alias("high"),
+                ).sort("components")  # fmt: skip
+                x = rows["components"].to_list()
+                axis.plot(x, rows["median"].to_list(), color=colour, marker="o", ms=3, label=method)
+                axis.fill_between(x, rows["low"].to_list(), rows["high"].to_list(), color=colour, alpha=0.12)
+            axis.axhline(0, color=INK, linewidth=0.6)
+            axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
+            log_scale(axis, "x")
+            axis.set_title(f"{task} ({part['prompt'].n_unique()} prompts)", loc="left")
+            axis.set_xlabel("head components kept")
+        low, high = axes[0].get_ylim()
+        axes[0].set_ylim(max(low, LOWEST), min(high, HIGHEST))
+        axes[0].set_ylabel("median sufficiency")
+        axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.suptitle(
+            "What is enough: components kept, all others from a counterfactual prompt", fontsize=11
+        )
+        return save(figure, path)

@@ -3,7 +3,7 @@
 ``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``edits.py`` runs many at once,
 ``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``verify.py`` puts a
 circuit to the test, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
-circuit.
+circuit and ablates the rest, ``sufficiency.py`` gives the rest what it had in a counterfactual run.
 """
 
 from headtrace.causal.edges import claim, edit, find_edge, open_circuit, residual_change
@@ -12,19 +12,24 @@ from headtrace.causal.intervene import Intervened, intervene
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
 from headtrace.causal.signals import Signal
+from headtrace.causal.sufficiency import sufficiency
+from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
 from headtrace.causal.verify import verify
 
 __all__ = [
+    "Curve",
     "EdgeEffect",
     "GlobalEdit",
     "Intervened",
     "Intervention",
     "LocalEdit",
     "Metric",
+    "Necessity",
     "Outcome",
     "PredictionCheck",
     "Report",
     "Signal",
+    "Sufficiency",
     "claim",
     "edit",
     "find_edge",
@@ -33,5 +38,6 @@ __all__ = [
     "open_circuit",
     "residual_change",
     "run",
+    "sufficiency",
     "verify",
 ]

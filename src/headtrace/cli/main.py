@@ -31,6 +31,7 @@ COMMANDS = [
     "show",
     "view",
     "verify",
+    "sufficiency",
     "intervene",
     "tasks",
     "toy",

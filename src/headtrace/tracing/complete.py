@@ -20,7 +20,7 @@ from headtrace.circuits.influence import spread
 from headtrace.models.frozen import FrozenMLP
 from headtrace.tracing.along import Place
 from headtrace.tracing.causes import Cause, Causes, SideCauses
-from headtrace.tracing.content import Content
+from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
 from headtrace.tracing.signals import Signal, signals_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 Paths = Literal["attention", "content", "complete"]
-CONTENT_INFLUENCE = 0.01
+CONTENT_INFLUENCE = 0.02
 """By default a node of a content or complete circuit has at least this share of the root's whole."""
 
 
@@ -104,7 +104,7 @@ class CompleteSweep:
         trace.influence[ROOT] = 1.0
         causes = trace.seeds.causes
         if self.content.reads[number]:
-            causes = self._readable(self.content.root_causes(number), 1.0)
+            causes = self._readable(self.content.root_causes(number), 1.0) if self._score(number, ROOT) > 0 else ()
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
             reason = None if causes else self._nothing_new(number)
             trace.seeds = replace(trace.seeds, reason=reason)
@@ -149,15 +149,14 @@ class CompleteSweep:
             scores[site] = self.content.score(number, site) if self.content.reads[number] else 0.0
         return scores[site]
 
-    def _readable(self, causes: Sequence[Cause], whole: float) -> tuple[Cause, ...]:
+    def _readable(self, found: Strongest, whole: float) -> tuple[Cause, ...]:
         """Causes, and what opposes them, that carry as much influence as a node needs to be expanded.
 
         ``whole`` is the influence that they share. The strongest cause stays in any case.
         """
-        total = sum(cause.weight for cause in causes if cause.weight > 0)
-        least = self.budget.min_influence / whole * total if whole > 0 else 0.0
-        strongest = max((cause.weight for cause in causes), default=0.0)
-        return tuple(c for c in causes if abs(c.weight) >= least or c.weight == strongest)
+        least = self.budget.min_influence / whole * found.total if whole > 0 else 0.0
+        top = max((cause.weight for cause in found.causes), default=0.0)
+        return tuple(c for c in found.causes if abs(c.weight) >= least or c.weight == top)
 
     def _chosen(self, layer: int, kind: str) -> list[tuple[int, Site]]:
         """Sites of a level that are expanded: the most influential of each prompt, within the budget."""
@@ -203,7 +202,7 @@ class CompleteSweep:
         moved = [place for place in chosen if self.prompts[place[0]].wants[place[1]].moved > 0]
         for place, causes in zip(moved, self._moved(layer, moved), strict=True):
             whole = self.prompts[place[0]].trace.influence[place[1]] / (len(sides[place]) + 1)
-            if causes:
+            if causes.total > 0:
                 sides[place]["value"] = SideCauses(self._readable(causes, whole))
         for number, site in chosen:
             found = attended.get((number, site))
@@ -244,7 +243,7 @@ class CompleteSweep:
         for place, found in zip(places, signals_of(self.recording, places, causes, side), strict=True):
             out[place] |= {(side, signal.source): signal for signal in found if signal is not None}
 
-    def _moved(self, layer: int, places: list[tuple[int, Site]]) -> list[tuple[Cause, ...]]:
+    def _moved(self, layer: int, places: list[tuple[int, Site]]) -> list[Strongest]:
         """What each head moved, along all that it is wanted for."""
         if not places:
             return []

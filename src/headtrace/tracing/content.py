@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 SHARES_AT_ONCE = 16_000_000
 """Shares of many places are computed together as long as they number at most this many (64 MB in float32)."""
 FIRST_LOOK = 128
-"""Components that are looked at first for the largest shares: more than most nodes need."""
+"""Components that are looked at on each side of zero: no more can have one per cent of anything."""
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The strongest causes of some content, and what opposes it; the largest of each first."""
+
+    causes: tuple[Cause, ...]
+    total: float
+    """The sum of all positive shares, also of those that are not here."""
 
 
 @dataclass(frozen=True)
@@ -124,30 +133,30 @@ class Content:
         g, layer, dest = self.gradients, site.layer or 0, site.dest or 0
         return (g.mlp if site.kind == "mlp" else g.attention)[layer, prompt, dest]
 
-    def causes(self, sites: Sequence[tuple[int, Site]]) -> list[tuple[Cause, ...]]:
+    def causes(self, sites: Sequence[tuple[int, Site]]) -> list[Strongest]:
         """What each site's content comes from: the strongest shares of its contribution, and what opposes them."""
         places = [self.place(prompt, site) for prompt, site in sites]
         directions = [self.direction(prompt, site) for prompt, site in sites]
         return self.strongest_along(places, directions, sites)
 
-    def root_causes(self, prompt: int) -> tuple[Cause, ...]:
+    def root_causes(self, prompt: int) -> Strongest:
         """What a root's value comes from directly."""
         reads = self.reads[prompt]
         places = [Place(prompt, read.position, read.layer) for read in reads]
         found = self.strongest_along(places, [read.direction for read in reads])
-        return tuple(cause for part in found for cause in part)
+        return Strongest(tuple(c for part in found for c in part.causes), sum(part.total for part in found))
 
     def strongest_along(
         self,
         places: Sequence[Place],
         directions: Sequence[Tensor],
         sites: Sequence[tuple[int, Site]] | None = None,
-    ) -> list[tuple[Cause, ...]]:
+    ) -> list[Strongest]:
         """What the residual at each place has along its direction, from the strongest shares.
 
         ``sites`` are the nodes that read there, if the shares must sum to their contributions.
         """
-        found: list[tuple[Cause, ...]] = []
+        found: list[Strongest] = []
         rec, other = self.recording, self.counterfactual
         size = max(p.attention_layers for p in places) * rec.model.n_heads * rec.token_ids.shape[1]
         step = max(1, SHARES_AT_ONCE // max(size, 1))
@@ -177,27 +186,22 @@ class Content:
                 )
 
 
-def strongest(part: Along) -> list[tuple[Cause, ...]]:
-    """The shares that a place's total rests on, largest first, then those that oppose it as strongly.
-
-    As for a logit difference: kept is what is at or above the share at which the running sum first exceeds the total,
-    or above half of the total if that is less.
-    """
-    shares, n = part.shares, part.shares.shape[1]
-    total = shares.sum(dim=1, keepdim=True)
-    k = min(FIRST_LOOK, n)
-    values, order = shares.topk(k, dim=1)
-    while k < n and bool((values.clamp_min(0).sum(1, keepdim=True) <= total).any()):
-        k = min(k * 8, n)
-        values, order = shares.topk(k, dim=1)
-    exceeds = values.cumsum(dim=1) > total
-    first = torch.where(exceeds.any(1), exceeds.int().argmax(1), torch.full_like(exceeds[:, 0], k - 1, dtype=torch.long))
-    cutoff = torch.minimum(values.gather(1, first[:, None]), total / 2)
-    kept = (values >= cutoff) & (values > 0) & (total > 0)
-    against, places = shares.topk(min(FIRST_LOOK, n), dim=1, largest=False)
-    opposing: Bool[Tensor, "place n"] = (against <= -cutoff) & (total > 0)
+def strongest(part: Along) -> list[Strongest]:
+    """The strongest shares of each place, for and against."""
+    shares = part.shares
+    k = min(FIRST_LOOK, shares.shape[1])
+    speaking, against = shares.topk(k, dim=1), shares.topk(k, dim=1, largest=False)
+    totals = shares.clamp_min(0).sum(dim=1).tolist()
     return [
-        _causes(part, row, (order[row], values[row], kept[row]), (places[row], against[row], opposing[row]))
+        Strongest(
+            _causes(
+                part,
+                row,
+                (speaking.indices[row], speaking.values[row], speaking.values[row] > 0),
+                (against.indices[row], against.values[row], against.values[row] < 0),
+            ),
+            totals[row],
+        )
         for row in range(len(part.places))
     ]
 

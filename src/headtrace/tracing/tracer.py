@@ -50,7 +50,7 @@ class Tracer:
     ``options``, such as ``tau``, a number or a function of the number of visible keys (default
     ``min(1, 2.5 / keys)``); or a method that is made already (`headtrace.tracing.methods`). ``max_firings`` and
     ``min_influence`` are the budget that keeps circuits readable (by default the influence that is followed is at least
-    0 for attention and 0.01 for content and complete circuits).
+    0 for attention and 0.02 for content and complete circuits).
     """
 
     def __init__(

@@ -87,6 +87,8 @@ class MLP:
 
     read: Rows
     write: Rows
+    times: Rows | None = None
+    """In a gated MLP, what the gates let through; without it, what they read themselves."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,15 @@ class Weights:
             parts.append((W_Q, W_K, W_V, move.T @ self.writes(head.write)))
         Q, K, V, O = zip(*parts, strict=True)
         return torch.cat(Q, 1), torch.cat(K, 1), torch.cat(V, 1), torch.cat(O, 0)
+
+    def through_gates(
+        self, layer: int, read: Float[Tensor, "d_model hidden"]
+    ) -> Float[Tensor, "d_model hidden"]:
+        """What the gates of an MLP let through, given what they read."""
+        found, through = self.blueprint.mlps.get(layer), read.clone()
+        if found is not None and found.times is not None:
+            through[:, : len(found.read)] = self.reads(found.times)
+        return through
 
     def mlp(
         self, layer: int, hidden: int
@@ -257,7 +268,10 @@ def as_llama(blueprint: Blueprint) -> LlamaForCausalLM:
         attention, mlp = layer.self_attn, layer.mlp
         copies |= {attention.q_proj.weight: Q.T, attention.k_proj.weight: K.T, attention.v_proj.weight: V.T}
         copies |= {attention.o_proj.weight: out.T, mlp.gate_proj.weight: SATURATED * read.T}
-        copies |= {mlp.up_proj.weight: read.T, mlp.down_proj.weight: write.T / SATURATED}
+        copies |= {
+            mlp.up_proj.weight: w.through_gates(number, read).T,
+            mlp.down_proj.weight: write.T / SATURATED,
+        }
     _copy(copies)
     _set_gains(hf, w.gain, ("norm", "layernorm"))
     return hf

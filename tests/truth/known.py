@@ -44,7 +44,7 @@ class Known:
 
     name: str
     shows: str
-    blueprint: Callable[[], Blueprint]
+    plan: Callable[[], Blueprint]
     build: Callable[[Blueprint], Any]
     draw: Callable[[Random], Case]
     head: str
@@ -57,7 +57,7 @@ class Known:
 
     @property
     def model(self) -> headtrace.Model:
-        return _model(self.name)
+        return _model(self)
 
     def __str__(self) -> str:
         return self.name
@@ -68,9 +68,8 @@ class Known:
 
 
 @cache
-def _model(name: str) -> headtrace.Model:
-    known = KNOWN[name]
-    return headtrace.load(known.build(known.blueprint()))
+def _model(known: Known) -> headtrace.Model:
+    return headtrace.load(known.build(known.plan()))
 
 
 # -- parts that several models share -------------------------------------------------------------------------
@@ -93,15 +92,15 @@ def at_the_end(f: Features, looks_for: Rows, value: Rows, write: Rows) -> Head:
     return Head(f["token"][[END]], looks_for, value, write)
 
 
-def _answers(f: Features) -> Rows:
-    return ANSWER * f["answer"]
+def blueprint(f: Features, n_layers: int, heads: dict[tuple[int, int], Head], **more: Any) -> Blueprint:
+    """A model that says the answer which its heads or MLPs write, with positions if there are features for them."""
+    position = f["position"] if "position" in f.slices else None
+    parts = {"token": f["token"], "unembed": ANSWER * f["answer"], "position": position}
+    return Blueprint(f, n_layers=n_layers, heads=heads, **{**parts, **more})
 
 
-def _gpt2(f: Features, n_layers: int, heads: dict[tuple[int, int], Head], **more: Any) -> Blueprint:
-    return Blueprint(f, f["token"], n_layers, heads, _answers(f), position=f["position"], **more)
-
-
-def _sum(rows: Rows) -> Rows:
+def either(rows: Rows) -> Rows:
+    """What reads 1 where one of some features is on."""
     return rows.sum(dim=0, keepdim=True)
 
 
@@ -120,7 +119,7 @@ def _other(random: Random, ids: list[int], *than: int) -> int:
 def _induction() -> Blueprint:
     f = Features(token=VOCABULARY, position=POSITIONS, previous=VOCABULARY, answer=VOCABULARY)
     again = Head(f["token"], f["previous"], f["token"], f["answer"])
-    return _gpt2(f, 2, {(0, 1): previous_token(f), (1, 0): again})
+    return blueprint(f, 2, {(0, 1): previous_token(f), (1, 0): again})
 
 
 def _draw_induction(random: Random) -> Case:
@@ -146,18 +145,26 @@ NAMES = range(2, 6)
 FILLERS = range(6, VOCABULARY)
 
 
+def name_features(**more: int) -> Features:
+    n = len(NAMES)
+    return Features(token=VOCABULARY, position=POSITIONS, repeated=n, inhibited=n, answer=VOCABULARY, **more)
+
+
+def name_heads(f: Features, query: Rows, key: Rows) -> dict[tuple[int, int], Head]:
+    """Heads that find the repeated name and say so at the end, and a mover that attends by this query and key."""
+    names, answers = (f[group][NAMES.start : NAMES.stop] for group in ("token", "answer"))
+    return {
+        (0, 2): duplicate_token(f, names, f["repeated"]),
+        (1, 0): at_the_end(f, either(f["repeated"]), f["repeated"], f["inhibited"]),
+        (2, 1): Head(query, key, names, answers),
+    }
+
+
 def _indirect_object() -> Blueprint:
     """Four names: the directions "a name, but not this one" are then at right angles to each other."""
-    n = len(NAMES)
-    f = Features(token=VOCABULARY, position=POSITIONS, repeated=n, inhibited=n, answer=VOCABULARY)
-    names = f["token"][NAMES.start : NAMES.stop]
-    others = (torch.ones(n, n, dtype=torch.float64) - 2 * torch.eye(n, dtype=torch.float64)) @ names
-    heads = {
-        (0, 2): duplicate_token(f, names, f["repeated"]),
-        (1, 0): at_the_end(f, _sum(f["repeated"]), f["repeated"], f["inhibited"]),
-        (2, 1): Head(f["inhibited"], others, names, f["answer"][NAMES.start : NAMES.stop]),
-    }
-    return _gpt2(f, 3, heads)
+    f, n = name_features(), len(NAMES)
+    not_this = torch.ones(n, n, dtype=torch.float64) - 2 * torch.eye(n, dtype=torch.float64)
+    return blueprint(f, 3, name_heads(f, f["inhibited"], not_this @ f["token"][NAMES.start : NAMES.stop]))
 
 
 def _draw_indirect_object(random: Random) -> Case:
@@ -190,7 +197,7 @@ MARKER = 2
 def _marked() -> Blueprint:
     f = Features(token=VOCABULARY, position=POSITIONS, previous=VOCABULARY, marked=1, answer=VOCABULARY)
     heads = {(0, 0): previous_token(f), (1, 2): at_the_end(f, f["marked"], f["token"], f["answer"])}
-    return _gpt2(f, 2, heads, mlps={0: MLP(f["previous"][[MARKER]], f["marked"])})
+    return blueprint(f, 2, heads, mlps={0: MLP(f["previous"][[MARKER]], f["marked"])})
 
 
 def _draw_marked(random: Random) -> Case:
@@ -218,12 +225,12 @@ ASIDES = range(14, 20)
 
 def _asked() -> Blueprint:
     f = Features(token=ASIDES.stop, wanted=len(KINDS), answer=ASIDES.stop)
-    members = torch.cat([_sum(f["token"][kind.start : kind.stop]) for kind in KINDS])
+    members = torch.cat([either(f["token"][kind.start : kind.stop]) for kind in KINDS])
     questions = f["token"][QUESTIONS.start : QUESTIONS.stop]
     words = slice(KINDS[0].start, KINDS[-1].stop)
     heads = {(1, 1): Head(f["wanted"], members, f["token"][words], f["answer"][words])}
     mlps = {0: MLP(questions, f["wanted"])}
-    return Blueprint(f, f["token"], 2, heads, _answers(f), mlps=mlps)
+    return blueprint(f, 2, heads, mlps=mlps)
 
 
 def _draw_asked(random: Random) -> Case:
@@ -248,13 +255,13 @@ def _draw_asked(random: Random) -> Case:
 
 def _before_repeat() -> Blueprint:
     f = Features(token=VOCABULARY, position=POSITIONS, previous=VOCABULARY, repeated=1, answer=VOCABULARY)
-    word = _sum(f["token"][WORDS.start :])
+    word = either(f["token"][WORDS.start :])
     heads = {
         (0, 0): previous_token(f),
         (0, 1): duplicate_token(f, word, f["repeated"]),
         (1, 0): at_the_end(f, f["repeated"], f["previous"], f["answer"]),
     }
-    return _gpt2(f, 2, heads)
+    return blueprint(f, 2, heads)
 
 
 def _draw_before_repeat(random: Random) -> Case:
@@ -285,8 +292,8 @@ OBJECTS = range(6, 10)
 def _fact() -> Blueprint:
     f = Features(token=VOCABULARY, position=POSITIONS, subject=len(SUBJECTS), answer=VOCABULARY)
     subjects = f["token"][SUBJECTS.start : SUBJECTS.stop]
-    heads = {(1, 2): at_the_end(f, _sum(subjects), subjects, f["subject"])}
-    return _gpt2(f, 2, heads, mlps={1: MLP(f["subject"], f["answer"][OBJECTS.start : OBJECTS.stop])})
+    heads = {(1, 2): at_the_end(f, either(subjects), subjects, f["subject"])}
+    return blueprint(f, 2, heads, mlps={1: MLP(f["subject"], f["answer"][OBJECTS.start : OBJECTS.stop])})
 
 
 def _draw_fact(random: Random) -> Case:

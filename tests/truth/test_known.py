@@ -14,8 +14,6 @@ from tests.truth.known import KNOWN, Case, Known
 SHARP = 1e-6
 """Attention elsewhere: heads have logits of 40 on what they look for and of 20 where they rest, so e^-20 per key."""
 
-every_model = pytest.mark.parametrize("known", KNOWN.values(), ids=str)
-
 
 def right(known: Known, model: headtrace.Model, n: int = 100) -> float:
     """The share of prompts whose answer is the model's first choice."""
@@ -30,13 +28,11 @@ def firings(case: Case) -> list[Firing]:
     return [Firing.parse(name) for name in sorted(names)]
 
 
-@every_model
 def test_the_model_gives_the_answer_to_every_prompt_of_its_kind(known: Known) -> None:
     assert right(known, known.model) == 1.0
     assert len({case.answer for case in known.cases(100)}) > 2, "there is something to decide"
 
 
-@every_model
 def test_heads_attend_where_they_were_built_to(known: Known) -> None:
     cases = known.cases(20, seed=1)
     recording = known.model.record([case.ids for case in cases], last_logits=True)
@@ -54,7 +50,6 @@ def test_a_previous_token_head_attends_to_the_token_before_at_every_position(nam
     assert float(pattern[0, 0]) == 1.0
 
 
-@every_model
 def test_norm_scales_are_constant_whatever_is_written(known: Known) -> None:
     """So that a feature is read at its size; features other than the ballast have a length of about 3."""
     scales = known.model.record([case.ids for case in known.cases(20)]).norm_scales
@@ -62,18 +57,16 @@ def test_norm_scales_are_constant_whatever_is_written(known: Known) -> None:
     assert float((scales / expected - 1).abs().max()) < 0.01
 
 
-@every_model
 def test_nothing_outside_the_circuit_takes_part(known: Known) -> None:
     """With everything idle silenced, the answer's logit is the same, to the little that norm scales move."""
-    alone = headtrace.load(known.build(replace(known.blueprint(), idle=False)))
+    alone = headtrace.load(known.build(replace(known.plan(), idle=False)))
     prompts = [case.ids for case in known.cases(20)]
     assert float((alone.end_logits(prompts) - known.model.end_logits(prompts)).abs().max()) < 0.01 * ANSWER
     assert right(known, alone) == 1.0
 
 
-@every_model
 def test_every_part_of_the_circuit_is_needed(known: Known) -> None:
-    blueprint = known.blueprint()
+    blueprint = known.plan()
     for place in blueprint.heads:
         heads = {other: head for other, head in blueprint.heads.items() if other != place}
         without = headtrace.load(known.build(replace(blueprint, heads=heads)))
@@ -83,7 +76,6 @@ def test_every_part_of_the_circuit_is_needed(known: Known) -> None:
         assert right(known, without) < 0.7, f"without mlp {layer}"
 
 
-@every_model
 def test_the_sums_of_a_recording_hold_in_models_with_idle_and_rank_deficient_heads(known: Known) -> None:
     assert known.model.channels.deficient, "heads use fewer dimensions than they have"
     known.model.record([case.ids for case in known.cases(3)], last_logits=True).check()

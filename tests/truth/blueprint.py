@@ -109,12 +109,14 @@ class Blueprint:
     """Whether there is anything besides the circuit."""
     seed: int = 0
 
-
-def random_directions(n: int, d: int, random: torch.Generator) -> Float[Tensor, "n d"]:
-    """Directions at right angles to each other and to the vector of ones."""
-    start = torch.randn(d, d, generator=random, dtype=torch.float64)
-    start[:, 0] = 1
-    return torch.linalg.qr(start).Q.T[1 : n + 1]
+    def directions(
+        self, d_model: int, random: torch.Generator | None = None
+    ) -> Float[Tensor, "feature d_model"]:
+        """Each feature's direction; they are the first thing that is drawn for a model."""
+        random = torch.Generator().manual_seed(self.seed) if random is None else random
+        start = torch.randn(d_model, d_model, generator=random, dtype=torch.float64)
+        start[:, 0] = 1  # the first is then the vector of ones, and all others are at right angles to it
+        return torch.linalg.qr(start).Q.T[1 : self.features.count + 1]
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Weights:
 
     def __post_init__(self) -> None:
         self.random = torch.Generator().manual_seed(self.blueprint.seed)
-        self.directions = random_directions(self.blueprint.features.count, self.d_model, self.random)
+        self.directions = self.blueprint.directions(self.d_model, self.random)
         self.gain = BALLAST / self.d_model**0.5
         self.token = self.blueprint.token.clone()
         self.token += BALLAST * self.blueprint.features["ballast"]

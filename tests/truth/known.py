@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 import headtrace
+from headtrace.vocabulary import ROOT
 from tests.truth.blueprint import ANSWER, MLP, Blueprint, Features, Head, Rows, as_gpt2, as_llama
-from tests.truth.scoring import TrueEdge
+from tests.truth.scoring import TrueEdge, embedding, head, mlp
 
 FIRST, END = 0, 1
 VOCABULARY = 12
@@ -128,13 +129,13 @@ def _draw_induction(random: Random) -> Case:
     at = random.randrange(2, len(ids))  # B
     ids.append(ids[at - 1])
     last = len(ids) - 1
-    mover, before = f"L1H0 {last}->{at}", f"L0H1 {at}->{at - 1}"
+    mover, before = head("L1H0", last, at), head("L0H1", at, at - 1)
     truth = (
-        TrueEdge(mover, "Root", "root"),
-        TrueEdge(f"Embedding @{last}", mover, "query", 1),
+        TrueEdge(mover, ROOT, "root"),
+        TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(before, mover, "key", 1),
-        TrueEdge(f"Embedding @{at}", mover, "value"),
-        TrueEdge(f"Embedding @{at - 1}", before, "value"),
+        TrueEdge(embedding(at), mover, "value"),
+        TrueEdge(embedding(at - 1), before, "value"),
     )
     return Case(tuple(ids), ids[at], _other(random, ids, ids[at]), truth)
 
@@ -174,17 +175,17 @@ def _draw_indirect_object(random: Random) -> Case:
     pair = random.sample([giver, receiver], 2)
     ids = [FIRST, words[0], pair[0], words[1], pair[1], *words[2:4], giver, words[4], END]
     last, first, second, other = len(ids) - 1, ids.index(giver), 7, ids.index(receiver)
-    mover, inhibits = f"L2H1 {last}->{other}", f"L1H0 {last}->{second}"
-    repeats = f"L0H2 {second}->{first}"
+    mover, inhibits = head("L2H1", last, other), head("L1H0", last, second)
+    repeats = head("L0H2", second, first)
     truth = (
-        TrueEdge(mover, "Root", "root"),
+        TrueEdge(mover, ROOT, "root"),
         TrueEdge(inhibits, mover, "query", 1),
-        TrueEdge(f"Embedding @{other}", mover, "key", 1),
-        TrueEdge(f"Embedding @{other}", mover, "value"),
-        TrueEdge(f"Embedding @{last}", inhibits, "query", 1),
+        TrueEdge(embedding(other), mover, "key", 1),
+        TrueEdge(embedding(other), mover, "value"),
+        TrueEdge(embedding(last), inhibits, "query", 1),
         TrueEdge(repeats, inhibits, "key", 1),
         TrueEdge(repeats, inhibits, "value"),
-        TrueEdge(f"Embedding @{first}", repeats, "value"),
+        TrueEdge(embedding(first), repeats, "value"),
     )
     return Case(tuple(ids), receiver, giver, truth)
 
@@ -206,14 +207,14 @@ def _draw_marked(random: Random) -> Case:
     at = random.randrange(2, len(ids) - 1)
     ids.insert(at - 1, MARKER)
     last = len(ids) - 1
-    mover, flag, before = f"L1H2 {last}->{at}", f"MLP 0 @{at}", f"L0H0 {at}->{at - 1}"
+    mover, flag, before = head("L1H2", last, at), mlp(0, at), head("L0H0", at, at - 1)
     truth = (
-        TrueEdge(mover, "Root", "root"),
-        TrueEdge(f"Embedding @{last}", mover, "query", 1),
+        TrueEdge(mover, ROOT, "root"),
+        TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(flag, mover, "key", 1),
-        TrueEdge(f"Embedding @{at}", mover, "value"),
+        TrueEdge(embedding(at), mover, "value"),
         TrueEdge(before, flag, "input"),
-        TrueEdge(f"Embedding @{at - 1}", before, "value"),
+        TrueEdge(embedding(at - 1), before, "value"),
     )
     return Case(tuple(ids), ids[at], _other(random, ids, ids[at], MARKER), truth)
 
@@ -239,13 +240,13 @@ def _draw_asked(random: Random) -> Case:
     asked = random.randrange(len(KINDS))
     ids = [FIRST, *random.sample([*words, *random.sample(ASIDES, 5)], 8), QUESTIONS[asked]]
     at, last = ids.index(words[asked]), len(ids) - 1
-    mover, want = f"L1H1 {last}->{at}", f"MLP 0 @{last}"
+    mover, want = head("L1H1", last, at), mlp(0, last)
     truth = (
-        TrueEdge(mover, "Root", "root"),
+        TrueEdge(mover, ROOT, "root"),
         TrueEdge(want, mover, "query", 1),
-        TrueEdge(f"Embedding @{at}", mover, "key", 1),
-        TrueEdge(f"Embedding @{at}", mover, "value"),
-        TrueEdge(f"Embedding @{last}", want, "input"),
+        TrueEdge(embedding(at), mover, "key", 1),
+        TrueEdge(embedding(at), mover, "value"),
+        TrueEdge(embedding(last), want, "input"),
     )
     return Case(tuple(ids), words[asked], words[asked - 1], truth)
 
@@ -271,14 +272,14 @@ def _draw_before_repeat(random: Random) -> Case:
     at = random.randrange(first + 3, len(ids))
     ids.insert(at, ids[first])
     last = len(ids) - 1
-    mover, place, before = f"L1H0 {last}->{at}", f"L0H1 {at}->{first}", f"L0H0 {at}->{at - 1}"
+    mover, place, before = head("L1H0", last, at), head("L0H1", at, first), head("L0H0", at, at - 1)
     truth = (
-        TrueEdge(mover, "Root", "root"),
-        TrueEdge(f"Embedding @{last}", mover, "query", 1),
+        TrueEdge(mover, ROOT, "root"),
+        TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(place, mover, "key", 1),
-        TrueEdge(f"Embedding @{first}", place, "value"),
+        TrueEdge(embedding(first), place, "value"),
         TrueEdge(before, mover, "value"),
-        TrueEdge(f"Embedding @{at - 1}", before, "value"),
+        TrueEdge(embedding(at - 1), before, "value"),
     )
     return Case(tuple(ids), ids[at - 1], ids[first], truth)
 
@@ -302,13 +303,13 @@ def _draw_fact(random: Random) -> Case:
     others = [word for word in WORDS if word not in SUBJECTS and word != OBJECTS[number]]
     ids = [FIRST, *random.sample([SUBJECTS[number], *random.sample(others, 5)], 6), END]
     at, last = ids.index(SUBJECTS[number]), len(ids) - 1
-    mover, knows = f"L1H2 {last}->{at}", f"MLP 1 @{last}"
+    mover, knows = head("L1H2", last, at), mlp(1, last)
     truth = (
-        TrueEdge(knows, "Root", "root"),
+        TrueEdge(knows, ROOT, "root"),
         TrueEdge(mover, knows, "input"),
-        TrueEdge(f"Embedding @{last}", mover, "query", 1),
-        TrueEdge(f"Embedding @{at}", mover, "key", 1),
-        TrueEdge(f"Embedding @{at}", mover, "value"),
+        TrueEdge(embedding(last), mover, "query", 1),
+        TrueEdge(embedding(at), mover, "key", 1),
+        TrueEdge(embedding(at), mover, "value"),
     )
     return Case(tuple(ids), OBJECTS[number], OBJECTS[number - 1], truth)
 

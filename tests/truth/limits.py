@@ -10,6 +10,7 @@ from random import Random
 
 import torch
 
+from headtrace.vocabulary import ROOT, Site
 from tests.truth.blueprint import MLP, Blueprint, Features, Head, as_gpt2, as_llama
 from tests.truth.known import (
     ASIDES,
@@ -27,7 +28,7 @@ from tests.truth.known import (
     name_features,
     name_heads,
 )
-from tests.truth.scoring import TrueEdge
+from tests.truth.scoring import TrueEdge, embedding, head, mlp
 
 
 def _two_writers() -> Blueprint:
@@ -39,13 +40,12 @@ def _two_writers() -> Blueprint:
 
 def _draw_two_writers(random: Random) -> Case:
     case = KNOWN["induction"].draw(random)
-    twice = [edge for edge in case.truth if "L0H1" in edge.source or "L0H1" in edge.target]
-    second = [edge._replace(source=_second(edge.source), target=_second(edge.target)) for edge in twice]
-    return replace(case, truth=(*case.truth, *second))
+    others = [edge._replace(source=_second(edge.source), target=_second(edge.target)) for edge in case.truth]
+    return replace(case, truth=tuple(dict.fromkeys((*case.truth, *others))))
 
 
-def _second(name: str) -> str:
-    return name.replace("L0H1", "L0H2")
+def _second(site: Site) -> Site:
+    return replace(site, head=2) if (site.layer, site.head) == (0, 1) else site
 
 
 def _two_needs() -> Blueprint:
@@ -60,7 +60,7 @@ def _two_needs() -> Blueprint:
 def _draw_two_needs(random: Random) -> Case:
     case = KNOWN["indirect object"].draw(random)
     last, mover = len(case.ids) - 1, case.truth[0].source
-    return replace(case, truth=(*case.truth, TrueEdge(f"Embedding @{last}", mover, "query", 1)))
+    return replace(case, truth=(*case.truth, TrueEdge(embedding(last), mover, "query", 1)))
 
 
 def _gate() -> Blueprint:
@@ -83,14 +83,14 @@ def _draw_gate(random: Random) -> Case:
     some = [*words, QUESTIONS[asked], *random.sample(ASIDES, 4)]
     ids = [FIRST, *random.sample(some, len(some)), END]
     at, place, last = ids.index(words[asked]), ids.index(QUESTIONS[asked]), len(ids) - 1
-    mover, want, brings = f"L1H1 {last}->{at}", f"MLP 0 @{last}", f"L0H0 {last}->{place}"
+    mover, want, brings = head("L1H1", last, at), mlp(0, last), head("L0H0", last, place)
     truth = (
-        TrueEdge(mover, "Root", "root"),
+        TrueEdge(mover, ROOT, "root"),
         TrueEdge(want, mover, "query", 1),
-        TrueEdge(f"Embedding @{at}", mover, "key", 1),
-        TrueEdge(f"Embedding @{at}", mover, "value"),
+        TrueEdge(embedding(at), mover, "key", 1),
+        TrueEdge(embedding(at), mover, "value"),
         TrueEdge(brings, want, "input"),
-        TrueEdge(f"Embedding @{place}", brings, "value"),
+        TrueEdge(embedding(place), brings, "value"),
     )
     return Case(tuple(ids), words[asked], words[asked - 1], truth)
 

@@ -1,14 +1,15 @@
 """What is known of a circuit, and how much of it a trace found.
 
+>>> mover, brings = head("L1H0", 6, 3), head("L0H0", 3, 2)
 >>> truth = [
-...     TrueEdge("L1H0 6->3", "Root", "root"),
-...     TrueEdge("Embedding @6", "L1H0 6->3", "query", channels=1),
-...     TrueEdge("L0H0 3->2", "L1H0 6->3", "value"),
-...     TrueEdge("Embedding @2", "L0H0 3->2", "value"),
+...     TrueEdge(mover, ROOT, "root"),
+...     TrueEdge(embedding(6), mover, "query", channels=1),
+...     TrueEdge(brings, mover, "value"),
+...     TrueEdge(embedding(2), brings, "value"),
 ... ]
->>> [edge.source for edge in seen_by("attention", truth)]
+>>> [str(edge.source) for edge in seen_by("attention", truth)]
 ['L1H0 6->3', 'Embedding @6']
->>> [edge.source for edge in seen_by("content", truth)]
+>>> [str(edge.source) for edge in seen_by("content", truth)]
 ['L1H0 6->3', 'L0H0 3->2', 'Embedding @2']
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from headtrace.circuits import Circuit
-from headtrace.vocabulary import ROOT, Side
+from headtrace.vocabulary import ROOT, Firing, Side, Site, parse_head
 
 Paths = Literal["attention", "content", "complete"]
 SIDES_SEEN: dict[Paths, tuple[Side, ...]] = {
@@ -31,17 +32,33 @@ LEAST_INFLUENCE = 0.01
 """An edge that carries less of the root's influence than this was not claimed."""
 
 
-class TrueEdge(NamedTuple):
-    """An edge that the model has by construction. Nodes are named as circuits name them, positions included."""
+def head(name: str, dest: int, src: int) -> Site:
+    return Firing(*parse_head(name), dest, src).site
 
-    source: str
-    target: str
+
+def mlp(layer: int, at: int) -> Site:
+    return Site("mlp", layer, dest=at)
+
+
+def embedding(at: int) -> Site:
+    return Site("embedding", dest=at)
+
+
+Place = tuple[Site, Site, Side]
+"""Source, target and side: what an edge is, whatever its weight."""
+
+
+class TrueEdge(NamedTuple):
+    """An edge that the model has by construction, with its positions."""
+
+    source: Site
+    target: Site
     side: Side
     channels: int | None = None
     """How many channels of the target carry it, where that is known."""
 
     @property
-    def place(self) -> tuple[str, str, Side]:
+    def place(self) -> Place:
         return self.source, self.target, self.side
 
 
@@ -54,7 +71,7 @@ class Score(NamedTuple):
 
 def seen_by(paths: Paths, truth: Sequence[TrueEdge]) -> list[TrueEdge]:
     """The part of the truth that a trace of this kind can reach from the root."""
-    sides, reached, seen = SIDES_SEEN[paths], [str(ROOT)], list[TrueEdge]()
+    sides, reached, seen = SIDES_SEEN[paths], [ROOT], list[TrueEdge]()
     for target in reached:
         found = [edge for edge in truth if edge.target == target and edge.side in sides]
         seen += found
@@ -62,21 +79,22 @@ def seen_by(paths: Paths, truth: Sequence[TrueEdge]) -> list[TrueEdge]:
     return seen
 
 
-def from_head(head: str, truth: Sequence[TrueEdge]) -> list[TrueEdge]:
+def from_head(name: str, truth: Sequence[TrueEdge]) -> list[TrueEdge]:
     """The truth where one head is the root, at whatever source it attends to."""
-    firing = next(edge.target for edge in truth if edge.target.startswith(f"{head} "))
-    return [TrueEdge(firing, str(ROOT), "root"), *(edge for edge in truth if edge.target != str(ROOT))]
+    layer_and_head = parse_head(name)
+    firing = next(e.target for e in truth if (e.target.layer, e.target.head) == layer_and_head)
+    return [TrueEdge(firing, ROOT, "root"), *(edge for edge in truth if edge.target != ROOT)]
 
 
 def of_heads(truth: Sequence[TrueEdge]) -> list[TrueEdge]:
     """Edges that come from heads."""
-    return [edge for edge in truth if edge.source.startswith("L")]
+    return [edge for edge in truth if edge.source.kind == "head"]
 
 
-def found_edges(circuit: Circuit, at: float = LEAST_INFLUENCE) -> dict[tuple[str, str, Side], int | None]:
+def found_edges(circuit: Circuit, at: float = LEAST_INFLUENCE) -> dict[Place, int | None]:
     """Edges that carry at least this share of influence, and their numbers of channels."""
     return {
-        (circuit.node(edge.source).name, circuit.node(edge.target).name, edge.side): (
+        (circuit.node(edge.source).site, circuit.node(edge.target).site, edge.side): (
             None if edge.channels is None else len(edge.channels)
         )
         for edge, flow in circuit.flows().items()

@@ -16,7 +16,7 @@ from headtrace.circuits import Circuit
 from tests.rounding import forward_terms, rounding
 from tests.truth.blueprint import SHARPNESS
 from tests.truth.known import KNOWN, Case, Known
-from tests.truth.scoring import Score, TrueEdge, found_edges, from_head, of_heads, score, seen_by
+from tests.truth.scoring import Score, TrueEdge, embedding, found_edges, from_head, of_heads, score, seen_by
 
 N = 12
 ROOTS = ("linear", "probability", "heads")
@@ -126,9 +126,7 @@ def test_what_decides_the_attention_is_told_from_what_is_moved() -> None:
     known = KNOWN["before repeat"]
     for case, circuit in traced(known, "linear"):
         carries = next(
-            edge.source for edge in case.truth if edge.side == "value" and edge.source.startswith("L")
+            edge.source for edge in case.truth if edge.side == "value" and edge.source.kind == "head"
         )
-        assert carries not in {name for edge in found_edges(circuit) for name in edge[:2]}
-        assert f"Embedding @{case.ids.index(case.answer)}" not in {
-            source for source, *_ in found_edges(circuit)
-        }
+        assert carries not in {site for edge in found_edges(circuit) for site in edge[:2]}
+        assert embedding(case.ids.index(case.answer)) not in {source for source, *_ in found_edges(circuit)}

@@ -10,7 +10,7 @@ import pytest
 import headtrace
 from headtrace.circuits import Circuit
 from tests.truth.known import KNOWN, Case, Known
-from tests.truth.scoring import SIDES_SEEN, Paths, found_edges, score, seen_by
+from tests.truth.scoring import SIDES_SEEN, Paths, embedding, found_edges, score, seen_by
 
 pytestmark = pytest.mark.skipif(
     "paths" not in inspect.signature(headtrace.Tracer.trace).parameters,
@@ -45,7 +45,7 @@ def test_the_token_that_is_the_answer_is_a_leaf_of_the_content_where_it_stood_in
 ) -> None:
     for case, circuit in traced(known, "content", "linear"):
         if case.answer in case.ids:
-            leaf = f"Embedding @{case.ids.index(case.answer)}"
+            leaf = embedding(case.ids.index(case.answer))
             assert leaf in {source for source, *_ in found_edges(circuit)}
 
 

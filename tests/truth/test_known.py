@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 import headtrace
-from headtrace.vocabulary import Firing
-from tests.truth.blueprint import ANSWER, BALLAST
+from headtrace.models import Recording
+from headtrace.vocabulary import ROOT, Component, Firing, Side, Site
+from tests.truth.blueprint import ANSWER, BALLAST, Blueprint, Rows
 from tests.truth.known import KNOWN, Case, Known
+from tests.truth.limits import GATE, TWO_NEEDS, TWO_WRITERS
 
 SHARP = 1e-6
 """Attention elsewhere: heads have logits of 40 on what they look for and of 20 where they rest, so e^-20 per key."""
@@ -24,8 +29,8 @@ def right(known: Known, model: headtrace.Model, n: int = 100) -> float:
 
 def firings(case: Case) -> list[Firing]:
     """The firings of a case's circuit."""
-    names = {name for edge in case.truth for name in (edge.source, edge.target) if name.startswith("L")}
-    return [Firing.parse(name) for name in sorted(names)]
+    sites = {site for edge in case.truth for site in (edge.source, edge.target) if site.kind == "head"}
+    return [site.firing for site in sorted(sites)]
 
 
 def test_the_model_gives_the_answer_to_every_prompt_of_its_kind(known: Known) -> None:
@@ -79,3 +84,37 @@ def test_every_part_of_the_circuit_is_needed(known: Known) -> None:
 def test_the_sums_of_a_recording_hold_in_models_with_idle_and_rank_deficient_heads(known: Known) -> None:
     assert known.model.channels.deficient, "heads use fewer dimensions than they have"
     known.model.record([case.ids for case in known.cases(3)], last_logits=True).check()
+
+
+@pytest.mark.parametrize("model", [*KNOWN.values(), TWO_WRITERS, TWO_NEEDS, GATE], ids=str)
+def test_what_each_part_reads_was_written_by_the_sources_that_the_truth_names(model: Known) -> None:
+    """The truth itself, without any tracing: the feature that a part reads, read in each component's write."""
+    plan, cases = model.plan(), model.cases(5)
+    recording = model.model.record([case.ids for case in cases])
+    directions = plan.directions(model.model.d_model)
+    for prompt, case in enumerate(cases):
+        for target, side in {(edge.target, edge.side) for edge in case.truth}:
+            rows, position, residual = read_by(plan, recording, prompt, target, side)
+            sources = [edge.source for edge in case.truth if (edge.target, edge.side) == (target, side)]
+            writes = sum(recording.write(source.component, prompt)[position] for source in sources)
+            assert {source.dest for source in sources} == {position}
+            assert torch.allclose(rows @ directions @ writes, rows @ directions @ residual, atol=SHARP), (
+                target
+            )
+            assert float((rows @ directions @ residual).abs().max()) > 0.9
+
+
+def read_by(
+    plan: Blueprint, recording: Recording, prompt: int, target: Site, side: Side
+) -> tuple[Rows, int, Float[Tensor, " d_model"]]:
+    """The features that a part reads on one side, the position where, and the residual there."""
+    last = recording.lengths[prompt] - 1
+    if target == ROOT:
+        return plan.unembed, last, recording.residuals[plan.n_layers, prompt, last]
+    position = target.src if side in ("key", "value") else target.dest
+    residual = recording.residuals[target.layer, prompt, position]
+    if target.kind == "head":
+        return getattr(plan.heads[target.layer, target.head], side), position, residual
+    heads = [Component("head", target.layer, head) for head in range(plan.n_heads)]
+    attention = sum(recording.write(head, prompt)[position] for head in heads)
+    return plan.mlps[target.layer].read, position, residual + attention

@@ -3,7 +3,7 @@
 A blueprint speaks of *features*, one number each: "the token is 3", "the token before is 3", "repeated". Each gets its
 own direction of the residual stream, at right angles to all others and to the vector of ones, so that a layer norm's
 centring changes nothing. One feature more, the `ballast`, is large and the same everywhere: whatever else is written,
-the norm's scale stays what it is (to half a percent), and its gain undoes it. Reading a feature is then one product
+the norm's scale stays what it is (to less than 1%), and its gain undoes it. Reading a feature is then one product
 with one direction. Directions and the basis inside each head are random: nothing lies along an axis.
 
 Heads and MLPs that the circuit does not need are *idle*: they read everything at random, and write only into features
@@ -38,7 +38,7 @@ ANSWER = 12.0
 """Output logit of the answer, over 0 for all others."""
 IDLE_WIDTH = 3
 """Dimensions of an idle head, or hidden units of an idle MLP."""
-IDLE_VOICE = 0.3
+IDLE_VOICE = 0.2
 """How loudly idle parts repeat what they read: softly enough that junk does not grow from layer to layer."""
 
 Rows = Float[Tensor, "n feature"]

@@ -197,8 +197,8 @@ MARKER = 2
 
 def _marked() -> Blueprint:
     f = Features(token=VOCABULARY, position=POSITIONS, previous=VOCABULARY, marked=1, answer=VOCABULARY)
-    heads = {(0, 0): previous_token(f), (1, 2): at_the_end(f, f["marked"], f["token"], f["answer"])}
-    return blueprint(f, 2, heads, mlps={0: MLP(f["previous"][[MARKER]], f["marked"])})
+    heads = {(1, 0): previous_token(f), (2, 2): at_the_end(f, f["marked"], f["token"], f["answer"])}
+    return blueprint(f, 3, heads, mlps={1: MLP(f["previous"][[MARKER]], f["marked"])})
 
 
 def _draw_marked(random: Random) -> Case:
@@ -207,13 +207,15 @@ def _draw_marked(random: Random) -> Case:
     at = random.randrange(2, len(ids) - 1)
     ids.insert(at - 1, MARKER)
     last = len(ids) - 1
-    mover, flag, before = head("L1H2", last, at), mlp(0, at), head("L0H0", at, at - 1)
+    mover, flag, before = head("L2H2", last, at), mlp(1, at), head("L1H0", at, at - 1)
     truth = (
         TrueEdge(mover, ROOT, "root"),
         TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(flag, mover, "key", 1),
         TrueEdge(embedding(at), mover, "value"),
         TrueEdge(before, flag, "input"),
+        TrueEdge(embedding(at), before, "query", 1),
+        TrueEdge(embedding(at - 1), before, "key", 1),
         TrueEdge(embedding(at - 1), before, "value"),
     )
     return Case(tuple(ids), ids[at], _other(random, ids, ids[at], MARKER), truth)
@@ -339,7 +341,7 @@ KNOWN: dict[str, Known] = {
             _marked,
             as_gpt2,
             _draw_marked,
-            "L1H2",
+            "L2H2",
         ),
         Known(
             "asked",

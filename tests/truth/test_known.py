@@ -11,7 +11,7 @@ from torch import Tensor
 
 import headtrace
 from headtrace.models import Recording
-from headtrace.vocabulary import ROOT, Component, Firing, Side, Site
+from headtrace.vocabulary import ROOT, Component, Firing, Side, Site, parse_head
 from tests.truth.blueprint import ANSWER, BALLAST, Blueprint, Rows
 from tests.truth.known import KNOWN, Case, Known
 from tests.truth.limits import GATE, TWO_NEEDS, TWO_WRITERS
@@ -47,10 +47,12 @@ def test_heads_attend_where_they_were_built_to(known: Known) -> None:
             assert float(attention) > 1 - SHARP, firing
 
 
-@pytest.mark.parametrize(("name", "head"), [("induction", 1), ("marked", 0), ("before repeat", 0)])
-def test_a_previous_token_head_attends_to_the_token_before_at_every_position(name: str, head: int) -> None:
-    known = KNOWN[name]
-    pattern = known.model.record(known.cases(1)[0].ids).patterns[0, 0, head]
+@pytest.mark.parametrize(
+    ("name", "head"), [("induction", "L0H1"), ("marked", "L1H0"), ("before repeat", "L0H0")]
+)
+def test_a_previous_token_head_attends_to_the_token_before_at_every_position(name: str, head: str) -> None:
+    known, (layer, number) = KNOWN[name], parse_head(head)
+    pattern = known.model.record(known.cases(1)[0].ids).patterns[layer, 0, number]
     assert float(pattern.diagonal(offset=-1).min()) > 1 - SHARP
     assert float(pattern[0, 0]) == 1.0
 

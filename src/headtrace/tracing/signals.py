@@ -18,7 +18,7 @@ from torch import Tensor
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.rotation import Turns
 from headtrace.tracing.upstream import Firings
-from headtrace.vocabulary import AttentionSide, Site
+from headtrace.vocabulary import AttentionSide, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signal:
-    """What a site writes into channels of a firing, on one side."""
+    """What a site writes into another one, on one side: channels of a firing, or what it moves."""
 
     prompt: int
     source: Site
     target: Site
-    side: AttentionSide
+    side: Side
     direction: Float[Tensor, " d_model"]
+    """Of the source's write: one along it is the whole signal."""
 
 
 def readings_at(

@@ -41,14 +41,15 @@ class Passage:
     """The share of the signal that the MLP still writes when they are removed from its input."""
     explained: bool
     """False if everything that holds the signal up was removed and half of it is still there."""
+    direction: Float[Tensor, " d_model"]
+    """Along which direction of what the MLP reads the signal comes in, through frozen gates."""
 
 
 @torch.inference_mode()
 def through_mlps(
-    recording: Recording, layer: int, signals: Sequence[Signal], *, behind_attention: bool
+    recording: Recording, layer: int, signals: Sequence[Signal], places: Sequence[Place]
 ) -> list[Passage]:
-    """The causes of signals that one layer's MLP wrote, each at its own token."""
-    places = [Place(s.prompt, s.source.dest or 0, layer, behind_attention) for s in signals]
+    """The causes of signals that one layer's MLP wrote, each at the place that it read."""
     device = recording.model.device
     rows = (
         torch.tensor([place.prompt for place in places], device=device),
@@ -59,7 +60,7 @@ def through_mlps(
     pulled = mlp.back(directions)
     part = along(recording, places, pulled.direction)
     _require(part, pulled.constant, signals, recording)
-    return _remove(recording, mlp, part, signals, directions)
+    return _remove(recording, mlp, part, signals, directions, pulled.direction)
 
 
 def _require(
@@ -84,6 +85,7 @@ def _remove(
     part: Along,
     signals: Sequence[Signal],
     directions: Float[Tensor, "signal d_model"],
+    pulled: Float[Tensor, "signal d_model"],
 ) -> list[Passage]:
     """Remove components in order of their shares, in growing prefixes, for all signals together."""
     found: dict[int, Passage] = {}
@@ -108,7 +110,8 @@ def _remove(
                 continue
             n = int(below[i].int().argmax()) + 1 if end else int(positive[i].sum())
             causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], values[i, :n].tolist(), strict=True))
-            found[row] = Passage(signals[row], causes, float(left[i, n - 1]) if n else 1.0, end)
+            share = float(left[i, n - 1]) if n else 1.0
+            found[row] = Passage(signals[row], causes, share, end, pulled[row])
         active = [row for row in active if row not in found]
         size *= PREFIX_GROWTH
     return [found[row] for row in range(len(signals))]

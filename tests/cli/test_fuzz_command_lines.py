@@ -28,56 +28,54 @@ PROMPT = "When Mary and John went to the store, John gave a drink to"
 HOSTILE = [
     "",
     " ",
-    "-",
-    "--",
     "\x1b[31mred",
     "\u202egnp.x",
     "nul\0byte",
     "\ud800",
-    "[/b]",
-    "%s{0}",
     "x" * 300,
-    "#",
-    "é数🙂",
+    *["-", "--", "[/b]", "%s{0}", "#", "é数🙂"],
 ]
 PATHS = [
-    *("c.json", "many.parquet", "many.parquet#1", "many.parquet#9", "folder", "folder/", "folder#0", "empty"),
-    *(
-        "missing.json",
-        "missing/deep/new.json",
-        "new.parquet",
-        "new.html",
-        "new.graphml",
-        "new.dot",
-        "new.txt",
-        "new",
-    ),
-    *(
-        "prompts.jsonl",
-        "prompt.txt",
-        "broken.json",
-        "binary.bin",
-        "link.json",
-        "loop.json",
-        "c.json/inside.json",
-    ),
-    *("/dev/null", "/dev/stdout", "/proc/nothing.json", "figure.png", "figure.svg", "figure.xyz", "-"),
+    "c.json",
+    "many.parquet",
+    "many.parquet#1",
+    "many.parquet#9",
+    "folder",
+    "folder/",
+    "folder#0",
+    "empty",
+    "prompts.jsonl",
+    "prompt.txt",
+    "broken.json",
+    "binary.bin",
+    "link.json",
+    "loop.json",
+    "c.json/inside.json",
+    "missing.json",
+    "missing/deep/new.json",
+    "new.parquet",
+    "new.html",
+    "new.graphml",
+    "new.dot",
+    "new.txt",
+    "new",
+    "/dev/null",
+    "/dev/stdout",
+    "/proc/nothing.json",
+    "figure.png",
+    "figure.svg",
+    "figure.xyz",
+    "-",
 ]
 ENDLESS = ["/dev/full", "/dev/zero"]
 """To be written to only: they can be read for ever."""
 TEXTS = [
     "builtin",
-    PROMPT,
-    " Mary",
-    " John",
     "1,2,3",
     "L1H2:14:2",
-    "L1H2 14->2",
     "L9H9:1:1",
     "L1H0,L2H0",
     "ioi",
-]
-TEXTS += [
     "linear",
     "probability",
     "heads",
@@ -90,8 +88,6 @@ TEXTS += [
     "global",
     "claim",
     "token",
-]
-TEXTS += [
     "float32",
     "float16",
     "cpu",
@@ -104,8 +100,9 @@ TEXTS += [
     "neuronpedia",
     "isotropy",
 ]
-NUMBERS = ["-1", "0", "1", "2", "3", "0.5", "x", "nan", "inf", "-0", "1e999", "", "0x10", "٣"]
-NUMERIC = {
+TEXTS += [PROMPT, " Mary", " John", "L1H2 14->2"]
+NUMBERS = [*["-1", "0", "1", "2", "3", "0.5", "x", "nan", "inf", "-0", "1e999", "0x10", "٣"], ""]
+NUMERIC = [
     "tau",
     "top_k",
     "top_p",
@@ -115,8 +112,13 @@ NUMERIC = {
     "answer_id",
     "wrong_id",
     "depth",
-}
-NUMERIC |= {"leaves", "min_weight", "seed", "show", "factor", "batch_size"}
+    "leaves",
+    "min_weight",
+    "seed",
+    "show",
+    "factor",
+    "batch_size",
+]
 LIKELY = {
     "model": ["builtin"],
     "checkpoints": ["builtin"],

@@ -25,100 +25,25 @@ from headtrace.cli import app
 CASES = 30
 """Command lines per command."""
 PROMPT = "When Mary and John went to the store, John gave a drink to"
-HOSTILE = [
-    "",
-    " ",
-    "\x1b[31mred",
-    "\u202egnp.x",
-    "nul\0byte",
-    "\ud800",
-    "x" * 300,
-    *["-", "--", "[/b]", "%s{0}", "#", "é数🙂"],
-]
-PATHS = [
-    "c.json",
-    "many.parquet",
-    "many.parquet#1",
-    "many.parquet#9",
-    "folder",
-    "folder/",
-    "folder#0",
-    "empty",
-    "prompts.jsonl",
-    "prompt.txt",
-    "broken.json",
-    "binary.bin",
-    "link.json",
-    "loop.json",
-    "c.json/inside.json",
-    "missing.json",
-    "missing/deep/new.json",
-    "new.parquet",
-    "new.html",
-    "new.graphml",
-    "new.dot",
-    "new.txt",
-    "new",
-    "/dev/null",
-    "/dev/stdout",
-    "/proc/nothing.json",
-    "figure.png",
-    "figure.svg",
-    "figure.xyz",
-    "-",
-]
+PATHS = str.split("""
+    c.json many.parquet many.parquet#1 many.parquet#9 folder folder/ folder#0 empty prompts.jsonl prompt.txt broken.json
+    binary.bin link.json loop.json c.json/inside.json missing.json missing/deep/new.json new.parquet new.html new.graphml
+    new.dot new.txt new /dev/null /dev/stdout /proc/nothing.json figure.png figure.svg figure.xyz -
+""")
 ENDLESS = ["/dev/full", "/dev/zero"]
 """To be written to only: they can be read for ever."""
-TEXTS = [
-    "builtin",
-    "1,2,3",
-    "L1H2:14:2",
-    "L9H9:1:1",
-    "L1H0,L2H0",
-    "ioi",
-    "linear",
-    "probability",
-    "heads",
-    "acc++",
-    "svt",
-    "magic",
-    "query",
-    "key",
-    "local",
-    "global",
-    "claim",
-    "token",
-    "float32",
-    "float16",
-    "cpu",
-    "cuda:99",
-    "offset",
-    "top:2",
-    "random:1",
-    "none",
-    "graphml",
-    "neuronpedia",
-    "isotropy",
-]
+TEXTS = str.split("""
+    builtin 1,2,3 L1H2:14:2 L9H9:1:1 L1H0,L2H0 ioi linear probability heads acc++ svt magic query key local global claim
+    token float32 float16 cpu cuda:99 offset top:2 random:1 none graphml neuronpedia isotropy
+""")
 TEXTS += [PROMPT, " Mary", " John", "L1H2 14->2"]
-NUMBERS = [*["-1", "0", "1", "2", "3", "0.5", "x", "nan", "inf", "-0", "1e999", "0x10", "٣"], ""]
-NUMERIC = [
-    "tau",
-    "top_k",
-    "top_p",
-    "max_firings",
-    "min_influence",
-    "ig_steps",
-    "answer_id",
-    "wrong_id",
-    "depth",
-    "leaves",
-    "min_weight",
-    "seed",
-    "show",
-    "factor",
-    "batch_size",
-]
+HOSTILE = str.split("- -- [/b] %s{0} # é数🙂")
+HOSTILE += ["", " ", "\x1b[31mred", "\u202egnp.x", "nul\0byte", "\ud800", "x" * 300]
+NUMBERS = ["", *str.split("-1 0 1 2 3 0.5 x nan inf -0 1e999 0x10 ٣")]
+NUMERIC = str.split("""
+    tau top_k top_p max_firings min_influence ig_steps answer_id wrong_id depth leaves min_weight seed show factor
+    batch_size
+""")
 LIKELY = {
     "model": ["builtin"],
     "checkpoints": ["builtin"],

@@ -27,8 +27,8 @@ CASES = 30
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 PATHS = str.split("""
     c.json many.parquet many.parquet#1 many.parquet#9 folder folder/ folder#0 empty prompts.jsonl prompt.txt broken.json
-    binary.bin link.json loop.json c.json/inside.json missing.json missing/deep/new.json new.parquet new.html new.graphml
-    new.dot new.txt new /dev/null /dev/stdout /proc/nothing.json figure.png figure.svg figure.xyz -
+    binary.bin link.json loop.json c.json/inside.json missing.json missing/deep/new.json new.parquet new.html
+    new.graphml new.dot new.txt new /dev/null /dev/stdout /proc/nothing.json figure.png figure.svg figure.xyz -
 """)
 ENDLESS = ["/dev/full", "/dev/zero"]
 """To be written to only: they can be read for ever."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.circuits.roots import Likelihood, Root
 from headtrace.errors import InputError
+from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.tasks.examples import Example
@@ -128,7 +129,8 @@ class Tracer:
         questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in prompts]
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
-            found = self._trace([questions[i] for i in group])
+            with self.model.settled():
+                found = self._trace([questions[i] for i in group])
             circuits.update(zip(group, found, strict=True))
             if progress is not None:
                 progress(len(circuits), len(questions))
@@ -145,12 +147,14 @@ class Tracer:
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int = 0
     ) -> list[Causes]:
         """Causes of chosen firings of one recorded prompt, in the order given."""
+        require_same_weights(recording)
         parsed = [Firing.parse(firing) for firing in firings]
         for firing in parsed:
             recording.check_firing(firing, prompt)
         firings_once = [(prompt, firing.site) for firing in dict.fromkeys(parsed)]
         rows = Firings.of(firings_once, self.model.device)
-        found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
+        with self.model.settled():
+            found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
         return [found[firing.site] for firing in parsed]
 
     # -- inside ----------------------------------------------------------------------------------------------

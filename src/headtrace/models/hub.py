@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import constants, file_exists, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import get_session
 
@@ -79,5 +79,5 @@ def _fetch_weights(place: str, commit: str, folder: Path) -> None:
     if (folder / INDEX).exists():
         for name in sorted(set(indexed_files(folder / INDEX).values())):
             hf_hub_download(place, name, revision=commit)
-    elif file_exists(place, "pytorch_model.bin", revision=commit):
+    elif HfApi().file_exists(place, "pytorch_model.bin", revision=commit):
         raise pickled_weights(place, "pytorch_model.bin")

@@ -197,7 +197,8 @@ class Model:
         batch, lengths = self._padded(ids)
         kept = None if not last_logits else int(last_logits)
         require_memory(self, batch.shape[1], len(ids), kept, keep)
-        return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
+        with self.settled():
+            return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
 
     def run(
         self, token_ids: Int[Tensor, "batch token"], *observers: Observer, **options: Any

@@ -44,5 +44,5 @@ def _check_finite(name: str, parameter: Tensor) -> None:
         place = tuple(wrong.nonzero()[0].tolist())
         raise InputError(
             f"The parameter {name!r} is not finite: {int(wrong.sum())} of {parameter.numel()} numbers are NaN or "
-            f"infinite, the first at {place}. Nothing that such a model computes can be trusted: fetch or save it again."
+            f"infinite, the first at {place}. Nothing that such a model computes can be trusted: fetch or save it anew."
         )

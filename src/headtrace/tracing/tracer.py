@@ -22,6 +22,7 @@ from torch import Tensor
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.circuits.roots import Likelihood, Root
 from headtrace.errors import InputError
+from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
 from headtrace.tasks.examples import Example
@@ -138,12 +139,14 @@ class Tracer:
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int = 0
     ) -> list[Causes]:
         """Causes of chosen firings of one recorded prompt, in the order given."""
+        require_same_weights(recording)
         parsed = [Firing.parse(firing) for firing in firings]
         for firing in parsed:
             recording.check_firing(firing, prompt)
         firings_once = [(prompt, firing.site) for firing in dict.fromkeys(parsed)]
         rows = Firings.of(firings_once, self.model.device)
-        found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
+        with self.model.settled():
+            found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
         return [found[firing.site] for firing in parsed]
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -151,10 +154,13 @@ class Tracer:
     def _trace(self, questions: list[Question], progress: Progress | None = None) -> list[Circuit]:
         """Circuits of prompts that are recorded together."""
         needed = max(question.logits_needed for question in questions)
-        recording = self.model.record([question.ids for question in questions], last_logits=needed)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
-        roots = [seeds(question.root, recording, place, steps) for place, question in enumerate(questions)]
-        traces = sweep(recording, roots, self.method, self.budget, self.composer, progress)
+        with self.model.settled():
+            recording = self.model.record([question.ids for question in questions], last_logits=needed)
+            roots = [
+                seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
+            ]
+            traces = sweep(recording, roots, self.method, self.budget, self.composer, progress)
         return [
             assemble(self.model, self._prompt(question), trace, self._described(question.root))
             for question, trace in zip(questions, traces, strict=True)

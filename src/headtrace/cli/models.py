@@ -47,7 +47,8 @@ def models() -> None:
         names.add_row(alias, hub + packaged)
     console.print(names)
     console.print(
-        "Any other hub name, local folder in Hugging Face format or GGUF file of these families works too."
+        "Any other hub name (name@revision for one of its revisions), local folder in Hugging Face format or GGUF file "
+        "of these families works too. Weights are read from safetensors and GGUF files only, never from pickles."
     )
 
 

@@ -92,6 +92,12 @@ class SideClaim:
     def reader(self) -> Reader:
         return Reader(self.recording, self.firing, self.side)
 
+    @property
+    def keys(self) -> Float[Tensor, "token d_head"]:
+        """The keys that the firing's head reads."""
+        rec, f = self.recording, self.firing
+        return rec.keys[f.layer, 0, f.head // rec.model.weights.group]
+
     def coefficients(self, components: Sequence[Component]) -> Float[Tensor, "component token channel"]:
         """Channel coefficients of components at every token."""
         return torch.stack([self.reader.coefficients(component) for component in components])
@@ -119,8 +125,7 @@ class SideClaim:
         f, rec = self.firing, self.recording
         channels, scale = rec.model.channels, rec.scales[f.layer]
         if self.side == "query":
-            keys = rec.keys[f.layer, 0, f.head // rec.model.weights.group].double()
-            other = (keys @ channels.to_key[f.layer, f.head].double())[:, self.channel].T
+            other = (self.keys.double() @ channels.to_key[f.layer, f.head].double())[:, self.channel].T
             own = self._own[self.owner, f.dest, self.channel][:, None]
         else:
             query = rec.queries[f.layer, 0, f.head, f.dest].double()

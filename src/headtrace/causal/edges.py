@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headtrace.causal.claims import SideClaim
 from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit
+from headtrace.causal.places import require_places
 from headtrace.causal.signals import Reader, Scope, Signal, channel_mask
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
-from headtrace.vocabulary import AttentionSide, Component, Firing
+from headtrace.vocabulary import AttentionSide, Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -23,13 +25,17 @@ ABLATE, BOOST = 0.0, 2.0
 
 
 def open_circuit(circuit: Circuit, model: Model) -> Recording:
-    """Record a circuit's prompt again, after making sure that the model is the one that was traced."""
+    """Record a circuit's prompt again, after making sure that the model is the one that was traced.
+
+    Another model's circuit is refused: its numbers say nothing about this one, right or wrong.
+    """
     wanted = circuit.model.weights_sha256
     if wanted is not None and wanted != model.weights_sha256:
         raise InputError(
             f"The circuit was traced on {circuit.model.name!r} with weights {wanted[:12]}..., but {model.name!r} has "
             f"{model.weights_sha256[:12]}.... A circuit can only be tested on its own model."
         )
+    require_places(circuit, model)
     return model.record(list(circuit.prompt.token_ids))
 
 
@@ -45,6 +51,11 @@ def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
         or "none"
     )
     raise InputError(f"There is no {side} edge from {source!r} to {target!r}. Into {target!r} go: {there}.")
+
+
+def edge_name(circuit: Circuit, edge: Edge) -> str:
+    """An edge in a sentence: ``MLP 3 @5 => query of L9H6 14->3``."""
+    return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
 
 
 def _node_name(text: str) -> str:
@@ -89,15 +100,7 @@ def edit(
 
 def claim(recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> Intervention:
     """Remove every signal that the circuit claims for one side of a firing, from every visible key."""
-    firing = node.site.firing
-    signals = [Signal.of(circuit, e) for e in circuit.edges_into(node) if e.side == side]
-    if side == "key":
-        signals += [
-            Signal(firing, "key", Component("head", e.layer, e.head, e.src), e.channels)
-            for e in node.elsewhere or ()
-        ]
-    edits = tuple(edit(recording, signal) for signal in signals)
-    return Intervention(edits, firing)
+    return SideClaim.of(recording, circuit, node, side).intervention
 
 
 def residual_change(

@@ -76,9 +76,13 @@ def _require_root(root: Root, length: int, model: Model) -> None:
             if not (root.answer or root.support or root.top_k or root.top_p):
                 fail("root.answer", "token ids, or top_k, top_p or support", [])
         case Direction():
-            _require_below("root.layer", root.layer, model.n_layers + 1, "layers, and behind the last,", model)
+            _require_below(
+                "root.layer", root.layer, model.n_layers + 1, "layers, and behind the last,", model
+            )
             if root.vector is not None and len(root.vector) != model.d_model:
-                fail("root.vector", f"{model.d_model} numbers (the width of {model.name!r})", len(root.vector))
+                fail(
+                    "root.vector", f"{model.d_model} numbers (the width of {model.name!r})", len(root.vector)
+                )
         case Heads():
             for i, name in enumerate(root.heads):
                 layer, head = parse_head(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, Reach, open_circuit
+from headtrace.causal.edges import ABLATE, Reach, edge_name, open_circuit
 from headtrace.causal.edits import run
 from headtrace.causal.experiments import REACHES, as_circuits
 from headtrace.causal.intervene import together
@@ -88,8 +88,8 @@ def edge_pairs(
                             "circuit": number,
                             "arrangement": arrangement,
                             "reach": reach,
-                            "first": _edge_name(circuit, first),
-                            "second": _edge_name(circuit, second),
+                            "first": edge_name(circuit, first),
+                            "second": edge_name(circuit, second),
                             "single_first": one,
                             "single_second": other,
                             "sum": one + other,
@@ -99,10 +99,6 @@ def edge_pairs(
     if not rows:
         raise InputError("No two edges to pair: these circuits are too small.")
     return Additivity(pl.DataFrame(rows), name or "metric")
-
-
-def _edge_name(circuit: Circuit, edge: Edge) -> str:
-    return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
 
 
 def joint_changes(

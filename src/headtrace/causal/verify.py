@@ -5,7 +5,9 @@
     report.save("verification/")
 
 For every firing and side, exactly the claimed signals are removed in the running model and the attention it then shows
-is compared with what the trace predicted. For every edge, ablation and boost are measured against random channels.
+is compared with what the trace predicted. Every other number that the model can reproduce is compared as well, and the
+verdict says whether all agree: PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing. For every edge,
+ablation and boost are measured against random channels.
 """
 
 from __future__ import annotations
@@ -17,19 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headtrace.causal.edges import (
-    ABLATE,
-    BOOST,
-    Reach,
-    claim,
-    edit,
-    open_circuit,
-    residual_change,
-)
+from headtrace.causal.checks import Checking, check_method, check_prompt, check_root
+from headtrace.causal.edges import ABLATE, BOOST, Reach, edit, open_circuit, residual_change
 from headtrace.causal.edits import Intervention, run
+from headtrace.causal.effect_checks import check_effects
+from headtrace.causal.graph_checks import (
+    check_flags,
+    check_influence,
+    check_nodes,
+    check_places,
+    check_root_edges,
+    check_weights,
+    claims_of,
+)
+from headtrace.causal.ledger import Ledger
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
 from headtrace.causal.signals import Scope, Signal, random_channels
+from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
 from headtrace.progress import Progress
@@ -53,17 +60,23 @@ def verify(
 ) -> Report:
     """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
     check_options(controls, reach, scope)
-    recording = open_circuit(circuit, model)
-    predictions = check_predictions(recording, circuit)
     asked = choose_edges(circuit, edges, seed)
     chosen = asked
     if reach == "global" and isinstance(edges, str):
         chosen = [e for e in asked if circuit.node(e.source).kind != "offset"]
+    recording = open_circuit(circuit, model)
+    check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
+    predictions = check_circuit(check)
     metric = metric_of(circuit.root, recording)
     how = Measuring(recording, circuit, metric, controls, reach, scope, seed)
     effects = how.measure(chosen, progress)
+    check_effects(check, effects, reach, scope)
     return Report(
         circuit=circuit,
+        tolerance=check.tolerance,
+        failures=tuple(check.ledger.failures),
+        checked=dict(check.ledger.checked),
+        not_checked=tuple(check.ledger.not_checked),
         predictions=tuple(predictions),
         effects=tuple(effects),
         metric=None if metric is None else metric.name,
@@ -104,20 +117,29 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -
     raise InputError(f"edges={which!r}: expected 'all', 'none', 'top:N' or 'random:N', such as 'top:20'.")
 
 
-def check_predictions(recording: Recording, circuit: Circuit) -> list[PredictionCheck]:
-    """Remove each firing side's claimed signals, run that layer, and compare with the prediction."""
-    asked: list[tuple[Node, AttentionSide, float]] = [
-        (node, side, predicted)
-        for node in circuit.nodes
-        if node.expanded and node.predicted is not None
-        for side in ATTENTION_SIDES
-        if (predicted := node.predicted.get(side)) is not None
+def check_circuit(check: Checking) -> list[PredictionCheck]:
+    """Everything in the file that the model can reproduce; predictions are measured in the running model."""
+    for part in (check_method, check_prompt, check_root, check_nodes, check_flags, check_influence):
+        part(check)
+    check_places(check)
+    check_root_edges(check)
+    asked: list[tuple[Node, AttentionSide, float, float]] = []
+    removals: list[Intervention] = []
+    for claim in claims_of(check):
+        check_weights(check, claim)
+        predicted = (claim.node.predicted or {}).get(claim.side)
+        if predicted is not None:
+            removals.append(claim.intervention)
+            asked.append((claim.node, claim.side, predicted, check.tolerance.attention(claim.size)))
+    measured = run(check.recording, removals).attention.tolist()
+    found = [
+        PredictionCheck(node.id, node.name, side, node.attention or 0.0, predicted, value, allowed)
+        for (node, side, predicted, allowed), value in zip(asked, measured, strict=True)
     ]
-    outcome = run(recording, [claim(recording, circuit, node, side) for node, side, _ in asked])
-    return [
-        PredictionCheck(node.id, node.name, side, node.attention or 0.0, predicted, measured)
-        for (node, side, predicted), measured in zip(asked, outcome.attention.tolist(), strict=True)
-    ]
+    for one in found:
+        name, values = f"predicted.{one.side}", {"in_file": one.predicted, "measured": one.measured}
+        check.ledger.compare(name, one.firing, **values, allowed=one.allowed)
+    return found
 
 
 @dataclass(frozen=True)

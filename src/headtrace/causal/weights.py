@@ -68,9 +68,9 @@ def _taken(claim: SideClaim, attributions: Float[Tensor, " claimed"]) -> Float[T
     order = attributions.argsort(descending=True, stable=True)
     left = claim.row.logits - torch.cat((torch.zeros_like(claim.rows[:1]), claim.rows[order])).cumsum(0)
     attention = claim.row.attention_with(left)
-    return claim.by_signal((attention[:-1] - attention[1:]).new_zeros(len(order)).index_add_(
-        0, order, attention[:-1] - attention[1:]
-    ))
+    taken = torch.empty_like(attributions)
+    taken[order] = attention[:-1] - attention[1:]
+    return claim.by_signal(taken)
 
 
 def weigh_relative(
@@ -88,11 +88,9 @@ def weigh_coefficients(
     """SVT: what each upstream head as a whole adds to the coefficients, along the token's own signs."""
     f, rec, side = claim.firing, claim.recording, claim.side
     heads = [Component("head", s.component.layer, s.component.head) for s in claim.signals]
-    place = f.dest if side == "query" else f.src
+    place, read = (f.dest, rec.queries[f.layer, 0, f.head]) if side == "query" else (f.src, claim.keys)
     own = claim.coefficients(heads)[claim.owner, place, claim.channel].double()
-    basis = rec.model.channels.to_query if side == "query" else rec.model.channels.to_key
-    recorded = rec.queries[f.layer, 0, f.head] if side == "query" else rec.keys[f.layer, 0, f.head // rec.model.weights.group]
-    token = recorded[place].double() @ basis[f.layer, f.head].double()
+    token = read[place].double() @ claim.reader.bases[0].double()
     root = rec.model.channels.singular_values[f.layer, f.head].double().sqrt()
     stretch = 1 / root.clamp_min(torch.finfo(rec.model.dtype).tiny) if side == "query" else root
     found = claim.by_signal(own * (token.sign() * stretch)[claim.channel])

@@ -207,7 +207,9 @@ def model(data: Any, draw: random.Random) -> None:
 
 
 def _heavy(data: Any, draw: random.Random) -> Any:
-    return some([e for e in data["edges"] if e["side"] != "root" and abs(e["weight"]) > 0.05], draw, "channels")
+    return some(
+        [e for e in data["edges"] if e["side"] != "root" and abs(e["weight"]) > 0.05], draw, "channels"
+    )
 
 
 @change
@@ -272,7 +274,9 @@ def place(data: Any, draw: random.Random) -> bool | None:
 @pytest.mark.parametrize(("name", "method", "root"), CASES)
 def test_true_circuits_pass_as_they_are_and_from_files(name: str, method: str, root: str) -> None:
     circuit = circuit_of(name, method, root)
-    predicts = any(node.predicted and any(v is not None for v in node.predicted.values()) for node in circuit.nodes)
+    predicts = any(
+        node.predicted and any(v is not None for v in node.predicted.values()) for node in circuit.nodes
+    )
     wanted = "PASS" if predicts else "NOTHING TO VERIFY"
     assert predicts == (not method.startswith("svt") and bool(circuit.edges))
     assert verdict(circuit, name) == wanted
@@ -285,10 +289,25 @@ def as_first_version(circuit: headtrace.Circuit) -> dict[str, Any]:
     data = json.loads(dumps(circuit)) | {"schema": "headtrace.circuit/1"}
     root = data["root"]
     if root["kind"] == "heads":
-        data["root"] = {"kind": "linear", "answer": [], "wrong": None, "label": "attention of " + ", ".join(root["heads"])}
+        data["root"] = {
+            "kind": "linear",
+            "answer": [],
+            "wrong": None,
+            "label": "attention of " + ", ".join(root["heads"]),
+        }
         data["root"] |= {key: root[key] for key in ("value", "position")}
     elif not root.get("continuation"):  # which version 1 did not have
-        bare = ("kind", "answer", "wrong", "value", "position", "layer", "support", "answer_tokens", "wrong_tokens")
+        bare = (
+            "kind",
+            "answer",
+            "wrong",
+            "value",
+            "position",
+            "layer",
+            "support",
+            "answer_tokens",
+            "wrong_tokens",
+        )
         data["root"] = {"answer": [], "wrong": None} | {key: root[key] for key in bare if key in root}
         if root.get("bias"):
             data["root"]["value"] -= root["bias"]

@@ -92,25 +92,25 @@ def check_prompt(check: Checking) -> None:
         ledger.require("model.architecture", "", in_file=circuit.model.architecture, measured=own)
     if circuit.model.weights_sha256 is None:
         ledger.skip("whether the weights are those that were traced: the file has no hash of them")
-    words = [("prompt.tokens", circuit.prompt.token_ids, circuit.prompt.tokens)]
+    labels = model.token_labels(circuit.prompt.token_ids)
+    agree = sum(a == b for a, b in zip(circuit.prompt.tokens, labels, strict=True))
+    if model.tokenizer is None and 2 * agree < len(labels):  # else the file, too, was made without one
+        ledger.skip("how tokens read: the model was loaded without a tokenizer")
+        return
+    _check_words(ledger, "prompt.tokens", circuit.prompt.tokens, labels)
     for name in ("answer", "wrong"):
-        ids, read = (getattr(circuit.root, key, None) for key in (name, f"{name}_tokens"))
-        if ids and read is not None:
-            words.append((f"root.{name}_tokens", ids, read))
-    for name, ids, read in words:
-        labels = model.token_labels(ids)
-        agree = sum(a == b for a, b in zip(read, labels, strict=False))
-        if model.tokenizer is None and 2 * agree < len(labels):  # else the file, too, was made without one
-            ledger.skip("how tokens read: the model was loaded without a tokenizer")
-            continue
-        wrong = [i for i, (a, b) in enumerate(zip(read, labels, strict=False)) if a != b]
-        if wrong or len(read) != len(labels):
-            place = f"[{wrong[0]}]" if wrong else ""
-            here = (read[wrong[0]], labels[wrong[0]]) if wrong else (len(read), len(labels))
-            ledger.require(name + place, "", in_file=here[0], measured=here[1])
-        else:
-            ledger.checked[name] += len(labels)
+        ids, words = (getattr(circuit.root, key, None) for key in (name, f"{name}_tokens"))
+        if ids and words is not None:
+            _check_words(ledger, f"root.{name}_tokens", words, model.token_labels(ids))
     _check_text(check)
+
+
+def _check_words(ledger: Ledger, name: str, words: tuple[str, ...], labels: tuple[str, ...]) -> None:
+    """The first that is wrong, by its place."""
+    if len(words) != len(labels):
+        ledger.require(name, "", in_file=words, measured=labels)
+    for i, (word, label) in enumerate(zip(words, labels, strict=False)):
+        ledger.require(name if word == label else f"{name}[{i}]", "", in_file=word, measured=label)
 
 
 def _check_text(check: Checking) -> None:

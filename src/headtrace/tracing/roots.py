@@ -6,6 +6,7 @@ Norms are frozen, so every component has an exact share of the output logits, or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
@@ -189,11 +190,12 @@ def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = 
         above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
         without = " without the output's own bias" if bias else ""
         reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
-        return Seeds(root, (), reason)
+        swap = "" if root.wrong is None else "swap the two answers, "
+        return _nothing(root, reason, worth.parts, f"{swap}ask for a probability root")
     found = [part.shares.cause(number, weight) for number, weight in _above_cutoff(part.contributions)]
     if bias > 0:  # a seed is what the root rests on: a bias against the answer is in the root's value only
         found.append(Cause(Component("offset").at(part.shares.position), bias))
-    return _finish(root, found)
+    return _finish(root, found, worth.parts, "ask for a probability root")
 
 
 def _difference(per_token: Float[Tensor, "vocab *rest"], root: LogitDifference) -> Float[Tensor, "*rest"]:
@@ -250,9 +252,9 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
     total = float(part.contributions.sum())
     if total <= 0:
         reason = f"the residual has no positive part along the direction (total {total:.4g})"
-        return Seeds(worth.root, (), reason)
+        return _nothing(worth.root, reason, worth.parts, "turn the direction round")
     found = [part.shares.cause(number, weight) for number, weight in _above_cutoff(part.contributions)]
-    return _finish(worth.root, found)
+    return _finish(worth.root, found, worth.parts, "ask for another layer or position")
 
 
 # -- heads ---------------------------------------------------------------------------------------------------
@@ -309,8 +311,9 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
             f"the answer is no likelier (log-likelihood {clean:.4g}) than from the model's biases alone ({floor:.4g}), "
             "so there is nothing to explain"
         )
-        return Seeds(worth.root, (), reason)
-    return _finish(worth.root, _remove_shares(parts, clean, clean - DROP * (clean - floor)))
+        return _nothing(worth.root, reason, worth.parts, "ask for the likeliest answers (top_k)")
+    found = _remove_shares(parts, clean, clean - DROP * (clean - floor))
+    return _finish(worth.root, found, worth.parts, "compare with a wrong answer (a linear root)")
 
 
 def _support(root: Likelihood, recording: Recording, prompt: int) -> list[int]:
@@ -411,7 +414,37 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
     return [parts[i].shares.cause(number, value) for i, number, value in chosen]
 
 
-def _finish(root: Root, found: list[Cause]) -> Seeds:
+# -- nothing to trace ----------------------------------------------------------------------------------------
+
+def _finish(root: Root, found: list[Cause], parts: Sequence[Part], advice: str) -> Seeds:
     if not any(cause.site.kind == "head" for cause in found):
-        return Seeds(root, (), f"no head is among the {len(found)} component(s) that the root rests on")
+        reason = f"no head is among the {len(found)} component(s) that the root rests on"
+        return _nothing(root, reason, parts, advice)
     return Seeds(root, tuple(found))
+
+
+def _nothing(root: Root, reason: str, parts: Sequence[Part], advice: str) -> Seeds:
+    """No seeds: why, what speaks most for and against the root, and what to try instead."""
+    heads = [cause for cause in _strongest(parts, only_heads=True) if cause.weight > 0]
+    ends = (("for", _strongest(parts)), ("against", _strongest(parts, against=True)))
+    told = "; ".join(f"strongest {word} it: {_listed(causes)}" for word, causes in ends if causes)
+    names = dict.fromkeys(head_name(cause.site.layer or 0, cause.site.head or 0) for cause in heads)
+    start = f", or start from heads that speak for it ({', '.join(names)})" if names else ""
+    return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}")
+
+
+def _strongest(parts: Sequence[Part], *, only_heads: bool = False, against: bool = False, k: int = 3) -> list[Cause]:
+    """The components that contribute most, of one sign."""
+    found: list[Cause] = []
+    for part in parts:
+        shares, contributions = part.shares, part.contributions
+        first = shares.catalogue.n_plain if only_heads else 0
+        signed = -contributions[first:] if against else contributions[first:]
+        values, numbers = signed.topk(min(k, len(signed)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        found += [shares.cause(first + n, -v if against else v) for n, v in pairs if v > 0]
+    return sorted(found, key=lambda cause: (-abs(cause.weight), cause.site))[:k]
+
+
+def _listed(causes: list[Cause]) -> str:
+    return ", ".join(f"{cause.site} ({cause.weight:+.3g})" for cause in causes)

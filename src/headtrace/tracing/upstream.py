@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headtrace.progress import count
 from headtrace.tracing.causes import Causes
 from headtrace.vocabulary import AttentionSide, Component, Site
 
@@ -317,8 +318,11 @@ def in_chunks(
     trace_chunk: Callable[[Firings, Upstream], Iterable[Causes]],
 ) -> list[Causes]:
     """Trace firings in groups whose candidates fit into memory together."""
-    chunks = firing_chunks(recording, firings, composer)
-    return [found for chunk, upstream in chunks for found in trace_chunk(chunk, upstream)]
+    found: list[Causes] = []
+    for chunk, upstream in firing_chunks(recording, firings, composer):
+        found.extend(trace_chunk(chunk, upstream))
+        count(len(chunk))
+    return found
 
 
 def firing_chunks(

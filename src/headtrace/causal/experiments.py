@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 
 from headtrace.causal.edges import ABLATE, BOOST, Reach, open_circuit, residual_change
+from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
+from headtrace.causal.metric import metric_of
 from headtrace.causal.signals import Scope, Signal
 from headtrace.causal.statistics import compare
-from headtrace.causal.verify import verify
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
-from headtrace.progress import Progress
+from headtrace.progress import Progress, part_of, share_of
 from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headtrace.causal.report import Report
+    from headtrace.causal.report import EdgeEffect
     from headtrace.models import Model
 
 ACTIONS = ("ablate", "boost")
@@ -79,12 +80,15 @@ def single_edges(
     rows: list[dict[str, Any]] = []
     metric = None
     for number, circuit in enumerate(many):
+        check_options(controls, reaches[0], scope)
+        recording = open_circuit(circuit, model)
+        read = metric_of(circuit.root, recording)
+        metric = metric or (None if read is None else read.name)
         for place, reach in enumerate(reaches):
-            report = verify(
-                circuit, model, edges=edges, controls=controls, reach=reach, scope=scope, seed=seed + number
-            )
-            rows += single_edge_rows(number, report)
-            metric = metric or report.metric
+            how = Measuring(recording, circuit, read, controls, reach, scope, seed + number)
+            chosen = within_reach(circuit, choose_edges(circuit, edges, seed + number), reach)
+            part = share_of(progress, number * len(reaches) + place, 1, len(many) * len(reaches))
+            rows += single_edge_rows(number, how.measure(chosen, part), reach)
             if progress is not None:
                 progress(number * len(reaches) + place + 1, len(many) * len(reaches))
     return SingleEdges(pl.DataFrame(rows, schema=_SINGLE), metric)
@@ -101,8 +105,8 @@ _SINGLE: Any = {
 }
 
 
-def single_edge_rows(number: int, report: Report) -> list[dict[str, Any]]:
-    """A report in long form."""
+def single_edge_rows(number: int, effects: Sequence[EdgeEffect], reach: Reach) -> list[dict[str, Any]]:
+    """Effects in long form."""
     from headtrace.causal.report import mean
 
     return [
@@ -112,14 +116,14 @@ def single_edge_rows(number: int, report: Report) -> list[dict[str, Any]]:
             "target": effect.target,
             "side": effect.edge.side,
             "weight": effect.edge.weight,
-            "reach": report.reach,
+            "reach": reach,
             "action": action,
             "measure": measure,
             "change": getattr(effect, f"{action}_{measure}"),
             "random": mean(getattr(effect, f"control_{action}_{measure}")),
             "randoms": list(getattr(effect, f"control_{action}_{measure}")),
         }
-        for effect in report.effects
+        for effect in effects
         for action in ACTIONS
         for measure in ("attention", "metric")
         if getattr(effect, f"{action}_{measure}") is not None
@@ -159,19 +163,26 @@ def edges_into_head(
     *,
     reaches: Sequence[Reach] = REACHES,
     scope: Scope = "claim",
+    progress: Progress | None = None,
 ) -> EdgesIntoHead:
     """Ablate every edge into one head (``"L20H0"``) or one firing (``"L20H0 13->9"``), ranked by weight."""
+    many, done = as_circuits(circuits), 0
+    wanted = [[e for e in c.edges if e.side in ATTENTION_SIDES and _is_head(c, e, head)] for c in many]
+    of_all = 2 * sum(len(within_reach(c, e, r)) for c, e in zip(many, wanted, strict=True) for r in reaches)
     rows: list[dict[str, Any]] = []
     metric = None
-    for number, circuit in enumerate(as_circuits(circuits)):
+    for number, (circuit, edges) in enumerate(zip(many, wanted, strict=True)):
+        if not edges:
+            continue
+        check_options(0, reaches[0], scope)
+        recording = open_circuit(circuit, model)
+        read = metric_of(circuit.root, recording)
+        metric = metric or (None if read is None else read.name)
         for reach in reaches:
-            wanted = [e for e in circuit.edges if e.side in ATTENTION_SIDES and _is_head(circuit, e, head)]
-            if reach == "global":
-                wanted = [e for e in wanted if circuit.node(e.source).kind != "offset"]
-            if not wanted:
-                continue
-            report = verify(circuit, model, edges=wanted, controls=0, reach=reach, scope=scope)
-            metric = metric or report.metric
+            chosen = within_reach(circuit, edges, reach)
+            how = Measuring(recording, circuit, read, 0, reach, scope, seed=0)
+            effects = how.measure(chosen, part_of(progress, done, of_all))
+            done += 2 * len(chosen)
             rows += [
                 {
                     "circuit": number,
@@ -183,7 +194,7 @@ def edges_into_head(
                     "attention": e.ablate_attention,
                     "metric": e.ablate_metric,
                 }
-                for e in report.effects
+                for e in effects
             ]
     if not rows:
         raise InputError(

@@ -25,6 +25,7 @@ from headtrace.errors import InputError
 from headtrace.models import door
 from headtrace.models.attention import per_query_head
 from headtrace.models.observer import AttentionCall, Observer
+from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.vocabulary import ROOT, Site
 
@@ -110,6 +111,7 @@ def faithfulness(
     reference: Recording | None = None,
     controls: int = 4,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Faithfulness:
     """Run the model with only the circuit's attention, at every circuit size (firings by falling influence).
 
@@ -117,7 +119,7 @@ def faithfulness(
     over the prompt's own positions, or over the prompts of a ``reference`` recording. ``unit`` says what a firing
     keeps: its (dest, src) alone, all sources at its destination (``position``), or its whole head (``head``).
     """
-    _check(ablation, unit, mlps)
+    _check(ablation, unit, mlps, controls)
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
@@ -139,7 +141,7 @@ def faithfulness(
     removed = [firings, *shuffled, *matched]
     runs: list[Callable[[], Kept]] = [lambda nodes=nodes: remove(nodes) for nodes in removed]
     runs += [lambda nodes=nodes[:size]: keep(nodes) for nodes in (firings, *shuffled) for size in sizes]
-    values = metric_with(recording, metric, runs, ablation, reference)
+    values = metric_with(recording, metric, runs, ablation, reference, progress)
     without, values = values[: len(removed)], values[len(removed) :]
     curve, others = values[: len(sizes)], values[len(sizes) :]
     full, empty = metric.of(recording), curve[0]
@@ -174,7 +176,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _check(ablation: str, unit: str, mlps: str) -> None:
+def _check(ablation: str, unit: str, mlps: str, controls: int) -> None:
+    if controls < 0:
+        raise InputError(f"controls={controls}: expected 0 or more random draws.")
     for name, given, known in (
         ("ablation", ablation, ("zero", "mean")),
         ("unit", unit, ("component", "position", "head")),
@@ -285,6 +289,7 @@ def metric_with(
     runs: Sequence[Callable[[], Kept]],
     ablation: Ablation,
     reference: Recording | None = None,
+    progress: Progress | None = None,
 ) -> list[float]:
     """The metric of each run, many copies of the prompt at a time; masks exist only while they are in use."""
     instead = replacement(recording, ablation, reference)
@@ -303,4 +308,6 @@ def metric_with(
             keep=torch.tensor(positions, device=recording.model.device).expand(len(keep), -1),
         )
         values += reading.value(logits).tolist()
+        if progress is not None:
+            progress(len(values), len(runs))
     return values

@@ -10,10 +10,10 @@ from headtrace.causal.checks import Checking
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.edges import edge_name
 from headtrace.causal.weights import RULES
-from headtrace.circuits import Edge, Elsewhere, Node
+from headtrace.circuits import Circuit, Edge, Elsewhere, Node
 from headtrace.circuits.influence import node_influence
 from headtrace.circuits.roots import Heads
-from headtrace.vocabulary import ATTENTION_SIDES, Firing
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -207,13 +207,13 @@ def _check_head_seeds(check: Checking, edges: list[Edge]) -> None:
         )
 
 
-def claims_of(check: Checking) -> Iterator[SideClaim]:
+def claimed_sides(circuit: Circuit) -> Iterator[tuple[Node, AttentionSide]]:
     """Every side of every firing that something is said about."""
-    for node in check.circuit.heads():
+    for node in circuit.heads():
+        sides = {edge.side for edge in circuit.edges_into(node)} | ({"key"} if node.elsewhere else set())
         for side in ATTENTION_SIDES:
-            claim = SideClaim.of(check.recording, check.circuit, node, side)
-            if claim.parts or (node.predicted or {}).get(side) is not None:
-                yield claim
+            if side in sides or (node.predicted or {}).get(side) is not None:
+                yield node, side
 
 
 def check_weights(check: Checking, claim: SideClaim) -> None:

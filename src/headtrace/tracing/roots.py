@@ -416,6 +416,7 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
 
 # -- nothing to trace ----------------------------------------------------------------------------------------
 
+
 def _finish(root: Root, found: list[Cause], parts: Sequence[Part], advice: str) -> Seeds:
     if not any(cause.site.kind == "head" for cause in found):
         reason = f"no head is among the {len(found)} component(s) that the root rests on"
@@ -433,7 +434,9 @@ def _nothing(root: Root, reason: str, parts: Sequence[Part], advice: str) -> See
     return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}")
 
 
-def _strongest(parts: Sequence[Part], *, only_heads: bool = False, against: bool = False, k: int = 3) -> list[Cause]:
+def _strongest(
+    parts: Sequence[Part], *, only_heads: bool = False, against: bool = False, k: int = 3
+) -> list[Cause]:
     """The components that contribute most, of one sign."""
     found: list[Cause] = []
     for part in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,7 +16,7 @@ from headtrace.causal.places import require_places
 from headtrace.causal.signals import Reader, Scope, Signal, channel_mask
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
-from headtrace.vocabulary import AttentionSide, Firing
+from headtrace.vocabulary import AttentionSide, Firing, head_name, parse_head
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -41,7 +42,7 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
 
 def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
     """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
-    source, target = _node_name(source), _node_name(target)
+    source, target = node_name(source), node_name(target)
     wanted = circuit.node(target)
     for edge in circuit.edges_into(wanted):
         if edge.side == side and circuit.node(edge.source).name == source:
@@ -58,11 +59,12 @@ def edge_name(circuit: Circuit, edge: Edge) -> str:
     return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
 
 
-def _node_name(text: str) -> str:
-    try:
-        return str(Firing.parse(text))
-    except InputError:
-        return text.strip()
+def node_name(text: str) -> str:
+    """The name of a node as a user may write it: a firing also as ``L9H6:14:3``, a head in small letters."""
+    for read in (lambda: str(Firing.parse(text)), lambda: head_name(*parse_head(text))):
+        with suppress(InputError):
+            return read()
+    return text.strip()
 
 
 def coefficients(

@@ -9,6 +9,7 @@ All numbers are changes: with the intervention, minus without.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, BOOST, Reach, open_circuit, residual_change
+from headtrace.causal.edges import ABLATE, BOOST, Reach, node_name, open_circuit, residual_change
 from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
 from headtrace.causal.metric import metric_of
+from headtrace.causal.notebook import chart, frame, paragraph
 from headtrace.causal.signals import Scope, Signal
 from headtrace.causal.statistics import compare
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.progress import Progress, part_of, share_of
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.vocabulary import ATTENTION_SIDES, head_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +38,19 @@ ACTIONS = ("ablate", "boost")
 REACHES: tuple[Reach, ...] = ("local", "global")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SingleEdges:
     """Every edge ablated and boosted, locally and globally, beside random channels."""
 
     table: pl.DataFrame
     """circuit, source, target, side, weight, reach, action, measure, change, random (mean), randoms (every draw)."""
     metric: str | None
+
+    def __repr__(self) -> str:
+        return f"SingleEdges({self.table.height} rows, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.comparisons())
 
     def comparisons(self) -> pl.DataFrame:
         """Claimed against random for each reach, action and measure: means, 95 % intervals, paired tests."""
@@ -130,7 +138,7 @@ def single_edge_rows(number: int, effects: Sequence[EdgeEffect], reach: Reach) -
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EdgesIntoHead:
     """Edges into the firings of one head, lightest first: weight, change of attention, change of the metric."""
 
@@ -138,6 +146,18 @@ class EdgesIntoHead:
     table: pl.DataFrame
     """rank, circuit, source, target, side, weight, reach, attention, metric."""
     metric: str | None
+
+    def __repr__(self) -> str:
+        return f"EdgesIntoHead({self.head!r}, {self.table.height} rows, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<div>{paragraph(repr(self))}{frame(self.correlations())}{chart(self.plot())}</div>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        found = self.correlations().to_dicts()
+        edges = self.table.to_dicts()
+        return {"head": self.head, "metric": self.metric, "correlations": found, "edges": edges}
 
     def correlations(self) -> pl.DataFrame:
         """Spearman correlation of weight with the fall of attention, and with the fall of the metric."""
@@ -167,7 +187,7 @@ def edges_into_head(
 ) -> EdgesIntoHead:
     """Ablate every edge into one head (``"L20H0"``) or one firing (``"L20H0 13->9"``), ranked by weight."""
     many, done = as_circuits(circuits), 0
-    wanted = [[e for e in c.edges if e.side in ATTENTION_SIDES and _is_head(c, e, head)] for c in many]
+    wanted = require_edges_into(many, head)
     of_all = 2 * sum(len(within_reach(c, e, r)) for c, e in zip(many, wanted, strict=True) for r in reaches)
     rows: list[dict[str, Any]] = []
     metric = None
@@ -196,26 +216,51 @@ def edges_into_head(
                 }
                 for e in effects
             ]
-    if not rows:
-        raise InputError(
-            f"No edge goes into {head!r} in these circuits. Name a head like 'L20H0', or a firing of one."
-        )
     table = pl.DataFrame(rows, infer_schema_length=None).sort("weight", "circuit", "source", "side")
     table = table.with_columns(pl.int_range(pl.len()).over("reach").alias("rank"))
     return EdgesIntoHead(head, table, metric)
 
 
-def _is_head(circuit: Circuit, edge: Edge, head: str) -> bool:
-    name = circuit.node(edge.target).name
-    return name == head or name.split(" ")[0] == head
+def require_edges_into(circuits: Sequence[Circuit], head: str) -> list[list[Edge]]:
+    """The query and key edges into a head, or into one firing of it, in each circuit; an error if there are none."""
+    name = node_name(head)
+    found = [
+        [
+            edge
+            for edge in circuit.edges
+            if edge.side in ATTENTION_SIDES and name in _names(circuit.node(edge.target).name)
+        ]
+        for circuit in circuits
+    ]
+    if not any(found):
+        counts = Counter(
+            head_name(n.layer or 0, n.head or 0) for c in circuits for n in c.heads() if c.edges_into(n)
+        )
+        there = ", ".join(name for name, _ in counts.most_common(8)) or "no head"
+        raise InputError(
+            f"No edge goes into {head!r} in these circuits. Name a head like 'L20H0', or a firing of one; edges go "
+            f"into {there}."
+        )
+    return found
 
 
-@dataclass(frozen=True)
+def _names(firing: str) -> tuple[str, str]:
+    """A firing's own name, and that of its head."""
+    return firing, firing.split(" ")[0]
+
+
+@dataclass(frozen=True, repr=False)
 class ResidualChanges:
     """How little the residual moves: cosine and norm ratio before and after, for edges and for whole sides."""
 
     table: pl.DataFrame
     """circuit, what (edge: one signal; side: all of a firing's side), target, side, action, cosine, norm_ratio."""
+
+    def __repr__(self) -> str:
+        return f"ResidualChanges({self.table.height} rows)"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.quantiles())
 
     def quantiles(self) -> pl.DataFrame:
         """Median, and the 5 % and 95 % quantiles."""

@@ -10,7 +10,7 @@ Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headtrace.causal.edges import open_circuit
 from headtrace.causal.metric import Metric, require_metric
+from headtrace.causal.notebook import chart, paragraph, table
 from headtrace.errors import InputError
 from headtrace.models import door
 from headtrace.models.attention import per_query_head
@@ -48,7 +49,7 @@ class Kept:
     mlps: Bool[Tensor, "layer token"] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Faithfulness:
     """The metric of the whole model, of the circuit alone, with nothing kept, and without the circuit."""
 
@@ -91,6 +92,29 @@ class Faithfulness:
             f"all but the circuit {self.without:.3f}{controls}\nfaithfulness {self.faithfulness:.3f}"
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "curve"}
+        return {**plain, "faithfulness": self.faithfulness, "curve": self.curve.to_dicts()}
+
+    def __repr__(self) -> str:
+        return (
+            f"Faithfulness({self.faithfulness:.3f}: {self.metric} {self.circuit:.3f} of {self.full:.3f} with "
+            f"{self.kept} of {self.total} head components, {self.ablation} ablation)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("the whole model", self.full),
+            ("the circuit alone", self.circuit),
+            ("nothing kept", self.empty),
+            ("all but the circuit", self.without),
+            ("all but as many at random", self.without_random),
+            ("all but as many with as much attention", self.without_matched),
+        ]
+        told = paragraph(self.summary().split("\n")[0], bold=f"faithfulness {self.faithfulness:.3f}:")
+        return f"<div>{told}{table(rows, ('kept', self.metric))}{chart(self.plot())}</div>"
+
     def plot(self, path: str | Path | None = None) -> Figure:
         from headtrace.figures.causal import faithfulness_curves
 
@@ -119,7 +143,7 @@ def faithfulness(
     over the prompt's own positions, or over the prompts of a ``reference`` recording. ``unit`` says what a firing
     keeps: its (dest, src) alone, all sources at its destination (``position``), or its whole head (``head``).
     """
-    _check(ablation, unit, mlps, controls)
+    check_choices(ablation, unit, mlps, controls)
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
@@ -176,7 +200,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _check(ablation: str, unit: str, mlps: str, controls: int) -> None:
+def check_choices(ablation: str, unit: str, mlps: str, controls: int) -> None:
+    """What can be wrong with the choices, said before anything runs."""
     if controls < 0:
         raise InputError(f"controls={controls}: expected 0 or more random draws.")
     for name, given, known in (

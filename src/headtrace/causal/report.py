@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.causal.ledger import Failure, Verdict
+from headtrace.causal.ledger import Failure, Verdict, shown
+from headtrace.causal.notebook import paragraph, table
 from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge
 from headtrace.writing import replacing, write_text
@@ -67,7 +68,7 @@ def mean(values: tuple[float | None, ...]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What the model showed when the circuit's claims were put to the test."""
 
@@ -106,7 +107,7 @@ class Report:
             return f"the model contradicts {len(self.failures)} of {compared:,} numbers and flags in the file"
         if self.predictions:
             return f"{len(self.predictions)} predictions hold, and the model gives all {compared:,} numbers and flags"
-        empty = self.circuit.reason or "it is empty"
+        empty = (self.circuit.reason or "it is empty").split(";")[0]
         cause = (
             f"the method {self.circuit.method.name!r} predicts no attention"
             if self.circuit.edges
@@ -188,6 +189,30 @@ class Report:
             f"  residual before and after ablation: median cosine {cosine:.4f}, norm ratio {ratio:.4f}"
         )
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({self.verdict}: {len(self.failures)} failures, {len(self.predictions)} predictions (largest error "
+            f"{self.max_prediction_error:.1e}), {len(self.effects)} edges measured)"
+        )
+
+    def _repr_html_(self) -> str:
+        parts = [paragraph(self.why, bold=self.verdict), paragraph(f"Tolerance: {self.tolerance}")]
+        if self.failures:
+            rows = [(f.field, f.where, shown(f.in_file), shown(f.measured)) for f in self.failures[:20]]
+            parts.append(table(rows, ("field", "where", "in the file", "in the model")))
+        if self.effects:
+            strongest = [
+                (e.source, e.target, e.edge.side, e.edge.weight, e.ablate_attention, e.ablate_metric)
+                for e in self.strongest(10)
+            ]
+            titles = ("from", "into", "side", "weight", "attention when ablated", self.metric or "metric")
+            parts.append(table(strongest, titles))
+        return f"<div>{''.join(parts)}</div>"
+
+    def strongest(self, k: int = 10) -> list[EdgeEffect]:
+        """The edges whose ablation moves attention most."""
+        return sorted(self.effects, key=lambda e: -abs(e.ablate_attention))[:k]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the per-edge table, as plain data."""

@@ -20,6 +20,7 @@ from headtrace.causal.edits import run
 from headtrace.causal.experiments import REACHES, as_circuits
 from headtrace.causal.intervene import together
 from headtrace.causal.metric import Metric, require_metric
+from headtrace.causal.notebook import frame, paragraph
 from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
 
@@ -32,13 +33,19 @@ if TYPE_CHECKING:
 Arrangement = Literal["parallel", "serial"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Additivity:
     """Pairs of edges ablated one by one and together."""
 
     table: pl.DataFrame
     """circuit, arrangement, reach, first, second, single_first, single_second, sum, joint (changes of the metric)."""
     metric: str
+
+    def __repr__(self) -> str:
+        return f"Additivity({self.table.height} pairs of edges, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.summary())
 
     def summary(self) -> pl.DataFrame:
         """How far joint effects are sums: slope of joint on sum through zero, correlation, mean |joint - sum|."""

@@ -17,11 +17,27 @@ from headtrace.tracing.roots import RootShares, root_shares
 from headtrace.vocabulary import Firing, parse_head
 
 if TYPE_CHECKING:
-    from headtrace.circuits import Circuit, Node
+    from headtrace.circuits import Circuit, MethodInfo, Node
     from headtrace.models import Model, Recording
 
 BUDGET = ("max_firings", "min_influence")
 CUSTOM = "custom"
+
+
+def method_of(info: MethodInfo) -> Method | None:
+    """The method with the options of a file; None if this headtrace does not know it."""
+    if info.name not in METHODS:
+        return None
+    known = {each.name for each in fields(METHODS[info.name])} - {"tau"}
+    options: dict[str, Any] = {k: v for k, v in (info.settings or {}).items() if k in known}
+    if info.ig_steps is not None and "ig_steps" in known:
+        options["ig_steps"] = info.ig_steps
+    if isinstance(info.tau, (int, float)) and not isinstance(info.tau, bool):
+        options["tau"] = float(info.tau)
+    try:
+        return make_method(info.name, **options)
+    except InputError as error:
+        raise InputError(f"method: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -47,17 +63,7 @@ class Checking:
 
     @cached_property
     def method(self) -> Method | None:
-        """The method with the options of the file; None if this headtrace does not know it."""
-        info = self.circuit.method
-        if info.name not in METHODS:
-            return None
-        known = {each.name for each in fields(METHODS[info.name])} - {"tau"}
-        options: dict[str, Any] = {k: v for k, v in (info.settings or {}).items() if k in known}
-        if info.ig_steps is not None and "ig_steps" in known:
-            options["ig_steps"] = info.ig_steps
-        if isinstance(info.tau, (int, float)) and not isinstance(info.tau, bool):
-            options["tau"] = float(info.tau)
-        return make_method(info.name, **options)
+        return method_of(self.circuit.method)
 
     @property
     def rule_known(self) -> bool:
@@ -208,11 +214,7 @@ def _check_support(check: Checking, root: Likelihood) -> None:
 
 def check_method(check: Checking) -> None:
     """The options can be those of the method, and its rule is the one that the file names."""
-    info, ledger = check.circuit.method, check.ledger
-    try:
-        method = check.method
-    except InputError as error:
-        raise InputError(f"method: {error}") from None
+    info, ledger, method = check.circuit.method, check.ledger, check.method
     if method is None:
         ledger.skip(f"weights, thresholds and flags: this headtrace does not know the method {info.name!r}")
     elif isinstance(info.tau, str) and info.tau != CUSTOM:

@@ -9,6 +9,7 @@ import torch
 from headtrace.causal.checks import Checking
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.edges import edge_name
+from headtrace.causal.tolerance import WRITTEN
 from headtrace.causal.weights import RULES
 from headtrace.circuits import Circuit, Edge, Elsewhere, Node
 from headtrace.circuits.influence import node_influence
@@ -36,9 +37,7 @@ def check_nodes(check: Checking) -> None:
         )
         if check.method is not None and check.rule_known:
             limit = check.method.threshold(int(recording.visible_keys[f.layer, 0, f.dest]))
-            ledger.compare(
-                "threshold", node.name, in_file=node.threshold, measured=limit, allowed=check.tolerance.eps
-            )
+            ledger.compare("threshold", node.name, in_file=node.threshold, measured=limit, allowed=WRITTEN)
     if any(node.contribution is not None for node in check.circuit.nodes):
         ledger.skip("contributions of nodes: no path through values and MLPs is followed here")
 
@@ -103,7 +102,7 @@ def check_influence(check: Checking) -> None:
     """Influence follows from the weights alone; what the budget cut off is missing from what was kept."""
     circuit, ledger = check.circuit, check.ledger
     found = node_influence(circuit)
-    allowed = check.tolerance.eps * (1 + len(circuit.edges))
+    allowed = WRITTEN * (1 + len(circuit.edges))
     for node in circuit.nodes:
         ledger.compare(
             "influence", node.name, in_file=node.influence, measured=found[node.id], allowed=allowed

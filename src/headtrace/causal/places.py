@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING
 from headtrace.circuits.messages import fail
 from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import InputError
+from headtrace.models.memory import available_bytes
 from headtrace.vocabulary import parse_head
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit, Node
     from headtrace.models import Model
+
+PATHS = 5
+"""How many tensors as large as the path of integrated gradients exist at a time."""
 
 
 def require_places(circuit: Circuit, model: Model) -> None:
@@ -31,10 +35,20 @@ def require_places(circuit: Circuit, model: Model) -> None:
         fail("prompt.token_ids", f"at most {model.max_positions} (the context of {model.name!r})", len(ids))
     _require_tokens("prompt.token_ids", ids, model)
     _require_root(circuit.root, len(ids), model)
+    _require_steps(circuit, model)
     for i, node in enumerate(circuit.nodes):
         _require_node(f"nodes[{i}]", node, model)
     for i, edge in enumerate(circuit.edges):
         _require_each(f"edges[{i}].channels", edge.channels or (), model.d_head, "channels of a head", model)
+
+
+def _require_steps(circuit: Circuit, model: Model) -> None:
+    """Integrated gradients hold every step of their path at once: over the vocabulary for a likelihood."""
+    steps = circuit.method.ig_steps or 0
+    width = model.d_vocab if isinstance(circuit.root, Likelihood) else len(circuit.prompt.token_ids)
+    most = available_bytes() // (PATHS * 8 * width)
+    if steps >= most:
+        fail("method.ig_steps", f"fewer than {most:,} steps, for which there is memory", steps)
 
 
 def _require_below(path: str, value: int | None, end: int, what: str, model: Model) -> None:

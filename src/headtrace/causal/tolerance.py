@@ -2,9 +2,10 @@
 
 A forward pass adds up many numbers, and each sum is rounded. Rounding goes up as often as down, so the errors of n sums
 grow like the square root of n (Higham and Mary, 2019, on probabilistic rounding error analysis): a number of size s
-that rests on n of them may differ by ``eps * sqrt(n) * s`` on another CPU, with another number of threads or in another
-order. The precision is the coarser of two: the model's, and the one that the file was made in, which its numbers show
-(a float32 number written out in full is still one). Nothing is finer than the channels themselves.
+that rests on n of them may differ by ``2 eps sqrt(n) s`` (eps / 2 is one rounding, so that is four of their standard
+deviations at most) on another CPU, with another number of threads or in another order. The precision is the coarser
+of two: the model's, and the one that the file was made in, which its numbers show (a float32 number written out in full
+is still one). Nothing is finer than the channels themselves.
 
 >>> precision_of([0.25, 0.1, 0.7]), precision_of([float(torch.tensor(x)) for x in (0.1, 0.2, 0.7)])
 (torch.float64, torch.float32)
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.models import Model
 
+WRITTEN = torch.finfo(torch.float32).eps
+"""For each number that follows from others in the file, whatever the model."""
 PRECISIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """From the coarsest to the finest."""
 ROUNDED_PER_LAYER = 10
@@ -41,19 +44,15 @@ class Tolerance:
     terms: int
     """Rounded sums along one path through the model."""
     relative: float
-    """``eps * sqrt(terms)``: allowed for a number of size one."""
+    """``2 eps sqrt(terms)``: allowed for a number of size one."""
 
     @classmethod
     def of(cls, circuit: Circuit, model: Model) -> Tolerance:
         own = precision_of(node.attention for node in circuit.nodes)
         coarser = min(own, model.dtype, key=PRECISIONS.index)
         terms = rounded_sums(model, coarser)
-        relative = max(torch.finfo(coarser).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)
+        relative = max(2 * torch.finfo(coarser).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)
         return cls(str(coarser).removeprefix("torch."), terms, relative)
-
-    @property
-    def eps(self) -> float:
-        return torch.finfo(getattr(torch, self.precision)).eps
 
     def number(self, size: float) -> float:
         """For a number in a computation whose largest numbers have this size."""
@@ -67,10 +66,10 @@ class Tolerance:
         return min(1.0, self.number(size) / 2)
 
     def __str__(self) -> str:
-        return (
-            f"{self.relative:.1e} x the size of what is added up (eps of {self.precision} x sqrt of {self.terms:,} "
-            "rounded sums)"
-        )
+        why = f"2 x eps of {self.precision} x sqrt of {self.terms:,} rounded sums"
+        if self.relative <= RECONSTRUCTION_TOLERANCE:
+            why = f"{self.precision}; the exactness of the channels"
+        return f"{self.relative:.1e} x the size of what is added up ({why})"
 
 
 def precision_of(numbers: Iterable[float | None]) -> torch.dtype:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headtrace.causal.checks import Checking, check_method, check_prompt, check_root
+from headtrace.causal.checks import Checking, check_method, check_prompt, check_root, method_of
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.edges import Reach, open_circuit
 from headtrace.causal.edits import run
@@ -60,6 +60,7 @@ def verify(
     check_options(controls, reach, scope)
     asked = choose_edges(circuit, edges, seed)
     chosen = within_reach(circuit, asked, reach) if isinstance(edges, str) else asked
+    method_of(circuit.method)  # options that cannot be are an error before anything runs
     recording = open_circuit(circuit, model)
     check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
     metric = metric_of(circuit.root, recording)

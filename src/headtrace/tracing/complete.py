@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headtrace.circuits.influence import spread
 from headtrace.models.frozen import FrozenMLP
+from headtrace.progress import Progress
 from headtrace.tracing.along import Place
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.content import Content, Strongest
@@ -94,12 +95,16 @@ class CompleteSweep:
         self.prompts = [PromptSweep(PromptTrace(root)) for root in roots]
 
     @torch.inference_mode()
-    def run(self) -> list[PromptTrace]:
+    def run(self, progress: Progress | None = None) -> list[PromptTrace]:
+        """``progress`` hears of layers."""
+        n_layers = self.recording.model.n_layers
         for number in range(len(self.prompts)):
             self._begin(number)
-        for layer in reversed(range(self.recording.model.n_layers)):
+        for layer in reversed(range(n_layers)):
             self._expand_mlps(layer)
             self._expand_heads(layer)
+            if progress is not None:
+                progress(n_layers - layer, n_layers)
         return [prompt.trace for prompt in self.prompts]
 
     def _want(self, spot: Spot) -> Want:

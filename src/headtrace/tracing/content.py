@@ -20,7 +20,7 @@ from headtrace.models.frozen import Gradients, gradients
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Along, Place, along
 from headtrace.tracing.causes import Cause
-from headtrace.tracing.roots import Read
+from headtrace.tracing.roots import Part
 from headtrace.vocabulary import ROOT, Site
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Content:
     """Contributions to the roots of a batch of prompts, and the directions that carry them."""
 
     recording: Recording
-    reads: Sequence[Sequence[Read]]
+    reads: Sequence[Sequence[Part]]
     """Where each prompt's root reads."""
     gradients: Gradients
     counterfactual: Recording | None = None
@@ -55,12 +55,12 @@ class Content:
 
     @classmethod
     def of(
-        cls, recording: Recording, reads: Sequence[Sequence[Read]], counterfactual: Recording | None = None
+        cls, recording: Recording, reads: Sequence[Sequence[Part]], counterfactual: Recording | None = None
     ) -> Content:
         start = torch.zeros_like(recording.residuals)
         for prompt, places in enumerate(reads):
             for read in places:
-                start[read.layer, prompt, read.position] += read.direction
+                start[read.shares.layer, prompt, read.shares.position] += read.direction
         content = cls(recording, reads, gradients(recording, start), counterfactual)
         content.require()
         return content
@@ -142,7 +142,7 @@ class Content:
     def root_causes(self, prompt: int) -> Strongest:
         """What a root's value comes from directly."""
         reads = self.reads[prompt]
-        places = [Place(prompt, read.position, read.layer) for read in reads]
+        places = [Place(prompt, read.shares.position, read.shares.layer) for read in reads]
         found = self.strongest_along(places, [read.direction for read in reads])
         return Strongest(tuple(c for part in found for c in part.causes), sum(part.total for part in found))
 

@@ -6,6 +6,7 @@ Norms are frozen, so every component has an exact share of the output logits, or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
@@ -76,9 +77,6 @@ class Shares:
         place = Place(self.prompt, self.position, self.layer)
         return along(self.recording, [place], direction[None]).shares[0]
 
-    def read(self, direction: Float[Tensor, " d_model"]) -> Read:
-        return Read(self.position, self.layer, direction)
-
     def unembedded(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         """A direction after the final norm as a direction before it, with the norm's scale frozen."""
         model = self.recording.model
@@ -109,20 +107,43 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Read:
-    """Where a root reads the residual, and along which direction: what content is followed from."""
+class Part:
+    """One position that a root is read at, and what every component there contributes, in the unit of the root."""
 
-    position: int
-    layer: int
+    shares: Shares
     direction: Float[Tensor, " d_model"]
+    """Of the residual, with the final norm frozen: what the root amounts to there."""
+    contributions: Float[Tensor, " component"]
+
+
+@dataclass(frozen=True)
+class RootShares:
+    """What a root is worth in one prompt (value and place are filled in), and what every component gives of it."""
+
+    root: Root
+    parts: tuple[Part, ...]
+    size: float
+    """The largest numbers that the value is added up from: what errors are measured against."""
+
+    def weight(self, site: Site) -> float | None:
+        """What a component contributes where it is read; None where the root does not read it."""
+        if site.kind == "offset":
+            return getattr(self.root, "bias", None) if site.layer is None and self.reads(site) else None
+        part = self.reads(site)
+        number = None if part is None else part.shares.catalogue.number(site.component)
+        return None if part is None or number is None else float(part.contributions[number])
+
+    def reads(self, site: Site) -> Part | None:
+        """The part at the site's position."""
+        return next((part for part in self.parts if part.shares.position == site.dest), None)
 
 
 @singledispatch
-def reads(root: Root, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
-    """The directions of the residual that a root amounts to, with the final norm frozen."""
+def root_shares(root: Root, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+    """The value of a root in one prompt of a recording, and every component's contribution to it."""
     raise InputError(
-        f"A root of kind {root.kind!r} is no direction of the residual, so that what is moved towards it cannot be "
-        'followed. Trace an answer or a direction, or use paths="attention".'
+        f"A root of kind {root.kind!r} is no direction of the residual, so that components have no shares of it. Trace "
+        'an answer or a direction; from heads, attention is followed (paths="attention" or "complete").'
     )
 
 
@@ -142,27 +163,37 @@ def _uncapped(shares: Shares) -> Float[Tensor, " vocab"]:
 # -- logit difference ----------------------------------------------------------------------------------------
 
 
-@seeds.register(LogitDifference)
-def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+@root_shares.register(LogitDifference)
+def _(root: LogitDifference, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
-    reader = _difference(weights.W_U, root)
-    contributions = shares.onto(shares.unembedded(reader))
+    direction = shares.unembedded(_difference(weights.W_U, root))
+    contributions = shares.onto(direction)
     bias = float(_difference(weights.output_bias, root))
     uncapped = _uncapped(shares)
-    total = float(contributions.sum())
-    shares.require(total + bias, float(_difference(uncapped, root)), float(uncapped.abs().max()))
-    found = [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)]
+    size = float(uncapped.abs().max())
+    shares.require(float(contributions.sum()) + bias, float(_difference(uncapped, root)), size)
     value = float(_difference(recording.logits_at(prompt, shares.position), root))
     root = replace(root, value=value, position=shares.position, bias=bias)
+    return RootShares(root, (Part(shares, direction, contributions),), size)
+
+
+@seeds.register(LogitDifference)
+def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    worth = root_shares(root, recording, prompt)
+    assert isinstance(worth.root, LogitDifference)
+    root, (part,) = worth.root, worth.parts
+    total, bias = float(part.contributions.sum()), root.bias or 0.0
     if total <= 0:
         above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
         without = " without the output's own bias" if bias else ""
         reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
-        return Seeds(root, (), reason, nothing=True)
+        swap = "" if root.wrong is None else "swap the two answers, "
+        return _nothing(root, reason, worth.parts, f"{swap}ask for a probability root")
+    found = [part.shares.cause(number, weight) for number, weight in _above_cutoff(part.contributions)]
     if bias > 0:  # a seed is what the root rests on: a bias against the answer is in the root's value only
-        found.append(Cause(Component("offset").at(shares.position), bias))
-    return _finish(root, found)
+        found.append(Cause(Component("offset").at(part.shares.position), bias))
+    return _finish(root, found, worth.parts, "ask for a probability root")
 
 
 def _difference(per_token: Float[Tensor, "vocab *rest"], root: LogitDifference) -> Float[Tensor, "*rest"]:
@@ -183,33 +214,12 @@ def _above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int,
     return list(zip(order[keep].tolist(), values[keep].tolist(), strict=True))
 
 
-@reads.register(LogitDifference)
-def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
-    shares = _final(recording, prompt)
-    return (shares.read(shares.unembedded(_difference(recording.model.weights.W_U, root))),)
-
-
 # -- direction -----------------------------------------------------------------------------------------------
 
 
-@seeds.register(Direction)
-def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
-    """Shares of the residual before a layer along a vector, as for a logit difference."""
-    shares, vector = _of_direction(root, recording, prompt)
-    contributions = shares.onto(vector)
-    value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
-    total = float(contributions.sum())
-    shares.require(total, value, size)
-    root = replace(root, value=value, position=shares.position)
-    if total <= 0:
-        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})", nothing=True)
-    return _finish(root, [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)])
-
-
-def _of_direction(
-    root: Direction, recording: Recording, prompt: int
-) -> tuple[Shares, Float[Tensor, " d_model"]]:
-    """Where a direction is read, and the vector; errors for one that does not fit the model or the prompt."""
+@root_shares.register(Direction)
+def _(root: Direction, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+    """Shares of the residual before a layer along a vector."""
     model, length = recording.model, recording.lengths[prompt]
     position = length - 1 if root.position is None else root.position
     if root.layer > model.n_layers:
@@ -224,13 +234,26 @@ def _of_direction(
         raise InputError(
             f"The direction has {len(root.vector)} numbers; the model's residual has {model.d_model}."
         )
-    return Shares(recording, prompt, position, root.layer), recording.residuals.new_tensor(root.vector)
+    shares = Shares(recording, prompt, position, root.layer)
+    vector = recording.residuals.new_tensor(root.vector)
+    contributions = shares.onto(vector)
+    value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
+    shares.require(float(contributions.sum()), value, size)
+    part = Part(shares, vector, contributions)
+    return RootShares(replace(root, value=value, position=position), (part,), size)
 
 
-@reads.register(Direction)
-def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
-    shares, vector = _of_direction(root, recording, prompt)
-    return (shares.read(vector),)
+@seeds.register(Direction)
+def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """As for a logit difference."""
+    worth = root_shares(root, recording, prompt)
+    (part,) = worth.parts
+    total = float(part.contributions.sum())
+    if total <= 0:
+        reason = f"the residual has no positive part along the direction (total {total:.4g})"
+        return _nothing(worth.root, reason, worth.parts, "turn the direction round")
+    found = [part.shares.cause(number, weight) for number, weight in _above_cutoff(part.contributions)]
+    return _finish(worth.root, found, worth.parts, "ask for another layer or position")
 
 
 # -- heads ---------------------------------------------------------------------------------------------------
@@ -257,48 +280,39 @@ def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) 
 # -- likelihood ----------------------------------------------------------------------------------------------
 
 
-@seeds.register(Likelihood)
-def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
-    """Components without which the log-likelihood falls most of the way to the bias-only value.
-
-    A continuation is read at several positions; its log-likelihood is the sum over them, and so is what a component
-    takes away.
-    """
-    first, supports = _supports(root, recording, prompt)
-    if not root.continuation:
+@root_shares.register(Likelihood)
+def _(root: Likelihood, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+    """Attributions of a log-likelihood. A continuation is read at several positions, and adds up over them."""
+    length = recording.lengths[prompt]
+    if root.continuation:
+        first = length - len(root.answer)
+        supports = [[token] for token in root.answer]
+    else:
+        first = length - 1
+        supports = [_support(root, recording, prompt)]
         root = replace(root, support=tuple(supports[0]))
-    parts = [
+    parts = tuple(
         _Part.of(_final(recording, prompt, first + i), support, ig_steps)
         for i, support in enumerate(supports)
-    ]
+    )
+    size = max(float(part.objective.clean.abs().max()) for part in parts)
+    return RootShares(replace(root, value=sum(part.ends[0] for part in parts), position=first), parts, size)
+
+
+@seeds.register(Likelihood)
+def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """Components without which the log-likelihood falls most of the way to the bias-only value."""
+    worth = root_shares(root, recording, prompt, ig_steps)
+    parts = [part for part in worth.parts if isinstance(part, _Part)]
     clean, floor = (sum(part.ends[i] for part in parts) for i in (0, 1))
-    root = replace(root, value=clean, position=first)
     if clean <= floor:
         reason = (
             f"the answer is no likelier (log-likelihood {clean:.4g}) than from the model's biases alone ({floor:.4g}), "
             "so there is nothing to explain"
         )
-        return Seeds(root, (), reason, nothing=True)
-    return _finish(root, _remove_shares(parts, clean, clean - DROP * (clean - floor)))
-
-
-@reads.register(Likelihood)
-def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> tuple[Read, ...]:
-    """The integrated gradient of the log-likelihood at each of its positions."""
-    first, supports = _supports(root, recording, prompt)
-    places = [_final(recording, prompt, first + i) for i in range(len(supports))]
-    return tuple(
-        shares.read(_Objective.of(shares, support).direction(shares, ig_steps))
-        for shares, support in zip(places, supports, strict=True)
-    )
-
-
-def _supports(root: Likelihood, recording: Recording, prompt: int) -> tuple[int, list[list[int]]]:
-    """The first position that is read, and the alternatives at it and those after it."""
-    length = recording.lengths[prompt]
-    if root.continuation:
-        return length - len(root.answer), [[token] for token in root.answer]
-    return length - 1, [_support(root, recording, prompt)]
+        return _nothing(worth.root, reason, worth.parts, "ask for the likeliest answers (top_k)")
+    found = _remove_shares(parts, clean, clean - DROP * (clean - floor))
+    return _finish(worth.root, found, worth.parts, "compare with a wrong answer (a linear root)")
 
 
 def _support(root: Likelihood, recording: Recording, prompt: int) -> list[int]:
@@ -336,10 +350,6 @@ class _Objective:
         scores = softcap(z, self.cap)
         return scores @ self.q - scores.logsumexp(-1)
 
-    def direction(self, shares: Shares, steps: int) -> Float[Tensor, " d_model"]:
-        """The mean gradient as a direction of the residual."""
-        return shares.unembedded(self.path_gradient(steps) @ shares.recording.model.weights.W_U)
-
     def path_gradient(self, steps: int) -> Float[Tensor, " vocab"]:
         """The mean gradient of J on the straight path from the bias-only logits to the clean ones."""
         alphas, weights = path_weights(steps, self.clean)
@@ -349,12 +359,10 @@ class _Objective:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One position of a likelihood: its objective, and every component's attribution."""
+class _Part(Part):
+    """One position of a likelihood: contributions are attributions, by integrated gradients of its objective."""
 
-    shares: Shares
     objective: _Objective
-    attributions: Float[Tensor, " component"]
     ends: tuple[float, float]
     """The log-likelihood as it is, and from biases alone."""
 
@@ -362,14 +370,15 @@ class _Part:
     def of(cls, shares: Shares, support: list[int], ig_steps: int) -> _Part:
         objective = _Objective.of(shares, support)
         gradient = objective.path_gradient(ig_steps)
-        attributions = shares.onto(shares.unembedded(gradient @ shares.recording.model.weights.W_U))
+        direction = shares.unembedded(gradient @ shares.recording.model.weights.W_U)
+        attributions = shares.onto(direction)
         shares.require(
             float(attributions.sum()),
             float(gradient @ (objective.clean - objective.base)),
             max(1.0, float(attributions.abs().sum())),
         )
         ends = float(objective.value(objective.clean)), float(objective.value(objective.base))
-        return cls(shares, objective, attributions, ends)
+        return cls(shares, direction, attributions, objective, ends)
 
     def drops(
         self, left: Float[Tensor, " vocab"], numbers: Int[Tensor, " n"]
@@ -382,9 +391,9 @@ class _Part:
 
 def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Cause]:
     """Remove components by attribution (positive ones only) until the log-likelihood is at or below the target."""
-    values, order = torch.cat([part.attributions for part in parts]).sort(descending=True, stable=True)
+    values, order = torch.cat([part.contributions for part in parts]).sort(descending=True, stable=True)
     order, values = order[values > 0], values[values > 0]
-    starts = torch.tensor([0] + [len(part.attributions) for part in parts], device=order.device).cumsum(0)
+    starts = torch.tensor([0] + [len(part.contributions) for part in parts], device=order.device).cumsum(0)
     of_part = torch.searchsorted(starts, order, right=True) - 1
     numbers = order - starts[of_part]
     left = [part.objective.clean for part in parts]
@@ -405,7 +414,40 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
     return [parts[i].shares.cause(number, value) for i, number, value in chosen]
 
 
-def _finish(root: Root, found: list[Cause]) -> Seeds:
+# -- nothing to trace ----------------------------------------------------------------------------------------
+
+
+def _finish(root: Root, found: list[Cause], parts: Sequence[Part], advice: str) -> Seeds:
     if not any(cause.site.kind == "head" for cause in found):
-        return Seeds(root, (), f"no head is among the {len(found)} component(s) that the root rests on")
+        reason = f"no head is among the {len(found)} component(s) that the root rests on"
+        return replace(_nothing(root, reason, parts, advice), nothing=False)
     return Seeds(root, tuple(found))
+
+
+def _nothing(root: Root, reason: str, parts: Sequence[Part], advice: str) -> Seeds:
+    """No seeds: why, what speaks most for and against the root, and what to try instead."""
+    heads = [cause for cause in _strongest(parts, only_heads=True) if cause.weight > 0]
+    ends = (("for", _strongest(parts)), ("against", _strongest(parts, against=True)))
+    told = "; ".join(f"strongest {word} it: {_listed(causes)}" for word, causes in ends if causes)
+    names = dict.fromkeys(head_name(cause.site.layer or 0, cause.site.head or 0) for cause in heads)
+    start = f", or start from heads that speak for it ({', '.join(names)})" if names else ""
+    return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}", nothing=True)
+
+
+def _strongest(
+    parts: Sequence[Part], *, only_heads: bool = False, against: bool = False, k: int = 3
+) -> list[Cause]:
+    """The components that contribute most, of one sign."""
+    found: list[Cause] = []
+    for part in parts:
+        shares, contributions = part.shares, part.contributions
+        first = shares.catalogue.n_plain if only_heads else 0
+        signed = -contributions[first:] if against else contributions[first:]
+        values, numbers = signed.topk(min(k, len(signed)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        found += [shares.cause(first + n, -v if against else v) for n, v in pairs if v > 0]
+    return sorted(found, key=lambda cause: (-abs(cause.weight), cause.site))[:k]
+
+
+def _listed(causes: list[Cause]) -> str:
+    return ", ".join(f"{cause.site} ({cause.weight:+.3g})" for cause in causes)

@@ -23,7 +23,8 @@ from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.circuits.roots import Heads, Likelihood, Root
 from headtrace.errors import InputError
 from headtrace.models.frozen import NEEDED
-from headtrace.progress import Progress
+from headtrace.models.stamp import require_same_weights
+from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
 from headtrace.tasks.examples import Example
 from headtrace.tracing.assemble import assemble
@@ -34,7 +35,7 @@ from headtrace.tracing.content import Content
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.questions import Answer, Question, ask
-from headtrace.tracing.roots import Seeds, reads, seeds
+from headtrace.tracing.roots import Seeds, root_shares, seeds
 from headtrace.tracing.sweep import Budget, sweep
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import Firing, Prompt
@@ -87,6 +88,7 @@ class Tracer:
         paths: Paths = "attention",
         counterfactual: Prompt | None = None,
         bos: bool | None = None,
+        progress: Progress | None = None,
     ) -> Circuit:
         """The circuit of one prompt (text, token ids, an example of a task, or a mapping with text and answers).
 
@@ -97,23 +99,14 @@ class Tracer:
         ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
         moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
         signal. With a ``counterfactual`` prompt of the same length, content is what this prompt has and that one has
-        not.
+        not. ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
         """
-        return self.trace_batch(
-            [prompt],
-            answer,
-            wrong,
-            root=root,
-            top_k=top_k,
-            top_p=top_p,
-            direction=direction,
-            layer=layer,
-            position=position,
-            heads=heads,
-            paths=paths,
-            counterfactual=None if counterfactual is None else [counterfactual],
-            bos=bos,
-        )[0]
+        asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
+        asked |= {"layer": layer, "position": position, "heads": heads or None}
+        questions = [ask(self.model, prompt, root=root, bos=bos, **asked)]
+        others = None if counterfactual is None else [counterfactual]
+        against = self._counterfactuals(questions, others, paths, bos)
+        return self._trace(questions, paths, against, progress)[0]
 
     def trace_batch(
         self,
@@ -147,7 +140,8 @@ class Tracer:
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
             against = None if others is None else [others[i] for i in group]
-            found = self._trace([questions[i] for i in group], paths, against)
+            inside = share_of(progress, len(circuits), len(group), len(questions))
+            found = self._trace([questions[i] for i in group], paths, against, inside)
             circuits.update(zip(group, found, strict=True))
             if progress is not None:
                 progress(len(circuits), len(questions))
@@ -164,36 +158,44 @@ class Tracer:
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int = 0
     ) -> list[Causes]:
         """Causes of chosen firings of one recorded prompt, in the order given."""
+        require_same_weights(recording)
         parsed = [Firing.parse(firing) for firing in firings]
         for firing in parsed:
             recording.check_firing(firing, prompt)
         firings_once = [(prompt, firing.site) for firing in dict.fromkeys(parsed)]
         rows = Firings.of(firings_once, self.model.device)
-        found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
+        with self.model.settled():
+            found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
         return [found[firing.site] for firing in parsed]
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _trace(
-        self, questions: list[Question], paths: Paths, counterfactual: list[list[int]] | None
+        self,
+        questions: list[Question],
+        paths: Paths,
+        counterfactual: list[list[int]] | None,
+        progress: Progress | None = None,
     ) -> list[Circuit]:
         """Circuits of prompts that are recorded together."""
         needed = max(question.logits_needed for question in questions)
-        keep = None if paths == "attention" else NEEDED
-        recording = self.model.record(
-            [question.ids for question in questions], last_logits=needed, keep=keep
-        )
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
-        roots = [seeds(question.root, recording, place, steps) for place, question in enumerate(questions)]
-        budget = self._budget(paths)
-        if paths == "attention":
-            traces = sweep(recording, roots, self.method, budget, self.composer)
-        else:
-            other = None if counterfactual is None else self.model.record(counterfactual, last_logits=1)
-            content = self._content(recording, questions, roots, other, paths, steps)
-            traces = CompleteSweep(
-                recording, roots, content, self.method, budget, self.composer, paths
-            ).run()
+        budget, keep = self._budget(paths), None if paths == "attention" else NEEDED
+        ids = [question.ids for question in questions]
+        with self.model.settled():
+            recording = self.model.record(ids, last_logits=needed, keep=keep)
+            roots = [
+                seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
+            ]
+            if paths == "attention":
+                traces = sweep(recording, roots, self.method, budget, self.composer, progress)
+            else:
+                other = None if counterfactual is None else self.model.record(counterfactual, last_logits=1)
+                content = self._content(recording, questions, roots, other, paths, steps)
+                complete = CompleteSweep(
+                    recording, roots, content, self.method, budget, self.composer, paths
+                )
+                traces = complete.run(progress)
         return [
             assemble(self.model, self._prompt(question), trace, self._described(question.root, budget, paths))
             for question, trace in zip(questions, traces, strict=True)
@@ -212,7 +214,7 @@ class Tracer:
         read = [
             ()
             if found.nothing or (paths == "complete" and isinstance(question.root, Heads))
-            else reads(question.root, recording, place, steps)
+            else root_shares(question.root, recording, place, steps).parts
             for place, (question, found) in enumerate(zip(questions, roots, strict=True))
         ]
         return Content.of(recording, read, other)

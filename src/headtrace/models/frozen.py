@@ -224,9 +224,7 @@ class Gradients:
 
 
 @torch.inference_mode()
-def gradients(
-    recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]
-) -> Gradients:
+def gradients(recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]) -> Gradients:
     """One backward sweep over a recording, through frozen patterns, norms and gates."""
     model = recording.model
     parallel = model.architecture.parallel(model.hf.config)

@@ -46,9 +46,7 @@ class Along:
 
 
 @torch.inference_mode()
-def along(
-    recording: Recording, places: Sequence[Place], directions: Float[Tensor, "place d_model"]
-) -> Along:
+def along(recording: Recording, places: Sequence[Place], directions: Float[Tensor, "place d_model"]) -> Along:
     """Every component's write along each place's direction. What is not upstream of a place has a share of zero."""
     top = max(place.attention_layers for place in places)
     length = max(place.position for place in places) + 1

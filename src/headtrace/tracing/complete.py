@@ -320,7 +320,9 @@ class CompleteSweep:
 
     def _flows_of_mlps(self, layer: int, chosen: list[Spot], parts: dict[Spot, list[Part]]) -> None:
         """Content of signals: as for the root, through frozen gates."""
-        wanted = {spot: _together(flows) for spot in chosen if (flows := self._of_sides(spot, attention=False))}
+        wanted = {
+            spot: _together(flows) for spot in chosen if (flows := self._of_sides(spot, attention=False))
+        }
         if not wanted:
             return
         device = self.recording.model.device

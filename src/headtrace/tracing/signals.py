@@ -47,7 +47,9 @@ def readings_at(
     kv = firings.head // weights.group
     if side == "query":
         at, basis, W = firings.dest, channels.to_query[layer, firings.head], weights.W_Q[layer, firings.head]
-        scales = None if recording.query_scales is None else recording.query_scales[layer, b, firings.head, at]
+        scales = (
+            None if recording.query_scales is None else recording.query_scales[layer, b, firings.head, at]
+        )
     else:
         at, basis, W = firings.src, channels.to_key[layer, firings.head], weights.W_K[layer, kv]
         scales = None if recording.key_scales is None else recording.key_scales[layer, b, kv, at]

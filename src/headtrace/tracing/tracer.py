@@ -131,8 +131,6 @@ class Tracer:
         Prompts with answers of their own are mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``, or
         examples of a task; ``answer`` and ``wrong`` here hold for all others. ``counterfactual`` has one prompt for each.
         """
-        if paths not in get_args(Paths):
-            raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
         questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in prompts]
@@ -192,9 +190,7 @@ class Tracer:
             else:
                 other = None if counterfactual is None else self.model.record(counterfactual, last_logits=1)
                 content = self._content(recording, questions, roots, other, paths, steps)
-                complete = CompleteSweep(
-                    recording, roots, content, self.method, budget, self.composer, paths
-                )
+                complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
                 traces = complete.run(progress)
         return [
             assemble(self.model, self._prompt(question), trace, self._described(question.root, budget, paths))
@@ -233,6 +229,8 @@ class Tracer:
         bos: bool | None,
     ) -> list[list[int]] | None:
         """Token ids of counterfactual prompts, each as long as the prompt that it is for."""
+        if paths not in get_args(Paths):
+            raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
         if given is None:
             return None
         if paths == "attention":
@@ -240,7 +238,9 @@ class Tracer:
                 'A counterfactual prompt says what content is new: it goes with paths="content" or "complete".'
             )
         if len(given) != len(questions):
-            raise InputError(f"{len(given)} counterfactual prompts for {len(questions)} prompts: give one for each.")
+            raise InputError(
+                f"{len(given)} counterfactual prompts for {len(questions)} prompts: give one for each."
+            )
         found: list[list[int]] = []
         for question, prompt in zip(questions, given, strict=True):
             ids, extra = self.model.to_ids(prompt, bos=bos), question.logits_needed - 1

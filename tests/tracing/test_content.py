@@ -121,7 +121,7 @@ def test_a_complete_circuit_contains_what_holds_up_signals_of_mlps(builtin: head
     for edge in passing:
         into = {e.source for e in circuit.edges_into(edge.source)}
         assert set(edge.through) <= into
-    # An MLP may hold a signal up by its bias, or by what is left of two inputs that cancel: then more than half remains.
+    # An MLP may hold a signal up by its bias, or by inputs that cancel: then more than half of it remains.
     assert sum(edge.left < 0.5 for edge in passing) > len(passing) / 2
 
 

@@ -130,7 +130,7 @@ class CompleteSweep:
             reason = None if causes else _nothing_new(total)
             trace.seeds = replace(trace.seeds, reason=reason)
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
-        parts = {"root": [Part(1.0, causes)]}
+        parts: dict[Side, list[Part]] = {"root": [Part(1.0, causes)]}
         self._follow(Causes(number, ROOT, {"root": SideCauses(tuple(causes))}), parts, {})
 
     def _follow(
@@ -142,15 +142,17 @@ class CompleteSweep:
         """Pass a site's influence on to its causes, each with what it is wanted for."""
         number, trace = found.prompt, self.prompts[found.prompt].trace
         trace.causes[found.site] = found
-        causes = [(side, cause) for side, part in found.sides.items() for cause in part.in_graph]
+        causes: list[tuple[Side, Cause]] = [
+            (side, cause) for side, part in found.sides.items() for cause in part.in_graph
+        ]
         shares = spread([(side, cause.weight) for side, cause in causes])
         whole = trace.influence[found.site]
         for (side, cause), share in zip(causes, shares, strict=True):
             spot, passed = (number, cause.site), whole * share
             trace.influence[cause.site] += passed
-            if self.content.reads[number] and cause.site.kind != "offset":
-                if cause.site not in trace.contributions:
-                    trace.contributions[cause.site] = self.content.contribution(*spot)
+            has_one = self.content.reads[number] and cause.site.kind != "offset"
+            if has_one and cause.site not in trace.contributions:
+                trace.contributions[cause.site] = self.content.contribution(*spot)
             if cause.site.kind not in ("head", "mlp"):
                 continue
             if side in ATTENTION_SIDES:
@@ -338,7 +340,7 @@ class CompleteSweep:
     def _passages(self, layer: int, chosen: list[Spot], parts: dict[Spot, list[Part]]) -> None:
         """Query and key signals that an MLP wrote: removed from the real MLP's input until half is gone.
 
-        An MLP that writes into many firings is asked about the signals that matter by themselves, or about its strongest.
+        An MLP that writes into many firings is asked about the signals that matter by themselves, or its strongest one.
         """
         asked: list[tuple[Spot, float, Signal]] = []
         for spot in chosen:
@@ -379,6 +381,6 @@ def _together(signals: list[tuple[float, Signal]]) -> tuple[Float[Tensor, " d_mo
 
 def _nothing_new(total: float) -> str:
     return (
-        f"the counterfactual prompt speaks for the answer as much as this one does (difference {total:.4g}), so there is "
-        "nothing new to explain"
+        f"the counterfactual prompt speaks for the answer as much as this one does (difference {total:.4g}), so there "
+        "is nothing new to explain"
     )

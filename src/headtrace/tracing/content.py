@@ -77,8 +77,9 @@ class Content:
         allowed, worst = tolerance_for(self.recording.model.dtype), int(error.argmax())
         if float(error[worst]) > allowed:
             raise IdentityError(
-                f"The contributions of all tokens and biases of prompt {worst} sum to {float(found[worst]):.6g}, the root "
-                f"reads {float(recorded[worst]):.6g}: relative error {float(error[worst]):.1e}, allowed {allowed:.0e}."
+                f"The contributions of all tokens and biases of prompt {worst} sum to {float(found[worst]):.6g}, the "
+                f"root reads {float(recorded[worst]):.6g}: relative error {float(error[worst]):.1e}, allowed "
+                f"{allowed:.0e}."
             )
 
     def score(self, prompt: int, site: Site) -> float:
@@ -89,7 +90,7 @@ class Content:
         return whole - self.contribution(prompt, site, self.counterfactual)
 
     def contribution(self, prompt: int, site: Site, recording: Recording | None = None) -> float:
-        """What a site contributes to its prompt's root, in the root's unit (or would, as it is in another recording)."""
+        """What a site contributes to its prompt's root, in the root's unit (or would, with another's write)."""
         g, rec = self.gradients, recording or self.recording
         layer, dest = site.layer or 0, site.dest or 0
         if site == ROOT:

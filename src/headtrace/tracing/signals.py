@@ -1,8 +1,8 @@
 """Signals as directions: what a head reads of one component, in some channels, as a direction of the residual.
 
 A component's coefficients in the channels of a firing are ``a = o M`` with M the head's reading of a write at that
-position. The direction ``n = M a / (a . a)`` measures any write against that signal: one for the component itself, a half
-for a write that carries half of it.
+position. The direction ``n = M a / (a . a)`` measures any write against that signal: one for the component itself, a
+half for a write that carries half of it.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def _require(
         signal = signals[worst]
         raise IdentityError(
             f"The frozen shares of the {signal.side} signal from {signal.source} to {signal.target} (prompt "
-            f"{signal.prompt}) sum to {float(part.shares[worst].sum() + constant[worst]):.6g}, not to 1: relative error "
-            f"{float(error[worst]):.1e}, allowed {allowed:.0e}."
+            f"{signal.prompt}) sum to {float(part.shares[worst].sum() + constant[worst]):.6g}, not to 1: relative "
+            f"error {float(error[worst]):.1e}, allowed {allowed:.0e}."
         )
 
 

@@ -129,7 +129,7 @@ class Tracer:
         """Circuits of many prompts, recorded and traced together; options mean what they mean in ``trace``.
 
         Prompts with answers of their own are mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``, or
-        examples of a task; ``answer`` and ``wrong`` here hold for all others. ``counterfactual`` has one prompt for each.
+        examples of a task; ``answer`` and ``wrong`` here hold for all others. ``counterfactual`` has one for each.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
@@ -247,9 +247,9 @@ class Tracer:
             ids = self.model.to_ids([*ids, *question.ids[len(question.ids) - extra :]]) if extra else ids
             if len(ids) != len(question.ids):
                 raise InputError(
-                    f"The counterfactual prompt has {len(ids) - extra} tokens, the prompt {len(question.ids) - extra}: they "
-                    "must be equally long, so that every position has its counterpart. Exchange words for others of as "
-                    "many tokens."
+                    f"The counterfactual prompt has {len(ids) - extra} tokens, the prompt {len(question.ids) - extra}: "
+                    "they must be equally long, so that every position has its counterpart. Exchange words for others "
+                    "of as many tokens."
                 )
             if ids == question.ids:
                 raise InputError(

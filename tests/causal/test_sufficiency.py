@@ -381,3 +381,11 @@ def test_another_models_circuit_is_refused() -> None:
     _, circuit = traced("llama")
     with pytest.raises(InputError, match="own model"):
         sufficiency(circuit, tiny_model("llama", seed=5), OTHER)
+
+
+def test_a_summary_warns_where_the_two_runs_hardly_differ() -> None:
+    model, circuit, *_ = opened("llama")
+    found = sufficiency(circuit, model, OTHER)
+    assert "hardly differ" not in replace(found, clean=2.0, counterfactual=1.0).summary()
+    assert "hardly differ" in replace(found, clean=2.0, counterfactual=1.9).summary()
+    assert "with nothing kept (zero ablation)" in replace(found, ablation="zero").summary()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headtrace.circuits import Circuit
 
 SCHEMA = "headtrace.sufficiency/1"
+HARDLY = 0.1
+"""Metrics that differ by less than this share of themselves make a summary warn."""
 
 
 @dataclass(frozen=True)
@@ -218,14 +220,19 @@ class Sufficiency:
     def summary(self) -> str:
         """A few lines for people."""
         other = (
-            "the counterfactual prompt"
+            "on the counterfactual prompt"
             if self.ablation == "counterfactual"
-            else f"nothing kept, {self.ablation} ablation"
+            else f"with nothing kept ({self.ablation} ablation)"
         )
         shown = ", ".join(f"{n}: {value:.2f}" for n, value in self.kept.points)
         need = self.necessity
+        warning = (
+            "  (these hardly differ, so shares of their difference can be anything: another counterfactual says more)\n"
+            if abs(self.clean - self.counterfactual) < HARDLY * max(abs(self.clean), abs(self.counterfactual))
+            else ""
+        )
         return (
-            f"{self.metric}: {self.clean:.3f} on the prompt, {self.counterfactual:.3f} on {other}\n"
+            f"{self.metric}: {self.clean:.3f} on the prompt, {self.counterfactual:.3f} {other}\n{warning}"
             f"Sufficiency of the circuit's {self.size} head components (of {len(self.case.places):,}): "
             f"{self.sufficiency:.3f}\n"
             f"  by number kept: {shown}\n"

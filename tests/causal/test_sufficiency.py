@@ -239,6 +239,9 @@ def test_specificity_takes_the_same_heads_away_from_every_prompt() -> None:
     places = [f for f in case.firings(case.places) if (f.layer, f.head) in heads]
     value = measure([Keep(case, case.places_of(places), without=True)])[0]
     assert table["metric"][0] == pytest.approx(value, abs=1e-9)
+    elsewhere = sufficiency(circuit, tiny_model("qwen2", 0, F64), OTHER)
+    with pytest.raises(InputError, match="same loaded model"):
+        first.specificity(elsewhere)
 
 
 def test_baselines_are_measured_alike_and_any_circuit_can_be_compared() -> None:

@@ -203,6 +203,10 @@ class Sufficiency:
         import polars as pl
 
         every = (self, *others)
+        if any(one.case.model is not self.case.model for one in others):
+            raise InputError(
+                "Circuits are compared on one model: measure all of them with the same loaded model."
+            )
         keeps: list[Keep] = []
         rows: list[dict[str, Any]] = []
         for i, theirs in enumerate(every):
@@ -210,8 +214,6 @@ class Sufficiency:
             for j, one in enumerate(every):
                 keeps.append(Keep(one.case, _whole_heads(one.case, heads), without=True))
                 rows.append({"circuit": i, "prompt": j, "heads": len(heads)})
-        if len({id(one.case.model) for one in every}) > 1:
-            raise InputError("Circuits are compared on one model: measure them with the same loaded model.")
         for row, value in zip(rows, measure(keeps), strict=True):
             one = every[row["prompt"]]
             row |= {"metric": value, "loss": (one.clean - value) / (one.clean - one.counterfactual)}

@@ -74,13 +74,16 @@ def measured(asked: Asked, ablation: str) -> Sufficiency:
     base = found["acc++"]
     assert isinstance(base, Circuit)
     ids = asked.counterfactual.token_ids if ablation == "counterfactual" else None
+    # An empty circuit keeps nothing, which is a result and no reason to leave its prompt out: the others are measured.
+    ranking = None if base.heads() else ["L0H0:0:0"]
     how: dict[str, Any] = {"baselines": BASELINES, "compare": found, "ablation": ablation, "draws": 2}
-    return sufficiency(base, asked.tracer.model, ids, **how)
+    return sufficiency(base, asked.tracer.model, ids, ranking=ranking, **how)
 
 
 def row(task: str, asked: Asked, name: str, curve: Curve, found: Sufficiency) -> dict[str, Any]:
     ranked_all = curve.own == len(found.case.places)
-    own = found.size if ranked_all else curve.own
+    own = len(found.circuit.heads()) if ranked_all else curve.own
+    need = found.necessity if name == "acc++" and own else None
     return {
         "task": task,
         "prompt": asked.example.id,
@@ -91,9 +94,9 @@ def row(task: str, asked: Asked, name: str, curve: Curve, found: Sufficiency) ->
         "cpr": curve.cpr,
         "cmd": curve.cmd,
         **{f"{100 * s:g} %": value for s, (_, value) in zip(SHARES, curve.continued, strict=True)},
-        "loss": found.necessity.loss if name == "acc++" else None,
-        "random loss": found.necessity.random_loss if name == "acc++" else None,
-        "attended loss": found.necessity.attended_loss if name == "acc++" else None,
+        "loss": None if need is None else need.loss,
+        "random loss": None if need is None else need.random_loss,
+        "attended loss": None if need is None else need.attended_loss,
         "clean": found.clean,
         "counterfactual": found.counterfactual,
         "total": len(found.case.places),
@@ -111,7 +114,7 @@ def measure(options: argparse.Namespace) -> tuple[pl.DataFrame, dict[str, Any]]:
         for asked in prompts(tracer, task, kind, int(number), counts):
             try:
                 found = measured(asked, options.ablation)
-            except headtrace.errors.InputError as error:  # an empty circuit, a metric that does not change
+            except headtrace.errors.InputError as error:  # a metric that does not change
                 print(f"{asked.example.id}: {error}", flush=True)
                 counts["not measured"] = counts.get("not measured", 0) + 1
                 continue

@@ -72,6 +72,7 @@ def run(
     run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
     With ``grad`` what observers put in can be differentiated through (the model's own parameters cannot).
     """
+    model.stamp  # noqa: B018 (looks at the weights: what is wrong with them is said before they are used)
     options: dict[str, Any] = {"use_cache": False}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)

@@ -19,11 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headtrace.progress import count
 from headtrace.tracing.causes import Causes
 from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.models.view import FoldedWeights
 
 COMPOSED_BYTES = 1_000_000_000
 """Composed weights are kept for models whose full set takes at most this much.
@@ -77,6 +79,7 @@ class Composer:
 
     model: Model
     kept: dict[tuple[str, int, int], Tensor] = field(default_factory=dict[tuple[str, int, int], Tensor])
+    made_from: FoldedWeights | None = None
 
     def __post_init__(self) -> None:
         m = self.model
@@ -94,6 +97,8 @@ class Composer:
     ) -> None:
         """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
         weights = self.model.weights
+        if weights is not self.made_from:  # the model's weights were changed
+            self.kept, self.made_from = {}, weights
         W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
         W_O = weights.W_O[:layer].flatten(0, 1)
         d_model, d_head = W.shape
@@ -298,8 +303,11 @@ def in_chunks(
     trace_chunk: Callable[[Firings, Upstream], Iterable[Causes]],
 ) -> list[Causes]:
     """Trace firings in groups whose candidates fit into memory together."""
-    chunks = firing_chunks(recording, firings, composer)
-    return [found for chunk, upstream in chunks for found in trace_chunk(chunk, upstream)]
+    found: list[Causes] = []
+    for chunk, upstream in firing_chunks(recording, firings, composer):
+        found.extend(trace_chunk(chunk, upstream))
+        count(len(chunk))
+    return found
 
 
 def firing_chunks(

@@ -3,8 +3,9 @@
     python docs/studies/sufficiency.py --out build/sufficiency
     python docs/studies/sufficiency.py --model builtin --tasks ioi:30 --out build/builtin
 
-Prompts of each task are taken in their order, those that the model answers rightly and that have a counterfactual of
-equal length. About 20 seconds per prompt of SmolLM2-135M on one core. A method is a function in ``METHODS``.
+Prompts of each task are taken from every cell in turn, those that the model answers rightly and that have a
+counterfactual of equal length. About 7 seconds per prompt of SmolLM2-135M on one core. A method is a function in
+``METHODS``.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ METHODS: dict[str, Callable[[Asked], Ranked]] = {"acc++": attention_circuit}
 """Beside the baselines: a circuit (its heads by falling influence), or head components, most important first."""
 
 
-def prompts(tracer: headtrace.Tracer, task: str, wanted: int, counts: dict[str, int]) -> Iterator[Asked]:
-    """The first prompts that can be measured; how many were passed over is counted."""
+def prompts(
+    tracer: headtrace.Tracer, task: str, kind: str, wanted: int, counts: dict[str, int]
+) -> Iterator[Asked]:
+    """The first prompts that can be measured, of every cell in turn; how many were passed over is counted."""
     model = tracer.model
     per_cell = max(1, -(-2 * wanted // TASKS[task].n_cells))
-    for example in load_task(task, model.tokenizer, n_per_cell=per_cell):
-        other = TASKS[task].counterfactual(example, model.tokenizer)
+    examples = load_task(task, model.tokenizer, n_per_cell=per_cell).examples
+    for example in (one for turn in range(per_cell) for one in examples[turn::per_cell]):
+        other = TASKS[task].counterfactual(example, model.tokenizer, kind)
         logits = model.end_logits([example.token_ids])[0]
         right, wrong = (logits[list(ids)].mean() for ids in (example.answer_ids, example.wrong_ids))
         reason = "no counterfactual" if other is None else "answered wrongly" if right <= wrong else "used"
@@ -70,13 +74,16 @@ def measured(asked: Asked, ablation: str) -> Sufficiency:
     base = found["acc++"]
     assert isinstance(base, Circuit)
     ids = asked.counterfactual.token_ids if ablation == "counterfactual" else None
+    # An empty circuit keeps nothing, which is a result and no reason to leave its prompt out: the others are measured.
+    ranking = None if base.heads() else ["L0H0:0:0"]
     how: dict[str, Any] = {"baselines": BASELINES, "compare": found, "ablation": ablation, "draws": 2}
-    return sufficiency(base, asked.tracer.model, ids, **how)
+    return sufficiency(base, asked.tracer.model, ids, ranking=ranking, **how)
 
 
 def row(task: str, asked: Asked, name: str, curve: Curve, found: Sufficiency) -> dict[str, Any]:
     ranked_all = curve.own == len(found.case.places)
-    own = found.size if ranked_all else curve.own
+    own = len(found.circuit.heads()) if ranked_all else curve.own
+    need = found.necessity if name == "acc++" and own else None
     return {
         "task": task,
         "prompt": asked.example.id,
@@ -87,9 +94,9 @@ def row(task: str, asked: Asked, name: str, curve: Curve, found: Sufficiency) ->
         "cpr": curve.cpr,
         "cmd": curve.cmd,
         **{f"{100 * s:g} %": value for s, (_, value) in zip(SHARES, curve.continued, strict=True)},
-        "loss": found.necessity.loss if name == "acc++" else None,
-        "random loss": found.necessity.random_loss if name == "acc++" else None,
-        "attended loss": found.necessity.attended_loss if name == "acc++" else None,
+        "loss": None if need is None else need.loss,
+        "random loss": None if need is None else need.random_loss,
+        "attended loss": None if need is None else need.attended_loss,
         "clean": found.clean,
         "counterfactual": found.counterfactual,
         "total": len(found.case.places),
@@ -99,16 +106,19 @@ def row(task: str, asked: Asked, name: str, curve: Curve, found: Sufficiency) ->
 def measure(options: argparse.Namespace) -> tuple[pl.DataFrame, dict[str, Any]]:
     model = headtrace.load(options.model)
     tracer, rows, passed = headtrace.Tracer(model), [], {}
-    for task, wanted in (each.split(":") for each in options.tasks.split(",")):
-        passed[task] = dict[str, int]()
-        for asked in prompts(tracer, task, int(wanted), passed[task]):
+    for each in options.tasks.split(","):
+        task, number, *kinds = each.split(":")
+        kind = kinds[0] if kinds else TASKS[task].kinds[0]
+        name = f"{task}, {kind}"
+        counts = passed[name] = dict[str, int]()
+        for asked in prompts(tracer, task, kind, int(number), counts):
             try:
                 found = measured(asked, options.ablation)
-            except headtrace.errors.InputError as error:  # an empty circuit, a metric that does not change
+            except headtrace.errors.InputError as error:  # a metric that does not change
                 print(f"{asked.example.id}: {error}", flush=True)
-                passed[task]["not measured"] = passed[task].get("not measured", 0) + 1
+                counts["not measured"] = counts.get("not measured", 0) + 1
                 continue
-            rows += [row(task, asked, name, curve, found) for name, curve in found.compared.items()]
+            rows += [row(name, asked, method, curve, found) for method, curve in found.compared.items()]
             print(f"{asked.example.id}: {found!r}", flush=True)
     return pl.DataFrame(rows, infer_schema_length=None), passed
 
@@ -160,7 +170,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--tasks", default="ioi:8,greater-than:8,pronoun:8,facts:8", help="task:prompts, ...")
+    parser.add_argument(
+        "--tasks",
+        default="ioi:30,greater-than:12,pronoun:12,facts:12",
+        help="task:prompts[:kind of counterfactual], ...",
+    )
     parser.add_argument("--ablation", default="counterfactual", help="counterfactual, mean or zero")
     parser.add_argument("--out", type=Path, default=Path("build/sufficiency"))
     options = parser.parse_args()

@@ -239,6 +239,9 @@ def test_specificity_takes_the_same_heads_away_from_every_prompt() -> None:
     places = [f for f in case.firings(case.places) if (f.layer, f.head) in heads]
     value = measure([Keep(case, case.places_of(places), without=True)])[0]
     assert table["metric"][0] == pytest.approx(value, abs=1e-9)
+    elsewhere = sufficiency(circuit, tiny_model("qwen2", 0, F64), OTHER)
+    with pytest.raises(InputError, match="same loaded model"):
+        first.specificity(elsewhere)
 
 
 def test_baselines_are_measured_alike_and_any_circuit_can_be_compared() -> None:
@@ -381,3 +384,11 @@ def test_another_models_circuit_is_refused() -> None:
     _, circuit = traced("llama")
     with pytest.raises(InputError, match="own model"):
         sufficiency(circuit, tiny_model("llama", seed=5), OTHER)
+
+
+def test_a_summary_warns_where_the_two_runs_hardly_differ() -> None:
+    model, circuit, *_ = opened("llama")
+    found = sufficiency(circuit, model, OTHER)
+    assert "hardly differ" not in replace(found, clean=2.0, counterfactual=1.0).summary()
+    assert "hardly differ" in replace(found, clean=2.0, counterfactual=1.9).summary()
+    assert "with nothing kept (zero ablation)" in replace(found, ablation="zero").summary()

@@ -37,9 +37,13 @@ class Ranking:
 
 
 def ranked_firings(given: Ranked) -> list[Firing]:
-    """Head components in their order: those of a circuit by falling influence (contribution, where it has none)."""
+    """Head components in their order: those of a circuit by falling influence.
+
+    Heads that speak against the root carry no influence; they belong to the picture, not to what is to be enough.
+    """
     if isinstance(given, Circuit):
-        return [node.site.firing for node in sorted(given.heads(), key=_importance)]
+        heads = [node for node in given.heads() if node.influence is None or node.influence > 0]
+        return [node.site.firing for node in sorted(heads or given.heads(), key=_importance)]
     return list(dict.fromkeys(Firing.parse(each) for each in given))
 
 

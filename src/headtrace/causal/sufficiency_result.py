@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headtrace.circuits import Circuit
 
 SCHEMA = "headtrace.sufficiency/1"
+HARDLY = 0.1
+"""Metrics that differ by less than this share of themselves make a summary warn."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,10 @@ class Sufficiency:
         import polars as pl
 
         every = (self, *others)
+        if any(one.case.model is not self.case.model for one in others):
+            raise InputError(
+                "Circuits are compared on one model: measure all of them with the same loaded model."
+            )
         keeps: list[Keep] = []
         rows: list[dict[str, Any]] = []
         for i, theirs in enumerate(every):
@@ -208,8 +214,6 @@ class Sufficiency:
             for j, one in enumerate(every):
                 keeps.append(Keep(one.case, _whole_heads(one.case, heads), without=True))
                 rows.append({"circuit": i, "prompt": j, "heads": len(heads)})
-        if len({id(one.case.model) for one in every}) > 1:
-            raise InputError("Circuits are compared on one model: measure them with the same loaded model.")
         for row, value in zip(rows, measure(keeps), strict=True):
             one = every[row["prompt"]]
             row |= {"metric": value, "loss": (one.clean - value) / (one.clean - one.counterfactual)}
@@ -218,14 +222,19 @@ class Sufficiency:
     def summary(self) -> str:
         """A few lines for people."""
         other = (
-            "the counterfactual prompt"
+            "on the counterfactual prompt"
             if self.ablation == "counterfactual"
-            else f"nothing kept, {self.ablation} ablation"
+            else f"with nothing kept ({self.ablation} ablation)"
         )
         shown = ", ".join(f"{n}: {value:.2f}" for n, value in self.kept.points)
         need = self.necessity
+        warning = (
+            "  (these hardly differ, so shares of their difference can be anything: another counterfactual says more)\n"
+            if abs(self.clean - self.counterfactual) < HARDLY * max(abs(self.clean), abs(self.counterfactual))
+            else ""
+        )
         return (
-            f"{self.metric}: {self.clean:.3f} on the prompt, {self.counterfactual:.3f} on {other}\n"
+            f"{self.metric}: {self.clean:.3f} on the prompt, {self.counterfactual:.3f} {other}\n{warning}"
             f"Sufficiency of the circuit's {self.size} head components (of {len(self.case.places):,}): "
             f"{self.sufficiency:.3f}\n"
             f"  by number kept: {shown}\n"

@@ -9,8 +9,9 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
+from headtrace.cli.export import CircuitSource
 from headtrace.cli.options import console
-from headtrace.cli.verify import CircuitFile, ModelChoice, load_model_of
+from headtrace.cli.verify import ModelChoice, ModelsOf
 
 if TYPE_CHECKING:
     from headtrace.causal import Sufficiency
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sufficiency(
-    circuit: CircuitFile,
+    circuit: CircuitSource,
     counterfactual: Annotated[
         str | None,
         typer.Option(help="A prompt of as many tokens, with other words where the answer is decided."),
@@ -71,7 +72,7 @@ def sufficiency(
         raise InputError("Give the counterfactual as text or as token ids (--counterfactual-ids), not both.")
     other = counterfactual if counterfactual_ids is None else options.parse_ids(counterfactual_ids)
     asked = read_circuit(circuit)
-    loaded = load_model_of(asked, model, dtype, device)
+    loaded = ModelsOf(model, dtype, device)(asked)
     with options.progress_bar("Sets of components") as progress:
         found = measure(
             asked,

@@ -13,7 +13,7 @@ Firing(layer=2, head=0, dest=14, src=10)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,12 @@ from headtrace.circuits.roots import Likelihood, Root
 from headtrace.errors import InputError
 from headtrace.progress import Progress
 from headtrace.prompts import batches
-from headtrace.tasks.examples import Example
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
-from headtrace.tracing.questions import Answer, Question, ask
+from headtrace.tracing.questions import Answer, Asked, Question, as_asked, ask
 from headtrace.tracing.roots import seeds
 from headtrace.tracing.sweep import Budget, sweep
 from headtrace.tracing.upstream import Composer, Firings
@@ -69,7 +68,7 @@ class Tracer:
 
     def trace(
         self,
-        prompt: Prompt | Mapping[str, Any] | Example,
+        prompt: Asked,
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
@@ -82,29 +81,20 @@ class Tracer:
         heads: str | Sequence[str] | None = None,
         bos: bool | None = None,
     ) -> Circuit:
-        """The circuit of one prompt (text, token ids, an example of a task, or a mapping with text and answers).
+        """The circuit of one prompt: text, token ids in any form, a conversation, an example of a task, or a mapping
+        with a prompt and its answers.
 
         ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. Without ``root``, a wrong answer
         makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
         is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
         """
-        return self.trace_batch(
-            [prompt],
-            answer,
-            wrong,
-            root=root,
-            top_k=top_k,
-            top_p=top_p,
-            direction=direction,
-            layer=layer,
-            position=position,
-            heads=heads,
-            bos=bos,
-        )[0]
+        asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
+        asked |= {"layer": layer, "position": position, "heads": heads or None}
+        return self._trace([ask(self.model, prompt, root=root, bos=bos, **asked)])[0]
 
     def trace_batch(
         self,
-        prompts: Sequence[Prompt | Mapping[str, Any] | Example],
+        prompts: Asked | Sequence[Asked],
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
@@ -120,12 +110,12 @@ class Tracer:
     ) -> list[Circuit]:
         """Circuits of many prompts, recorded and traced together; options mean what they mean in ``trace``.
 
-        Prompts with answers of their own are mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``, or
-        examples of a task; ``answer`` and ``wrong`` here hold for all others.
+        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer`` and
+        ``wrong``, or examples of a task; ``answer`` and ``wrong`` here hold for all others.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
-        questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in prompts]
+        questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in as_asked(prompts)]
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
             found = self._trace([questions[i] for i in group])

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.files import write_atomically
 from headtrace.circuits.summary import question
 from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.writing import write_bytes, write_text
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -64,7 +64,7 @@ def to_graphml(circuit: Circuit, path: str | Path) -> Path:
                 values[key] = json.dumps(values[key])
             elif isinstance(values[key], str):
                 values[key] = _xml_text(values[key])
-    return write_atomically(path, "\n".join(nx.generate_graphml(graph)).encode())
+    return write_text(path, "\n".join(nx.generate_graphml(graph)))
 
 
 def _xml_text(text: str) -> str:
@@ -102,7 +102,7 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
         )
     text = "\n".join([*lines, "}", ""])
     if path is not None:
-        write_atomically(path, text.encode(errors="replace"))
+        write_bytes(path, text.encode(errors="replace"))
     return text
 
 

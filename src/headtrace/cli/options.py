@@ -7,16 +7,27 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from headtrace.cli.output import check_output, console, emit, note, notes, printable, warn
 from headtrace.errors import InputError
 from headtrace.progress import Progress
+from headtrace.writing import check_folder_writable, check_writable, write_text
 
 if TYPE_CHECKING:
     from headtrace.models import Model
 
-console = Console()
+__all__ = [
+    "check_folder_writable",
+    "check_output",
+    "check_writable",
+    "console",
+    "emit",
+    "note",
+    "notes",
+    "printable",
+    "warn",
+]
 
 ModelName = Annotated[str, typer.Argument(help="An alias, hub name, local folder, GGUF file, or 'builtin'.")]
 PromptText = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt, as text.")]
@@ -27,12 +38,18 @@ Bos = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model, such as Pythia's step1000.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object on standard output; everything else on standard error."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 
 
 def load_model(name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto") -> Model:
     """Load with a spinner: it takes a few seconds."""
-    with console.status(f"Loading {escape(name)}"):
+    with notes.status(f"Loading {escape(printable(name))}"):
         from headtrace.models import load
 
         return load(name, revision=revision, dtype=dtype, device=device)
@@ -49,7 +66,7 @@ def progress_bar(what: str, total: int | None = None) -> Generator[Progress]:
         progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=console, transient=True) as bar:
+    with progress.Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
@@ -74,7 +91,7 @@ def parse_ids(text: str) -> list[int]:
 
 def token_text(token: str) -> str:
     """A token as it is shown: spaces and line breaks visible, markup harmless."""
-    return escape(token.replace("\n", "⏎").replace("\t", "⇥"))
+    return escape(printable(token))
 
 
 def show_tokens(tokens: tuple[str, ...]) -> None:
@@ -84,9 +101,15 @@ def show_tokens(tokens: tuple[str, ...]) -> None:
 
 
 def write_json(path: str, content: Any) -> None:
+    """Numbers as a file that people can read as well."""
     import json
-    from pathlib import Path
 
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(f"Wrote {path}")
+    from headtrace.cli.output import plain
+
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
+        text = json.dumps(plain(content), indent=1)
+    write_text(path, text + "\n")
+    note(f"Wrote {path}")

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headtrace.errors import InputError
+from headtrace.writing import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -101,12 +104,22 @@ DATED = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
 """What a file would say about when or by which version it was made; left out, the same figure has the same bytes."""
 
 
+def figure_kind(path: str | Path) -> str:
+    """The extension of a figure's file, which says what is drawn: known before anything is computed.
+
+    >>> figure_kind("why.SVG")
+    '.svg'
+    """
+    kind = Path(path).suffix.lower()
+    if kind not in DATED:
+        raise InputError(f"{str(path)!r} is no figure that can be drawn: end its name in {', '.join(DATED)}.")
+    return kind
+
+
 def save(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure if a path is given (PNG, PDF or SVG by its name), and hand it back."""
     if path is not None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        dated = DATED.get(path.suffix)
-        with house_style():
-            figure.savefig(path, metadata=None if dated is None else {dated: None})
+        kind = figure_kind(path)
+        with house_style(), replacing(path) as temporary:
+            figure.savefig(temporary, format=kind[1:], metadata={DATED[kind]: None})
     return figure

@@ -5,14 +5,13 @@ edges[3].channels[0]: expected a valid integer, got "x"
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headtrace.errors import InputError
+from headtrace.errors import InputError, shown
 
 # pydantic's words, except where it speaks of Python and the file is JSON.
 _EXPECTED = {
@@ -33,21 +32,19 @@ _EXPECTED = {
 }
 
 
-def shown(value: Any) -> str:
-    """A value as JSON would have it, cut short."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def fail(path: str, expected: str, value: Any) -> NoReturn:
     """Say which field is wrong, what was expected there and what was found."""
     raise InputError(f"{path + ': ' if path else ''}expected {expected}, got {shown(value)}")
 
 
-def input_error(error: ValidationError, shape: type) -> InputError:
-    """The first of pydantic's complaints about data for ``shape``, a dataclass, in the form of ``fail``."""
+def input_error(error: ValidationError, shape: type, name: str = "") -> InputError:
+    """The first of pydantic's complaints about data for ``shape``, a dataclass, in the form of ``fail``.
+
+    ``name`` stands before the field: for an object made in Python, that of its class.
+    """
     first = error.errors(include_url=False)[0]
     path, owner = _place(shape, first["loc"])
+    path = f"{name}.{path}" if name else path
     context = first.get("ctx", {})
     match first["type"]:
         case "missing":
@@ -57,6 +54,8 @@ def input_error(error: ValidationError, shape: type) -> InputError:
         case "unexpected_keyword_argument":
             allowed = ", ".join(field.name for field in fields(owner)) if is_dataclass(owner) else ""
             return InputError(f"{path}: unknown key; expected one of {allowed}")
+        case "unexpected_positional_argument":
+            return InputError(f"{name}: expected at most {len(fields(shape))} values, got more")
         case "value_error":  # raised by our own checks, which name the field themselves
             return InputError(str(context["error"]))
         case _:
@@ -76,6 +75,9 @@ def _unexpected(path: str, first: ErrorDetails, context: dict[str, Any]) -> Inpu
 def _place(shape: type, location: tuple[int | str, ...]) -> tuple[str, type | None]:
     """The path as a person writes it, and the dataclass that its last step belongs to."""
     path, owners, owner = "", [shape], None
+    if location and isinstance(location[0], int):  # a value that was given by its place
+        names = [field.name for field in fields(shape)]
+        location = (*names[location[0] : location[0] + 1], *location[1:])
     for step in location:
         if isinstance(step, int):
             path += f"[{step}]"

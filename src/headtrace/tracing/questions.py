@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from headtrace.circuits.roots import ROOTS, Direction, Heads, Likelihood, LogitDifference, Root
@@ -118,14 +117,7 @@ def _make(model: Model, prompt: Prompt | Chat, length: int, kind: str | None, gi
     if kind not in ROOTS:
         raise InputError(f"There is no root {kind!r}: choose {', '.join(map(repr, ROOTS))}.")
     _check(kind, given)
-    try:
-        return _MAKERS[kind](model, prompt, length, given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{name}={first['input']!r}: {first['msg'].replace('Input should be', 'expected')}."
-        ) from None
+    return _MAKERS[kind](model, prompt, length, given)
 
 
 def _check(kind: str, given: Mapping[str, Any]) -> None:

@@ -108,6 +108,8 @@ def test_prompts_bring_their_own_answers(builtin) -> None:
     others = tracer.trace_batch([example, IOI], answer=" Mary", wrong=" John")
     assert others[0].root.answer == traced[0].root.answer
     assert others[1].root.answer_tokens == ("Mary",)
+    bare = tracer.trace_batch([{"text": IOI}, {"text": IOI, "answer": None}], answer=" Mary", wrong=" John")
+    assert [circuit.root.answer_tokens for circuit in bare] == [("Mary",)] * 2
     with pytest.raises(InputError, match="needs 'text' or 'tokens'"):
         tracer.trace({"prompt": IOI})
 

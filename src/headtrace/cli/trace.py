@@ -10,7 +10,7 @@ import typer
 from headtrace.cli import options
 from headtrace.cli.options import console
 from headtrace.errors import InputError
-from headtrace.lines import prompt_of, read_records
+from headtrace.lines import prompt_and_answers, read_lines
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -137,13 +137,11 @@ def show(circuit: Circuit) -> None:
 
 def _trace_file(tracer: Tracer, path: str, how: dict[str, Any]) -> list[Circuit]:
     """Circuits of all prompts of a file; a line's own answers come before those of the command line."""
-    items: list[dict[str, Any]] = []
-    for number, record in read_records(path):
-        given = prompt_of(record, f"{path}, line {number}")
-        own = {name: record[name] for name in ("answer", "wrong") if record.get(name) is not None}
-        items.append({"text" if isinstance(given, str) else "tokens": given, **own})
-    with options.progress_bar("Tracing", len(items)) as advance:
-        return tracer.trace_batch(items, **how, progress=advance)
+    lines = read_lines(path, lambda record, where: tracer.ask(prompt_and_answers(record, where), **how))
+    if lines.skipped:
+        console.print(f"[yellow]{options.token_text(lines.report())}[/]", highlight=False)
+    with options.progress_bar("Tracing", len(lines)) as advance:
+        return tracer.trace_batch(lines.values, progress=advance)
 
 
 def _save_many(circuits: list[Circuit], out: str | None) -> None:

@@ -106,7 +106,8 @@ def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
             f"A prompt needs 'text' or 'tokens' or 'messages', one of them (and answer, wrong); got "
             f"{', '.join(map(str, prompt)) or 'nothing'}."
         )
-    return prompt[named[0]], None, {name: prompt.get(name) for name in ("answer", "wrong")}
+    own = {name: prompt[name] for name in ("answer", "wrong") if prompt.get(name) is not None}
+    return prompt[named[0]], None, own
 
 
 def _make(model: Model, prompt: Prompt | Chat, length: int, kind: str | None, given: dict[str, Any]) -> Root:

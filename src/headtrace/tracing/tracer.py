@@ -124,6 +124,18 @@ class Tracer:
                 progress(len(circuits), len(questions))
         return [circuits[i] for i in range(len(questions))]
 
+    def ask(
+        self, prompt: Asked, *, root: str | Root | None = None, bos: bool | None = None, **how: Any
+    ) -> Question:
+        """A question that ``trace_batch`` takes as it is, with the options of ``trace``: what is wrong with it is found
+        before anything runs.
+
+        >>> import headtrace
+        >>> headtrace.Tracer(headtrace.load("builtin")).ask("When Mary and John", answer=" went").root.question()
+        '"went"'
+        """
+        return ask(self.model, prompt, root=root, bos=bos, **how)
+
     def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
         """Why does this head attend here? The causes of one firing, side by side."""
         wanted = Firing.parse(firing)

@@ -202,6 +202,8 @@ DAMAGE = [
     ),
     (_set("extra", 1), "extra: unknown key; expected one of model, prompt, root"),
     (_set("unexplained", []), "unexplained: unknown key"),
+    (_set("x" * 5000, 1), "xxx...: unknown key"),
+    (_set("\ud800", 1), 'expected text without half characters, got "\\ud800"'),
     (_drop("method"), "method: missing"),
     (_drop("nodes"), "nodes: missing"),
 ]

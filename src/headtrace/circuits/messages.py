@@ -26,6 +26,7 @@ _EXPECTED = {
     "model_attributes_type": "a JSON object",
     "none_required": "null",
     "string_type": "text",
+    "string_unicode": "text without half characters",
     "too_short": "at least {min_length} of them",
     "tuple_type": "a list",
     "union_tag_invalid": "one of {expected_tags}",
@@ -84,10 +85,16 @@ def _place(shape: type, location: tuple[int | str, ...]) -> tuple[str, type | No
         elif len(owners) > 1:  # pydantic names the member of a union here; it is no step of the data
             owners = [each for each in owners if getattr(each, "kind", None) == step]
         elif step != "[key]":
-            path += f".{step}" if path else step
+            path += f".{_key(step)}" if path else _key(step)
             owner = owners[0] if owners else None
             owners = [] if owner is None else _dataclasses(get_type_hints(owner).get(step))
     return path, owner
+
+
+def _key(key: str) -> str:
+    """A key as it can be printed: of a damaged file, it may be anything."""
+    plain = key.encode(errors="backslashreplace").decode()
+    return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
 def _dataclasses(annotation: Any) -> list[type]:

@@ -247,3 +247,19 @@ def test_what_a_reader_refuses_is_skipped_like_what_is_no_json() -> None:
     )
     with pytest.raises(InputError, match=r"lines\.jsonl, line 1: no a, please"):
         written(content, lambda path: read_lines(path, parse, strict=True))
+
+
+def test_lines_can_be_read_further_and_keep_what_was_skipped() -> None:
+    def parse(record: dict[str, Any], where: str) -> str:
+        if record["text"] == "a":
+            raise InputError("no a, please.")
+        return record["text"]
+
+    first = written(GOOD + b"{\n" + b'{"text": "b"}\n' + GOOD, read_records)
+    found = first.then(parse)
+    assert found.entries == ((3, "b"),)
+    assert [skipped.line for skipped in found.skipped] == [1, 2, 4]
+    with pytest.raises(InputError, match=r"lines\.jsonl, line 1: no a, please"):
+        first.then(parse, strict=True)
+    with pytest.raises(InputError, match=r"None of the 3 lines of .*line 1: no a"):
+        written(GOOD * 3, read_records).then(parse)

@@ -19,8 +19,8 @@ from __future__ import annotations
 import codecs
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -29,6 +29,7 @@ from headtrace.errors import InputError
 from headtrace.errors import shown as _shown
 
 T = TypeVar("T")
+U = TypeVar("U")
 Record = dict[str, object]
 """A JSON object: what its fields hold is for the reader to check."""
 
@@ -56,6 +57,13 @@ class Lines(Generic[T]):
 
     entries: tuple[tuple[int, T], ...]
     skipped: tuple[Skipped, ...] = ()
+    """In the order of the file."""
+    source: str = field(default="", compare=False)
+    """The name of the file."""
+
+    def then(self, parse: Callable[[T, str], U], *, strict: bool = False) -> Lines[U]:
+        """What ``parse`` makes of what the lines hold, as in ``read_lines``: lines that it refuses are skipped, too."""
+        return _parsed(self.source, self.entries, parse, strict, self.skipped)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
         return iter(self.entries)
@@ -92,26 +100,15 @@ def read_lines(
     used: it is skipped, or with ``strict`` the error is raised. Without a single line of use, it is always an error.
     ``what`` says what a line is, for errors.
     """
-    entries: list[tuple[int, T]] = []
-    skipped: list[Skipped] = []
-    for number, raw in _raw_lines(path, what):
-        where = f"{path}, line {number}"
-        try:
-            record = _record(raw, where)
-            if record is not None:
-                entries.append((number, parse(record, where)))
-        except InputError as error:
-            reason = str(error).removeprefix(where).lstrip(" ,:")
-            if strict:
-                raise InputError(
-                    str(error) if str(error).startswith(where) else f"{where}: {reason}"
-                ) from error
-            skipped.append(Skipped(number, reason))
-    if skipped and not entries:
-        raise InputError(f"None of the {len(skipped)} lines of {path} can be used. {path}, {skipped[0]}")
-    if not entries:
+
+    def parse_raw(raw: bytes, where: str) -> T | None:
+        record = _record(raw, where)
+        return None if record is None else parse(record, where)
+
+    lines = _parsed(str(path), _raw_lines(path, what), parse_raw, strict)
+    if not lines.entries:
         raise InputError(f"{str(path)!r} holds no {what}: write one JSON object per line.")
-    return Lines(tuple(entries), tuple(skipped))
+    return lines
 
 
 def read_records(path: str | Path, *, what: str = "prompts", strict: bool = False) -> Lines[Record]:
@@ -168,6 +165,36 @@ def shown(value: object) -> str:
 
 
 # -- inside ------------------------------------------------------------------------------------------------------
+
+
+def _parsed(
+    source: str,
+    lines: Iterable[tuple[int, T]],
+    parse: Callable[[T, str], U | None],
+    strict: bool,
+    before: tuple[Skipped, ...] = (),
+) -> Lines[U]:
+    """Lines sorted into those of use and those without; where none is of use, that is an error."""
+    entries: list[tuple[int, U]] = []
+    skipped = list(before)
+    for number, line in lines:
+        where = f"{source}, line {number}"
+        try:
+            found = parse(line, where)
+        except InputError as error:
+            reason = str(error).removeprefix(where).lstrip(" ,:")
+            if strict:
+                raise InputError(
+                    str(error) if str(error).startswith(where) else f"{where}: {reason}"
+                ) from error
+            skipped.append(Skipped(number, reason))
+            continue
+        if found is not None:
+            entries.append((number, found))
+    skipped.sort(key=lambda each: each.line)
+    if skipped and not entries:
+        raise InputError(f"None of the {len(skipped)} lines of {source} can be used. {source}, {skipped[0]}")
+    return Lines(tuple(entries), tuple(skipped), source)
 
 
 def _is_id(token: object) -> bool:

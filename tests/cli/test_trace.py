@@ -70,7 +70,7 @@ def test_explain_prints_both_sides_and_writes_json(case, tmp_path) -> None:
     folder, ids, *_ = case
     file = tmp_path / "why.json"
     tokens = ",".join(map(str, ids))
-    done = run("explain", folder, "--tokens", tokens, "--firing", "L3H1:10:2", "--json", str(file))
+    done = run("explain", folder, "--tokens", tokens, "--firing", "L3H1:10:2", "--out", str(file))
     assert done.returncode == 0, done.stderr
     assert "query side" in done.stdout
     assert "key side" in done.stdout
@@ -98,10 +98,16 @@ def test_a_damaged_prompts_file_names_the_line(case, tmp_path) -> None:
     file.write_text('{"tokens": [5, 6]}\n{"tokens": [5,\n{"tokens": [5, 99]}\n')
     done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
     assert done.returncode == 0, done.stderr
-    said = done.stdout + done.stderr
-    assert "2 of 3 lines skipped" in said
-    assert "line 2: is not JSON" in said
-    assert "line 3: Unknown token id 99" in said
+    assert "2 of 3 lines skipped" in done.stderr
+    assert "line 2: is not JSON" in done.stderr
+    assert "line 3: Unknown token id 99" in done.stderr
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5", "--strict")
+    assert done.returncode == 2
+    assert "line 2 is not JSON" in done.stderr
+    file.write_text('{"tokens": [5, 6]}\n{"tokens": [5, 99]}\n')
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5", "--strict")
+    assert done.returncode == 2
+    assert "line 2: Unknown token id 99" in done.stderr
     file.write_text('{"tokens": [5,\n')
     done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
     assert done.returncode == 2

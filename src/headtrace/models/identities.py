@@ -20,6 +20,7 @@ from headtrace.errors import IdentityError
 from headtrace.models import door
 from headtrace.models.attention import softcap
 from headtrace.models.observer import Observer, Rotary
+from headtrace.models.stamp import require_same_weights
 
 if TYPE_CHECKING:
     from headtrace.models.record import Recording
@@ -55,6 +56,7 @@ def tolerance_for(dtype: torch.dtype) -> float:
 @torch.inference_mode()
 def check_identities(recording: Recording, tolerance: float | None = None) -> IdentityReport:
     """Measure the identities; an error beyond tolerance names where it is and stops."""
+    require_same_weights(recording)
     allowed = tolerance_for(recording.model.dtype) if tolerance is None else tolerance
     tokens = check_tokens(recording, allowed)
     residual = attention = pattern = 0.0

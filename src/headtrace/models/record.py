@@ -17,7 +17,7 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headtrace.models.model import Model
+    from headtrace.models.stamp import Stamp
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +56,8 @@ class Recording:
     """Per layer, which keys each destination sees (causal, sliding window)."""
     scales: tuple[float, ...]
     softcaps: tuple[float | None, ...]
+    stamp: Stamp | None = field(default=None, repr=False)
+    """The model's weights when this was recorded."""
 
     token_ids = Recorded("batch token", dtype=torch.int64)
     logits = Recorded("batch kept vocab")
@@ -88,6 +91,8 @@ class Recording:
 
     def __post_init__(self) -> None:
         """The axes of all tensors agree with each other and with the model, and there is one of a kind per layer."""
+        if self.stamp is None:
+            object.__setattr__(self, "stamp", self.model.stamp)
         token_ids, logits = self.tensors["token_ids"], self.tensors["logits"]
         if token_ids.ndim != 2 or logits.ndim != 3:
             raise InputError(

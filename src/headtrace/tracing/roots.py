@@ -145,10 +145,11 @@ def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = 
         above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
         without = " without the output's own bias" if bias else ""
         reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
-        return Seeds(root, (), reason)
+        swap = "" if root.wrong is None else "swap the two answers, "
+        return _nothing(root, reason, [(shares, contributions)], f"{swap}ask for a probability root")
     if bias > 0:  # a seed is what the root rests on: a bias against the answer is in the root's value only
         found.append(Cause(Component("offset").at(shares.position), bias))
-    return _finish(root, found)
+    return _finish(root, found, [(shares, contributions)], "ask for a probability root")
 
 
 def _difference(per_token: Float[Tensor, "vocab *rest"], root: LogitDifference) -> Float[Tensor, "*rest"]:
@@ -197,8 +198,10 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
     shares.require(total, value, size)
     root = replace(root, value=value, position=position)
     if total <= 0:
-        return Seeds(root, (), f"the residual has no positive part along the direction (total {total:.4g})")
-    return _finish(root, [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)])
+        reason = f"the residual has no positive part along the direction (total {total:.4g})"
+        return _nothing(root, reason, [(shares, contributions)], "turn the direction round")
+    found = [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)]
+    return _finish(root, found, [(shares, contributions)], "ask for another layer or position")
 
 
 # -- heads ---------------------------------------------------------------------------------------------------
@@ -244,6 +247,7 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
         _Part.of(_final(recording, prompt, first + i), support, ig_steps)
         for i, support in enumerate(supports)
     ]
+    ranked = [(part.shares, part.attributions) for part in parts]
     clean, floor = (sum(part.ends[i] for part in parts) for i in (0, 1))
     root = replace(root, value=clean, position=first)
     if clean <= floor:
@@ -251,8 +255,9 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
             f"the answer is no likelier (log-likelihood {clean:.4g}) than from the model's biases alone ({floor:.4g}), "
             "so there is nothing to explain"
         )
-        return Seeds(root, (), reason)
-    return _finish(root, _remove_shares(parts, clean, clean - DROP * (clean - floor)))
+        return _nothing(root, reason, ranked, "ask for the likeliest answers (top_k)")
+    found = _remove_shares(parts, clean, clean - DROP * (clean - floor))
+    return _finish(root, found, ranked, "compare with a wrong answer (a linear root)")
 
 
 def _support(root: Likelihood, recording: Recording, prompt: int) -> list[int]:
@@ -355,7 +360,40 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
     return [parts[i].shares.cause(number, value) for i, number, value in chosen]
 
 
-def _finish(root: Root, found: list[Cause]) -> Seeds:
+# -- nothing to trace ----------------------------------------------------------------------------------------
+
+Ranked = list[tuple[Shares, Float[Tensor, " component"]]]
+"""What every component contributes to a root, at each position where it is read."""
+
+
+def _finish(root: Root, found: list[Cause], ranked: Ranked, advice: str) -> Seeds:
     if not any(cause.site.kind == "head" for cause in found):
-        return Seeds(root, (), f"no head is among the {len(found)} component(s) that the root rests on")
+        reason = f"no head is among the {len(found)} component(s) that the root rests on"
+        return _nothing(root, reason, ranked, advice)
     return Seeds(root, tuple(found))
+
+
+def _nothing(root: Root, reason: str, ranked: Ranked, advice: str) -> Seeds:
+    """No seeds: why, what speaks most for and against the root, and what to try instead."""
+    heads = [cause for cause in _strongest(ranked, only_heads=True) if cause.weight > 0]
+    ends = (("for", _strongest(ranked)), ("against", _strongest(ranked, against=True)))
+    told = "; ".join(f"strongest {word} it: {_listed(causes)}" for word, causes in ends if causes)
+    names = dict.fromkeys(head_name(cause.site.layer or 0, cause.site.head or 0) for cause in heads)
+    start = f", or start from heads that speak for it ({', '.join(names)})" if names else ""
+    return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}")
+
+
+def _strongest(ranked: Ranked, *, only_heads: bool = False, against: bool = False, k: int = 3) -> list[Cause]:
+    """The components that contribute most, of one sign."""
+    found: list[Cause] = []
+    for shares, contributions in ranked:
+        first = shares.catalogue.n_plain if only_heads else 0
+        signed = -contributions[first:] if against else contributions[first:]
+        values, numbers = signed.topk(min(k, len(signed)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        found += [shares.cause(first + n, -v if against else v) for n, v in pairs if v > 0]
+    return sorted(found, key=lambda cause: (-abs(cause.weight), cause.site))[:k]
+
+
+def _listed(causes: list[Cause]) -> str:
+    return ", ".join(f"{cause.site} ({cause.weight:+.3g})" for cause in causes)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headtrace.causal.checks import Checking, check_method, check_prompt, check_root, method_of
 from headtrace.causal.claims import SideClaim
+from headtrace.causal.content_checks import check_content
 from headtrace.causal.edges import Reach, open_circuit
 from headtrace.causal.edits import run
 from headtrace.causal.effect_checks import check_effects
@@ -94,6 +95,7 @@ def check_circuit(check: Checking, progress: Progress | None = None) -> list[Pre
         part(check)
     check_places(check)
     check_root_edges(check)
+    check_content(check)
     sides, found = list(claimed_sides(check.circuit)), list[PredictionCheck]()
     for start in range(0, len(sides), SIDES_AT_ONCE):
         group = sides[start : start + SIDES_AT_ONCE]

@@ -228,6 +228,8 @@ class CompleteSweep:
             sides: dict[Side, SideCauses] = {} if why is None else dict(why.sides)
             if moved[spot]:
                 sides["value"] = SideCauses(self._merged(spot, moved[spot]))
+            if not sides:  # wanted, but for nothing that it moved and not for attending: a leaf
+                continue
             threshold = None if why is None else why.threshold
             found = Causes(number, site, sides, self.prompts[number].trace.attention[site], threshold)
             self._follow(found, {"value": moved[spot]}, signals.get(spot, {}))

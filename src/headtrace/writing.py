@@ -249,17 +249,16 @@ def _overwrite(path: Path, temporary: Path) -> None:
     """Write over a file in place; if that fails half way, put back what it held."""
     before = path.read_bytes()
     try:
-        with temporary.open("rb") as content:
-            _fill(path, content)
+        _fill(path, temporary.read_bytes())
     except BaseException:
         with suppress(OSError):
-            _fill(path, io.BytesIO(before))
+            _fill(path, before)
         raise
 
 
-def _fill(path: Path, content: BinaryIO) -> None:
+def _fill(path: Path, content: bytes) -> None:
     with path.open("rb+") as file:
-        shutil.copyfileobj(content, file)
+        file.write(content)
         file.truncate()
         file.flush()
         os.fsync(file.fileno())

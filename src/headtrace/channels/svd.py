@@ -19,18 +19,22 @@ True
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from headtrace.cache import cache_folder
 from headtrace.errors import IdentityError, InputError
+from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ CACHE_FROM_NUMBERS = 1_000_000
 """Models with fewer numbers in their change-of-basis matrices are decomposed anew: it takes no time."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelChannels:
     """The channels of all heads of a model."""
 
@@ -70,6 +74,24 @@ class ModelChannels:
     def deficient(self) -> list[tuple[int, int]]:
         """Heads (layer, head) of rank below d_head; their attention has a remainder outside all channels."""
         return [(int(l), int(h)) for l, h in (self.rank < self.singular_values.shape[-1]).nonzero()]
+
+    def __repr__(self) -> str:
+        layers, heads, channels = self.singular_values.shape
+        return (
+            f"ModelChannels({layers} layers x {heads} heads x {channels} channels, bias {self.bias!r}, "
+            f"{len(self.deficient)} heads of lower rank)"
+        )
+
+    def _repr_html_(self) -> str:
+        """By head, the first singular values and the rank: the heads of the largest ones first."""
+        largest = self.singular_values[..., 0].flatten()
+        rows = [self._html_row(int(i)) for i in largest.argsort(descending=True)[:10]]
+        return html_table(("head", "rank", "singular values"), rows, title=repr(self))
+
+    def _html_row(self, place: int) -> tuple[str, ...]:
+        layer, head = divmod(place, self.singular_values.shape[1])
+        values = ", ".join(f"{value:.2f}" for value in self.singular_values[layer, head, :5].tolist())
+        return head_name(layer, head), str(int(self.rank[layer, head])), f"{values} ..."
 
     def tensors(self) -> dict[str, Tensor]:
         names = ("singular_values", "to_query", "to_key", "rank", "reconstruction_error")
@@ -233,11 +255,38 @@ def model_channels(model: Model, bias: Bias = "offset", dtype: torch.dtype | Non
     if model.n_layers * model.n_heads * model.d_head**2 < CACHE_FROM_NUMBERS:
         return decompose_model(model, bias).to(dtype, model.device)
     path = cache_folder("channels") / f"{model.weights_sha256}-{bias}-1.safetensors"
-    try:
-        channels = ModelChannels(**load_file(path), bias=bias)
-    except (OSError, SafetensorError, TypeError):  # not there, or damaged: make it again
+    channels = _kept(path, bias)
+    if channels is None:
         channels = decompose_model(model, bias)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        save_file({name: t.contiguous().cpu() for name, t in channels.tensors().items()}, partial)
-        partial.replace(path)
+        _keep(path, channels)
     return channels.to(dtype, model.device)
+
+
+def _kept(path: Path, bias: Bias) -> ModelChannels | None:
+    """Channels from the cache; None if they are not there or not what was written."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            written = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError, ValueError):
+        return None
+    return ModelChannels(**tensors, bias=bias) if written == _digest(tensors) else None
+
+
+def _keep(path: Path, channels: ModelChannels) -> None:
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in channels.tensors().items()}
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata={"sha256": _digest(tensors)})
+        partial.replace(path)
+    except (OSError, SafetensorError):  # a full disk: they are made again next time
+        partial.unlink(missing_ok=True)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of what the tensors say, so that a damaged file is not taken for a whole one."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()

@@ -40,31 +40,33 @@ from headtrace.channels.svd import (
 )
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
+from headtrace.models.stamp import require_same_weights
 from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.models.stamp import Stamp
 
 Places = Int[Tensor, "firing 5"]
 """Rows of (layer, prompt, head, dest, src)."""
 
-_channels: WeakKeyDictionary[Model, dict[Bias, ModelChannels]] = WeakKeyDictionary()
+_channels: WeakKeyDictionary[Stamp, dict[Bias, ModelChannels]] = WeakKeyDictionary()
 
 
 def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
-    """The model's channels in float64, kept while the model lives.
+    """The model's channels in float64, kept while the model lives and its weights stay what they are.
 
     The inverse of an ill-conditioned W_K has large entries; only float64 keeps their products exact.
     """
-    kept = _channels.setdefault(model, {})
+    kept = _channels.setdefault(model.stamp, {})
     if bias not in kept:
         kept[bias] = model_channels(model, bias, dtype=torch.float64)
     return kept[bias]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FiringTerms:
     """Many firings, each score a sum over channels. Everything in float64."""
 
@@ -87,6 +89,9 @@ class FiringTerms:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def __repr__(self) -> str:
+        return f"FiringTerms({len(self)} firings x {self.query.shape[1]} channels)"
 
     def __getitem__(self, rows: int | slice | Tensor) -> FiringTerms:
         """Some of the firings (one number gives a batch of one)."""
@@ -159,6 +164,7 @@ def firing_places(
 @torch.inference_mode()
 def terms_of(recording: Recording, places: Places, *, bias: Bias = "offset") -> FiringTerms:
     """Decompose the scores at many places; IdentityError if one does not add up to the recorded logit."""
+    require_same_weights(recording)
     channels = exact_channels(recording.model, bias)
     n, r = len(places), recording.model.d_head
     wide = {name: places.new_empty((n, r), dtype=torch.float64) for name in ("query", "key", "relative_key")}

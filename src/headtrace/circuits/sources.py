@@ -67,6 +67,10 @@ def _all_of(text: str) -> list[tuple[str, Circuit]]:
         mode = os.stat(text).st_mode
     except (OSError, ValueError):
         mode = 0  # the reader says what is wrong
+    if stat.S_ISCHR(mode):  # which could be read for ever
+        raise InputError(
+            f"{text!r} is a device; expected a circuit file, a Parquet file or a folder of circuits."
+        )
     if stat.S_ISDIR(mode):
         return _of_folder(Path(text))
     if text.lower().endswith(".parquet") or (stat.S_ISREG(mode) and _begins_like_parquet(text)):

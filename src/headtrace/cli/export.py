@@ -49,9 +49,9 @@ def export(
     from headtrace.circuits import read_circuits
 
     options.check_output(json, out)
+    destination(out, many=False, to=to).check()
     circuits = read_circuits(circuit)
     where = destination(out, many=len(circuits) > 1, to=to)
-    where.check()
     told = where.write(circuits, force=True)
     content = {"out": out, "format": where.format, "circuits": len(circuits)}
     options.emit(content, as_json=json, show=lambda: None)

@@ -65,6 +65,10 @@ Json = Annotated[
 ]
 
 
+_LONGEST = 100_000_000
+"""Bytes of a prompt file; a device could be read for ever."""
+
+
 def load_model(name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto") -> Model:
     """Load with a spinner: it takes a few seconds."""
     with notes.status(f"Loading {escape(printable(name))}"):
@@ -142,10 +146,14 @@ def _file_text(file: str) -> str:
         return _standard_input()
     try:
         with open(file, "rb") as opened:
-            content = opened.read()
+            content = opened.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"The prompt file {file!r} cannot be read: {reason}. Give a text file.") from None
+    if len(content) > _LONGEST:
+        raise InputError(
+            f"The prompt file {file!r} holds more than {_LONGEST // 10**6} MB: that is no prompt."
+        )
     return _without_last_break(content, f"The prompt file {file!r}")
 
 

@@ -25,6 +25,7 @@ from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.models.view import FoldedWeights
 
 COMPOSED_BYTES = 1_000_000_000
 """Composed weights are kept for models whose full set takes at most this much.
@@ -99,6 +100,7 @@ class Composer:
 
     model: Model
     kept: dict[tuple[str, int, int], Tensor] = field(default_factory=dict[tuple[str, int, int], Tensor])
+    made_from: FoldedWeights | None = None
 
     def __post_init__(self) -> None:
         m = self.model
@@ -116,6 +118,8 @@ class Composer:
     ) -> None:
         """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
         weights = self.model.weights
+        if weights is not self.made_from:  # the model's weights were changed
+            self.kept, self.made_from = {}, weights
         W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
         W_O = weights.W_O[:layer].flatten(0, 1)
         d_model, d_head = W.shape

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headtrace.causal.controls import matched, random_like
 from headtrace.causal.edges import open_circuit
+from headtrace.causal.measuring import check_seed
 from headtrace.causal.metric import Metric, require_metric
 from headtrace.causal.notebook import chart, paragraph, table
 from headtrace.errors import InputError
@@ -144,7 +145,7 @@ def faithfulness(
     over the prompt's own positions, or over the prompts of a ``reference`` recording. ``unit`` says what a firing
     keeps: its (dest, src) alone, all sources at its destination (``position``), or its whole head (``head``).
     """
-    check_choices(ablation, unit, mlps, controls)
+    check_choices(ablation, unit, mlps, controls, seed)
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
@@ -201,8 +202,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def check_choices(ablation: str, unit: str, mlps: str, controls: int) -> None:
+def check_choices(ablation: str, unit: str, mlps: str, controls: int, seed: int = 0) -> None:
     """What can be wrong with the choices, said before anything runs."""
+    check_seed(seed)
     if controls < 0:
         raise InputError(f"controls={controls}: expected 0 or more random draws.")
     for name, given, known in (

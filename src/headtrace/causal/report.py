@@ -230,7 +230,7 @@ class Report:
             "verdict": self.verdict,
             "why": self.why,
             "tolerance": asdict(self.tolerance),
-            "failures": [asdict(failure) for failure in self.failures],
+            "failures": [failure.to_dict() for failure in self.failures],
             "checked": dict(self.checked),
             "not_checked": list(self.not_checked),
             "max_prediction_error": self.max_prediction_error,

@@ -58,7 +58,7 @@ def verify(
     progress: Progress | None = None,
 ) -> Report:
     """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
-    check_options(controls, reach, scope)
+    check_options(controls, reach, scope, seed)
     asked = choose_edges(circuit, edges, seed)
     chosen = within_reach(circuit, asked, reach) if isinstance(edges, str) else asked
     method_of(circuit.method)  # options that cannot be are an error before anything runs

@@ -32,6 +32,8 @@ COMMANDS = [
     "export",
     "verify",
     "intervene",
+    "edges",
+    "faithfulness",
     "tasks",
     "toy",
 ]

@@ -36,7 +36,6 @@ def forms(model: headtrace.Model) -> dict[str, Any]:
         "2-D tensor": tokenizer(IOI, return_tensors="pt")["input_ids"],
         "numpy": tokenizer(IOI, return_tensors="np")["input_ids"],
         "chat": CHAT,
-        "chat in a batch": [CHAT],
     }
 
 
@@ -54,6 +53,13 @@ def test_every_form_of_a_prompt_runs_the_same_tokens(model: headtrace.Model) -> 
         assert str(tracer.explain(given, "L2H0:14:10")) == why, name
         assert survey(model, given).frame.equals(survey(model, IOI).frame), name
         assert strongest_cases(model, given, 2)[0].firing == strongest_cases(model, IOI, 2)[0].firing, name
+
+
+def test_a_list_of_conversations_is_a_batch(model: headtrace.Model) -> None:
+    wanted = model.record(CHAT).token_ids
+    assert torch.equal(model.record([CHAT, CHAT]).token_ids, torch.cat((wanted, wanted)))
+    assert len(headtrace.Tracer(model).trace_batch([CHAT, CHAT], " Mary", " John")) == 2
+    assert len(model.end_logits([CHAT, CHAT])) == 2
 
 
 def test_a_padded_batch_is_its_prompts(model: headtrace.Model) -> None:

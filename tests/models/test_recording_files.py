@@ -105,6 +105,7 @@ def nan(tensors: dict[str, Any]) -> None:
     tensors["values"][0, 0, 0, 0, 0] = torch.nan
 
 
+@pytest.mark.ill_typed
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -352,8 +352,8 @@ def test_hovering_an_edge_shows_weight_channels_tokens_description_and_effect(sm
         "1, 4",
         "a name, again",
         "0.300 (attention)",
-        "attention, edge removed\n\u22120.310",
-        "logit difference, edge removed\n\u22121.25",
+        "change of attention, edge removed\n\u22120.310",
+        "change of logit difference, edge removed\n\u22121.25",
     ):
         assert part in text
     small.page.mouse.move(5, 5)

@@ -71,5 +71,5 @@ function exclusive(graph, title, choose) {
     return el("li", {}, el("button", button, el("span", { class: "swatch" }), what, weight));
   });
   const list = rows.length ? el("ul", { class: "edges-list" }, ...rows) : el("p", { class: "kind" }, "none");
-  return el("section", {}, el("h3", {}, title), rows.length ? listHead(graph, shown) : null, list);
+  return el("section", {}, el("h3", {}, title), rows.length ? listHead(graph, shown, false) : null, list);
 }

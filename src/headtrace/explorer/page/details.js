@@ -14,14 +14,14 @@ export function heading(text) {
 
 /** What the numbers of a measured effect are, in words; `unit` is what the root measures. */
 const EFFECTS = {
-  attention: () => "attention, edge removed",
-  metric: (unit) => `${unit}, edge removed`,
-  boost_attention: () => "attention, edge boosted",
-  boost_metric: (unit) => `${unit}, edge boosted`,
-  control_attention: () => "attention, random channels removed",
-  control_metric: (unit) => `${unit}, random channels removed`,
-  cosine: () => "residual before and after: cosine",
-  norm_ratio: () => "residual before and after: norm ratio",
+  attention: () => "change of attention, edge removed",
+  metric: (unit) => `change of ${unit}, edge removed`,
+  boost_attention: () => "change of attention, edge boosted",
+  boost_metric: (unit) => `change of ${unit}, edge boosted`,
+  control_attention: () => "change of attention, random channels",
+  control_metric: (unit) => `change of ${unit}, random channels`,
+  cosine: () => "residual, before and after: cosine",
+  norm_ratio: () => "residual, before and after: norm ratio",
 };
 
 /** The numbers written on edges, in words: what was measured on the edges of these circuits. */
@@ -76,8 +76,6 @@ function rootFacts(graph, node) {
 function edgeFacts(graph, edge) {
   const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
   const at = target[SIDES[edge.side].at];
-  const effects = Object.entries(edge.effect ?? {}).filter(([, value]) => value !== null);
-  const shown = (value) => (typeof value === "number" ? number(value) : String(value));
   return facts([
     ["from", source.name, " ", source.dest === null ? "" : token(graph, source.dest)],
     ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
@@ -85,10 +83,20 @@ function edgeFacts(graph, edge) {
     edge.channels && [edge.channels.length === 1 ? "channel" : "channels", edge.channels.join(", ")],
     source.attention !== null && ["attention", number(source.attention)],
     ["influence", percent(edge.flow)],
-    effects.length > 0 && ["measured", "change of, in the running model:"],
-    ...effects.map(([name, value]) => [EFFECTS[name]?.(graph.data.root_measure) ?? inert(name), shown(value)]),
     edge.shared !== undefined && ["", edge.shared ? "in both circuits" : "only in this circuit"],
   ]);
+}
+
+/** What the running model showed when the edge was put to the test. */
+function measurements(graph, edge) {
+  const effects = Object.entries(edge.effect ?? {}).filter(([, value]) => value !== null);
+  if (!effects.length) return null;
+  const shown = (value) => (typeof value === "number" ? number(value) : String(value));
+  const rows = effects.map(([name, value]) => {
+    const words = EFFECTS[name]?.(graph.data.root_measure) ?? inert(name);
+    return el("p", {}, el("span", {}, words), el("b", {}, shown(value)));
+  });
+  return el("div", { class: "measurements" }, el("p", { class: "kind" }, "Measured in the running model"), ...rows);
 }
 
 /** What the weight of an edge is measured in. */
@@ -108,7 +116,7 @@ export function nodeCard(graph, node) {
 }
 
 export function edgeCard(graph, edge) {
-  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), description(edge)];
+  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), measurements(graph, edge), description(edge)];
 }
 
 /** A token of the axis, in full. */
@@ -125,9 +133,8 @@ export function skippedCard({ first, last }) {
 }
 
 /** What the numbers of a list of edges are, and in which order it stands. */
-export function listHead(graph, edges) {
+export function listHead(graph, edges, measured = edges.some((edge) => effectValue(edge))) {
   const units = [...new Set(edges.map((edge) => unitOf(graph, edge.side)))];
-  const measured = edges.some((edge) => effectValue(edge));
   return el(
     "p",
     { class: "list-head" },

@@ -37,14 +37,17 @@ export function emptyChart(label) {
  */
 export function draw(parts, graph, geometry, done) {
   for (const name of Object.values(LAYERS).flat()) parts[name].replaceChildren();
-  const drawn = { edges: new Map(), nodes: new Map(), sources: new Map(), cancelled: false };
+  const drawn = { edges: new Map(), nodes: new Map(), sources: new Map(), effects: new Map(), cancelled: false };
   drawBands(parts.bands, geometry);
   parts.bundles.append(...geometry.bundles.map((bundle) => bundlePath(bundle)));
   for (const mark of geometry.sources) {
     drawn.sources.set(mark.id, sourceMark(mark));
     parts.sources.append(drawn.sources.get(mark.id));
   }
-  parts.effects.append(...effectChips(graph, geometry));
+  for (const chip of effectChips(graph, geometry)) {
+    drawn.effects.set(Number(chip.dataset.index), chip);
+    parts.effects.append(chip);
+  }
   const places = [...geometry.nodes.values()].sort((a, b) => a.dot - b.dot || a.y - b.y || a.x - b.x);
   // Where dots come later, one line that looks like them holds their places.
   const later = places.length > SLICE ? dotsAsOne(places.filter((place) => place.dot)) : null;
@@ -122,12 +125,13 @@ export function litParts(graph, geometry, drawn, { edges, way, nodes, self }) {
   };
   const copies = [...nodes].map((id) => copyOf(drawn.nodes.get(id), id === self));
   const paths = [...way.map((edge) => path(edge, "near")), ...edges.map((edge) => path(edge, "on"))];
-  return [...paths, copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
+  const numbers = [...way, ...edges].map((edge) => copyOf(drawn.effects.get(edge.index)));
+  return [...paths, ...numbers, copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
 }
 
 function copyOf(element, self = false) {
   const copy = element?.cloneNode(true);
-  for (const name of ["data-id", "tabindex", "role", "aria-label", "aria-pressed"]) copy?.removeAttribute(name);
+  for (const name of ["data-id", "data-index", "tabindex", "role", "aria-label", "aria-pressed"]) copy?.removeAttribute(name);
   if (self) copy?.classList.add("self");
   return copy;
 }

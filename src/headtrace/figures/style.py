@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headtrace.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -90,6 +92,32 @@ def new_figure(
     return figure, [list(row) for row in axes]
 
 
+def headline(figure: Figure, text: str, note: str = "") -> None:
+    """What the figure shows, above it; how to read its marks, below it."""
+    figure.suptitle(text, fontsize=11)
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#555555")
+
+
+UNITS = {
+    "attention": "share of attention",
+    "logit difference": "logits",
+    "logit": "logits",
+    "log-likelihood": "nats",
+    "projection": "length along the direction",
+}
+"""What the measures of roots and metrics are counted in."""
+
+
+def with_unit(measure: str) -> str:
+    """A measure with its unit, for an axis.
+
+    >>> with_unit("logit difference")
+    'logit difference (logits)'
+    """
+    return f"{measure} ({UNITS[measure]})" if measure in UNITS else measure
+
+
 def log_scale(axis: Axes, sides: str) -> None:
     """Logarithmic ``"x"``, ``"y"`` or both (``"xy"``), labelled with plain numbers: powers would be mathematics."""
     for side in sides:
@@ -101,12 +129,27 @@ DATED = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
 """What a file would say about when or by which version it was made; left out, the same figure has the same bytes."""
 
 
+def figure_path(path: str | Path) -> Path:
+    """The path of a figure, if its name says one of the formats that figures have; to be asked before computing.
+
+    >>> figure_path("a.png").name
+    'a.png'
+    >>> figure_path("a.gif")
+    Traceback (most recent call last):
+    headtrace.errors.InputError: Cannot write a figure as 'a.gif': expected a name that ends in .png, .svg or .pdf.
+    """
+    if Path(path).suffix.lower() not in DATED:
+        *most, last = DATED
+        expected = f"{', '.join(most)} or {last}"
+        raise InputError(f"Cannot write a figure as {str(path)!r}: expected a name that ends in {expected}.")
+    return Path(path)
+
+
 def save(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure if a path is given (PNG, PDF or SVG by its name), and hand it back."""
     if path is not None:
-        path = Path(path)
+        path = figure_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        dated = DATED.get(path.suffix)
         with house_style():
-            figure.savefig(path, metadata=None if dated is None else {dated: None})
+            figure.savefig(path, metadata={DATED[path.suffix.lower()]: None})
     return figure

@@ -1,17 +1,63 @@
-"""Where headtrace keeps what it can make again: ``$HEADTRACE_CACHE``, else ``~/.cache/headtrace``."""
+"""Where headtrace keeps what it can make again: ``$HEADTRACE_CACHE``, else ``~/.cache/headtrace``.
+
+Where nothing can be written there, a temporary folder takes its place until the program ends.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
+import warnings
+from functools import cache
 from pathlib import Path
+
+from headtrace.errors import InputError
 
 
 def cache_folder(room: str) -> Path:
     """The folder for one kind of cached thing, created on first use."""
-    base = os.environ.get("HEADTRACE_CACHE")
-    root = (
-        Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtrace"
-    )
-    folder = root / room
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder = _root() / room
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        reason = f"no permission to write to {str(folder)!r}"
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        reason = str(error)
+    return _temporary_folder(reason, room)
+
+
+def _root() -> Path:
+    own = os.environ.get("HEADTRACE_CACHE")
+    if own:
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "headtrace"
+
+
+def _temporary_folder(reason: str, room: str) -> Path:
+    try:
+        folder = Path(_temporary().name) / room
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"There is no place for cached files: {reason}, and no temporary folder either ({error}). Set "
+            "HEADTRACE_CACHE to a folder that can be written to."
+        ) from error
+    _tell(reason)
     return folder
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """One for the whole process, removed when it ends."""
+    return tempfile.TemporaryDirectory(prefix="headtrace-")
+
+
+@cache
+def _tell(reason: str) -> None:
+    warnings.warn(
+        f"headtrace cannot keep its cache ({reason}); it uses a temporary folder until this program ends. Set "
+        "HEADTRACE_CACHE to a folder that can be written to.",
+        stacklevel=5,
+    )

@@ -25,10 +25,10 @@ def run(*arguments: str) -> int:
 
 def test_without_a_firing_the_strongest_are_listed(folder: str, capsys, tmp_path) -> None:
     file = tmp_path / "all.json"
-    assert run("decompose", folder, "--tokens", "5,6,7,8,9,10", "--top", "5", "--json", str(file)) == 0
+    assert run("decompose", folder, "--tokens", "5,6,7,8,9,10", "--top", "5", "--out", str(file)) == 0
     shown = capsys.readouterr().out
     assert "n_recon" in shown
-    rows = json.loads(file.read_text())
+    rows = json.loads(file.read_text())["firings"]
     assert len(rows) == 5
     for row in rows:
         f = row["firing"]
@@ -41,7 +41,7 @@ def test_without_a_firing_the_strongest_are_listed(folder: str, capsys, tmp_path
 
 def test_one_firing_is_shown_drawn_and_written(folder: str, capsys, tmp_path) -> None:
     png, file = tmp_path / "a" / "why.png", tmp_path / "why.json"
-    arguments = ("--tokens", "5,6,7,8,9,10", "--firing", "L2H1:4:2", "--png", str(png), "--json", str(file))
+    arguments = ("--tokens", "5,6,7,8,9,10", "--firing", "L2H1:4:2", "--png", str(png), "--out", str(file))
     assert run("decompose", folder, *arguments) == 0
     shown = capsys.readouterr().out
     assert "L2H1 4->2" in shown

@@ -165,7 +165,7 @@ def test_emerge_follows_given_firings_and_writes_figures(folders, tmp_path, caps
     out = {name: str(tmp_path / name) for name in ("a.png", "b.png", "c.json")}
     code = run(
         *("emerge", *folders, "--firings", str(file), "--rotations", "5"),
-        *("--png", out["a.png"], "--bars", out["b.png"], "--json", out["c.json"]),
+        *("--png", out["a.png"], "--bars", out["b.png"], "--out", out["c.json"]),
     )
     assert code == 0
     shown = capsys.readouterr().out

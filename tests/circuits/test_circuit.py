@@ -215,13 +215,32 @@ def test_neuronpedia_graph_has_what_their_schema_requires(tmp_path):
 def test_summary_names_question_size_and_seeds():
     text = small_circuit().summary()
     assert 'Why " Mary" rather than " John"?' in text
-    assert "3 firings (2 expanded), 11 edges (2 root, 5 query, 4 key)" in text
+    assert "3 firings (2 expanded; not expanded: 1 not followed by acc++)" in text
+    assert "11 edges (2 root, 5 query, 4 key)" in text
     assert 'L9H6 7->1 (" told" -> " Mary")' in text
+
+
+def test_the_summary_says_what_was_cut_and_never_rounds_to_all():
+    circuit = replace(
+        small_circuit(),
+        nodes=(*small_circuit().nodes, Node(20, "head", 0, 1, 3, 2), Node(21, "head", 3, 1, 0, 0)),
+    )
+    whole, cut = (replace(circuit, influence_kept=kept).summary() for kept in (1.0, 0.998))
+    assert "100% of the influence followed" in whole
+    assert "1 not followed by acc++" in whole
+    assert "99.8% of the influence followed" in cut
+    for fate in (
+        "1 in layer 0, with nothing but embeddings below",
+        "1 at the first token",
+        "1 cut by the budget",
+    ):
+        assert fate in cut
 
 
 def test_summary_of_a_circuit_with_content_counts_only_the_sides_it_has():
     text = content_circuit().summary()
-    assert "2 firings (1 expanded), 10 edges (2 root, 1 query, 1 key, 2 value, 4 input)" in text
+    assert "2 firings (1 expanded; not expanded: 1 cut by the budget)" in text
+    assert "10 edges (2 root, 1 query, 1 key, 2 value, 4 input)" in text
     assert "Why a name is due? (direction root, value 1.75; made-up, acc++)" in text
 
 

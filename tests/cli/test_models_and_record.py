@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from headtrace.cli import app
 from tests.tiny import tiny_hf
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import headtrace.cli; headtrace.cli.main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=None)
+    """A command line in this process, which has torch already."""
+    done = CliRunner().invoke(app, arguments)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,7 @@ def test_bad_input_gives_exit_code_two_and_no_traceback(folder: str, arguments, 
 
 
 def test_debug_shows_the_traceback(folder: str) -> None:
-    done = run("--debug", "record", folder, "--tokens", "5,x")
+    command = [sys.executable, "-m", "headtrace", "--debug", "record", folder, "--tokens", "5,x"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Traceback" in done.stderr

@@ -70,7 +70,7 @@ def test_explain_prints_both_sides_and_writes_json(case, tmp_path) -> None:
     folder, ids, *_ = case
     file = tmp_path / "why.json"
     tokens = ",".join(map(str, ids))
-    done = run("explain", folder, "--tokens", tokens, "--firing", "L3H1:10:2", "--json", str(file))
+    done = run("explain", folder, "--tokens", tokens, "--firing", "L3H1:10:2", "--out", str(file))
     assert done.returncode == 0, done.stderr
     assert "query side" in done.stdout
     assert "key side" in done.stdout

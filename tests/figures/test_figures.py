@@ -15,7 +15,7 @@ import pytest
 
 from headtrace.errors import InputError
 from headtrace.figures import causal
-from headtrace.figures.style import figure_path, house_style, new_figure, save
+from headtrace.figures.style import figure_kind, house_style, new_figure, save
 from tests.figures.labels import missing_labels
 from tests.figures.untouched import matplotlib_untouched
 
@@ -156,8 +156,8 @@ def test_violins_say_what_width_dots_and_diamond_mean_and_where_the_axis_is_line
 def test_a_figure_of_an_unknown_format_is_refused_with_the_formats_there_are(
     name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"expected a name that ends in \.png, \.svg or \.pdf") as error:
-        figure_path(tmp_path / name)
+    with pytest.raises(InputError, match=r"end its name in \.png, \.svg or \.pdf") as error:
+        figure_kind(tmp_path / name)
     assert name in str(error.value)
     with house_style():
         figure, _ = new_figure(2.0, 2.0)
@@ -170,7 +170,8 @@ def test_a_figure_of_an_unknown_format_is_refused_with_the_formats_there_are(
 def test_figures_can_be_written_in_the_formats_there_are(name: str, tmp_path: Path) -> None:
     with house_style():
         figure, _ = new_figure(2.0, 2.0)
-    save(figure, figure_path(tmp_path / name))
+    assert figure_kind(name) == Path(name).suffix.lower()
+    save(figure, tmp_path / name)
     assert (tmp_path / name).stat().st_size > 0
 
 

@@ -54,7 +54,7 @@ def test_shows_examples_with_their_roles(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_accuracy_as_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "accuracy.json"
-    code, out, _ = run(capsys, "accuracy", "builtin", "ioi", "--n", "1", "--json", str(file))
+    code, out, _ = run(capsys, "accuracy", "builtin", "ioi", "--n", "1", "--out", str(file))
     assert code == 0
     assert "Wilson 95%" in out
     record = json.loads(file.read_text())
@@ -67,9 +67,9 @@ def test_own_file_with_lines_left_out_says_so(capsys: pytest.CaptureFixture[str]
     path = tmp_path / "mine.jsonl"
     good = {"text": "The capital of France is", "answer": " Paris", "wrong": " Rome"}
     path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"answer": " Xanadu"}) + "\n")
-    code, out, _ = run(capsys, "accuracy", "builtin", str(path))
+    code, _, err = run(capsys, "accuracy", "builtin", str(path))
     assert code == 0
-    assert "Left out 1: answer ' Xanadu': not in the vocabulary (line 2)" in out
+    assert "Left out 1: answer ' Xanadu': not in the vocabulary (line 2)" in err
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,28 @@
 """Causal: interventions in the running model, and the verification of circuits.
 
 ``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``edits.py`` runs many at once,
-``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``verify.py`` puts a
-circuit to the test, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
+``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``measuring.py`` ablates
+and boosts edges, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
 circuit.
+
+``verify.py`` puts a circuit to the test: ``places.py`` asks whether the model has what the file names, ``tolerance.py``
+how exactly numbers must agree, ``checks.py``, ``graph_checks.py`` and ``effect_checks.py`` compare them, ``claims.py``
+and ``weights.py`` compute what is claimed about a firing, ``ledger.py`` keeps the account, ``report.py`` gives it.
 """
 
 from headtrace.causal.edges import claim, edit, find_edge, open_circuit, residual_change
 from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit, Outcome, run
 from headtrace.causal.intervene import Intervened, intervene
+from headtrace.causal.ledger import Failure, Verdict, overall
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
 from headtrace.causal.signals import Signal
+from headtrace.causal.tolerance import Tolerance
 from headtrace.causal.verify import verify
 
 __all__ = [
     "EdgeEffect",
+    "Failure",
     "GlobalEdit",
     "Intervened",
     "Intervention",
@@ -25,12 +32,15 @@ __all__ = [
     "PredictionCheck",
     "Report",
     "Signal",
+    "Tolerance",
+    "Verdict",
     "claim",
     "edit",
     "find_edge",
     "intervene",
     "metric_of",
     "open_circuit",
+    "overall",
     "residual_change",
     "run",
     "verify",

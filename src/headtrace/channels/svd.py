@@ -19,14 +19,17 @@ True
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from headtrace.cache import cache_folder
@@ -233,11 +236,38 @@ def model_channels(model: Model, bias: Bias = "offset", dtype: torch.dtype | Non
     if model.n_layers * model.n_heads * model.d_head**2 < CACHE_FROM_NUMBERS:
         return decompose_model(model, bias).to(dtype, model.device)
     path = cache_folder("channels") / f"{model.weights_sha256}-{bias}-1.safetensors"
-    try:
-        channels = ModelChannels(**load_file(path), bias=bias)
-    except (OSError, SafetensorError, TypeError):  # not there, or damaged: make it again
+    channels = _kept(path, bias)
+    if channels is None:
         channels = decompose_model(model, bias)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        save_file({name: t.contiguous().cpu() for name, t in channels.tensors().items()}, partial)
-        partial.replace(path)
+        _keep(path, channels)
     return channels.to(dtype, model.device)
+
+
+def _kept(path: Path, bias: Bias) -> ModelChannels | None:
+    """Channels from the cache; None if they are not there or not what was written."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            written = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError, ValueError):
+        return None
+    return ModelChannels(**tensors, bias=bias) if written == _digest(tensors) else None
+
+
+def _keep(path: Path, channels: ModelChannels) -> None:
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in channels.tensors().items()}
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata={"sha256": _digest(tensors)})
+        partial.replace(path)
+    except (OSError, SafetensorError):  # a full disk: they are made again next time
+        partial.unlink(missing_ok=True)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of what the tensors say, so that a damaged file is not taken for a whole one."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()

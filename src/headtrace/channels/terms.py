@@ -40,25 +40,27 @@ from headtrace.channels.svd import (
 )
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
+from headtrace.models.stamp import require_same_weights
 from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.models.stamp import Stamp
 
 Places = Int[Tensor, "firing 5"]
 """Rows of (layer, prompt, head, dest, src)."""
 
-_channels: WeakKeyDictionary[Model, dict[Bias, ModelChannels]] = WeakKeyDictionary()
+_channels: WeakKeyDictionary[Stamp, dict[Bias, ModelChannels]] = WeakKeyDictionary()
 
 
 def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
-    """The model's channels in float64, kept while the model lives.
+    """The model's channels in float64, kept while the model lives and its weights stay what they are.
 
     The inverse of an ill-conditioned W_K has large entries; only float64 keeps their products exact.
     """
-    kept = _channels.setdefault(model, {})
+    kept = _channels.setdefault(model.stamp, {})
     if bias not in kept:
         kept[bias] = model_channels(model, bias, dtype=torch.float64)
     return kept[bias]
@@ -159,6 +161,7 @@ def firing_places(
 @torch.inference_mode()
 def terms_of(recording: Recording, places: Places, *, bias: Bias = "offset") -> FiringTerms:
     """Decompose the scores at many places; IdentityError if one does not add up to the recorded logit."""
+    require_same_weights(recording)
     channels = exact_channels(recording.model, bias)
     n, r = len(places), recording.model.d_head
     wide = {name: places.new_empty((n, r), dtype=torch.float64) for name in ("query", "key", "relative_key")}

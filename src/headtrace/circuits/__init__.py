@@ -2,7 +2,8 @@
 
 ``parts.py``, ``roots.py`` and ``circuit.py`` state what a circuit is, field by field; ``checks.py`` says what must hold
 between them and ``messages.py`` how an error reads. ``files.py`` reads and writes circuit files, ``versions.py`` those
-of earlier versions, ``describe.py`` makes their documentation, ``parquet.py`` keeps many circuits in one table.
+of earlier versions, ``describe.py`` makes their documentation, ``parquet.py`` keeps many circuits in one table,
+``sources.py`` finds circuits wherever they are kept.
 ``influence.py`` says what each edge carries, ``subgraphs.py`` cuts a circuit down, ``summary.py`` puts it into words,
 ``exports.py`` and ``neuronpedia.py`` speak to other tools.
 """
@@ -12,6 +13,7 @@ from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parquet import read_parquet, write_parquet
 from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
+from headtrace.circuits.sources import named_circuits, read_circuit, read_circuits
 
 __all__ = [
     "Circuit",
@@ -27,6 +29,9 @@ __all__ = [
     "PromptInfo",
     "Root",
     "load_circuit",
+    "named_circuits",
+    "read_circuit",
+    "read_circuits",
     "read_parquet",
     "write_parquet",
 ]

@@ -1,15 +1,17 @@
-"""A circuit for other tools: networkx, GraphML, Graphviz."""
+"""A circuit for other tools: networkx, GraphML, Graphviz; and ``TEXTS``, every format that is text, by its name."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.files import write_atomically
+from headtrace.circuits.files import dumps
 from headtrace.circuits.summary import question
 from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.writing import write_text
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -48,6 +50,10 @@ def to_networkx(circuit: Circuit) -> nx.MultiDiGraph:
 
 
 def to_graphml(circuit: Circuit, path: str | Path) -> Path:
+    return write_text(path, graphml_text(circuit))
+
+
+def graphml_text(circuit: Circuit) -> str:
     """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out."""
     import networkx as nx
 
@@ -64,7 +70,23 @@ def to_graphml(circuit: Circuit, path: str | Path) -> Path:
                 values[key] = json.dumps(values[key])
             elif isinstance(values[key], str):
                 values[key] = _xml_text(values[key])
-    return write_atomically(path, "\n".join(nx.generate_graphml(graph)).encode())
+    return "\n".join(nx.generate_graphml(graph)) + "\n"
+
+
+def networkx_text(circuit: Circuit) -> str:
+    """JSON that ``networkx.node_link_graph(data, edges="edges")`` reads."""
+    graph = to_networkx(circuit)
+    data = {
+        "directed": True,
+        "multigraph": True,
+        "graph": graph.graph,
+        "nodes": [{"id": node, **values} for node, values in graph.nodes(data=True)],
+        "edges": [
+            {"source": source, "target": target, "key": key, **values}
+            for source, target, key, values in graph.edges(keys=True, data=True)
+        ],
+    }
+    return json.dumps(data, indent=1) + "\n"
 
 
 def _xml_text(text: str) -> str:
@@ -102,7 +124,7 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
         )
     text = "\n".join([*lines, "}", ""])
     if path is not None:
-        write_atomically(path, text.encode(errors="replace"))
+        write_text(path, text.encode(errors="replace").decode())
     return text
 
 
@@ -116,3 +138,21 @@ def _dot_label(circuit: Circuit, node: Node) -> str:
 def _quoted(value: Any) -> str:
     text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
     return f'"{text}"'.replace("\x00", "\ufffd")
+
+
+def _neuronpedia_text(circuit: Circuit) -> str:
+    return json.dumps(circuit.to_neuronpedia(), indent=1) + "\n"
+
+
+def _dot_text(circuit: Circuit) -> str:
+    return to_dot(circuit).encode(errors="replace").decode()
+
+
+TEXTS: Mapping[str, Callable[[Circuit], str]] = {
+    "json": dumps,
+    "graphml": graphml_text,
+    "networkx": networkx_text,
+    "neuronpedia": _neuronpedia_text,
+    "dot": _dot_text,
+}
+"""One circuit as text, by the name of the format; ``json`` is the circuit file."""

@@ -13,8 +13,6 @@ True
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -28,6 +26,7 @@ from headtrace.circuits.messages import input_error
 from headtrace.circuits.roots import ALWAYS
 from headtrace.circuits.versions import SCHEMA, upgrade
 from headtrace.errors import InputError
+from headtrace.writing import write_text
 
 _CIRCUIT = TypeAdapter(Circuit)
 
@@ -47,8 +46,8 @@ def load_circuit(path: str | Path) -> Circuit:
         raise InputError(
             f"{path} is not UTF-8 text (byte {error.start}); expected a circuit file (JSON)."
         ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # a name with a null byte is a value error
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     try:
         return loads(text)
     except InputError as error:
@@ -81,7 +80,7 @@ def from_json(data: Any) -> Circuit:
 
 def save_circuit(circuit: Circuit, path: str | Path) -> Path:
     """Write a circuit file in one step, so that a reader never sees half of it."""
-    return write_atomically(path, dumps(circuit).encode())
+    return write_text(path, dumps(circuit))
 
 
 def dumps(circuit: Circuit) -> str:
@@ -131,26 +130,3 @@ def unwritten(shape: type) -> dict[str, Any]:
     hints = get_type_hints(shape, include_extras=True)
     always = {name for name, hint in hints.items() if ALWAYS in getattr(hint, "__metadata__", ())}
     return {each.name: MISSING if each.name in always else each.default for each in fields(shape)}
-
-
-def write_atomically(path: str | Path, content: bytes) -> Path:
-    """Write a file under a temporary name beside its place, then move it there."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-    return path

@@ -12,9 +12,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.files import write_atomically
 from headtrace.circuits.influence import node_influence
 from headtrace.circuits.summary import place
+from headtrace.writing import write_text
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
@@ -50,7 +50,7 @@ def to_neuronpedia(circuit: Circuit, path: str | Path | None, slug: str) -> dict
         ],
     }
     if path is not None:
-        write_atomically(path, json.dumps(data, indent=1).encode())
+        write_text(path, json.dumps(data, indent=1))
     return data
 
 

@@ -22,9 +22,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.files import from_json, to_json, write_atomically
+from headtrace.circuits.files import from_json, to_json
 from headtrace.circuits.parts import Edge
 from headtrace.errors import InputError
+from headtrace.writing import write_bytes
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
@@ -55,7 +56,7 @@ def write_parquet(circuits: Iterable[Circuit], path: str | Path) -> Path:
     rows = [row for number, circuit in enumerate(circuits) for row in _rows(number, circuit)]
     buffer = io.BytesIO()
     pl.DataFrame(rows, schema=_columns()).write_parquet(buffer, compression="zstd")
-    return write_atomically(path, buffer.getvalue())
+    return write_bytes(path, buffer.getvalue())
 
 
 def _rows(number: int, circuit: Circuit) -> list[dict[str, Any]]:

@@ -40,17 +40,51 @@ def origin(circuit: Circuit) -> str:
 
 
 def size(circuit: Circuit) -> str:
-    """How large the circuit is: firings, edges by side, influence kept."""
-    heads = circuit.heads()
+    """How large the circuit is: firings, and why some were not expanded; edges by side; influence kept."""
     sides = Counter(edge.side for edge in circuit.edges)
     by_side = ", ".join(f"{sides[side]} {side}" for side in FROM_THE_ROOT if sides[side])
     parts = [
-        f"{len(heads)} firings ({sum(head.expanded for head in heads)} expanded)",
+        _firings(circuit),
         f"{len(circuit.edges)} edges" + (f" ({by_side})" if by_side else ""),
     ]
     if circuit.influence_kept is not None:
-        parts.append(f"{circuit.influence_kept:.0%} of the influence followed to its end")
+        parts.append(f"{share(circuit.influence_kept)} of the influence followed to its end")
     return ", ".join(parts)
+
+
+def _firings(circuit: Circuit) -> str:
+    """How many firings there are, how many of them were expanded, and what became of the others."""
+    heads = circuit.heads()
+    fates = Counter(_fate(circuit, head) for head in heads if not head.expanded)
+    told = "; ".join(f"{count} {fate}" for fate, count in fates.most_common())
+    expanded = len(heads) - fates.total()
+    return f"{len(heads)} firings ({expanded} expanded" + (f"; not expanded: {told})" if told else ")")
+
+
+def _fate(circuit: Circuit, head: Node) -> str:
+    """Why a firing was not expanded."""
+    if head.layer == 0:
+        return "in layer 0, with nothing but embeddings below"
+    if head.dest == 0:
+        return "at the first token, with nothing else to attend to"
+    if head.attention is not None and head.threshold is not None and head.attention < head.threshold:
+        return "below the attention that counts"
+    if circuit.influence_kept in (None, 1.0) or (circuit.method.name == "svt" and head.src == 0):
+        return f"not followed by {circuit.method.name}"  # for a budget would have cut influence, and said so
+    return "cut by the budget"
+
+
+def share(part: float) -> str:
+    """A share in per cent that is not rounded to all or nothing.
+
+    >>> share(1.0), share(0.998), share(0.99996), share(0.42), share(0.0001), share(0.0)
+    ('100%', '99.8%', 'more than 99.9%', '42.0%', 'less than 0.1%', '0%')
+    """
+    if part in (0.0, 1.0):
+        return f"{part:.0%}"
+    if part > 0.999:
+        return "more than 99.9%"
+    return "less than 0.1%" if part < 0.001 else f"{part:.1%}"
 
 
 def place(circuit: Circuit, node: Node) -> str:

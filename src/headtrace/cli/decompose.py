@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.options import console
+from headtrace.cli.options import console, notes
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def register(app: typer.Typer) -> None:
 def decompose(
     model: options.ModelName,
     prompt: options.PromptText = None,
+    prompt_file: options.PromptFile = None,
     tokens: options.TokenIds = None,
+    chat: options.Chat = False,
     firing: Annotated[
         str | None, typer.Option(help="Layer and head, destination, source: L9H6:14:3. Without it: a table.")
     ] = None,
@@ -36,44 +38,59 @@ def decompose(
     png: Annotated[
         str | None, typer.Option(help="Draw the terms into this file (.png, .pdf or .svg).")
     ] = None,
-    json: Annotated[str | None, typer.Option(help="Write the numbers into this file.")] = None,
+    out: options.NumbersFile = None,
     bos: options.Bos = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Decompose the attention score of a firing into the channels of its head.
 
     Without --firing, lists the strongest firings of the prompt (past the first token, one per head)
     with their sparseness and n_recon.
 
-    Examples:  headtrace decompose smollm2-135m -p "When Mary and John went to the store, John gave it to"
+    Examples:
 
-               headtrace decompose smollm2-135m -p "When Mary ..." --firing L9H6:13:1 --png why.png
+      headtrace decompose smollm2-135m -p "When Mary and John went to the store, John gave it to"
+
+      headtrace decompose smollm2-135m -p "When Mary ..." --firing L9H6:13:1 --png why.png
+
+      headtrace decompose builtin -p "When Mary and John went to" --json
     """
     if bias not in ("offset", "homogeneous"):
         raise InputError(f"--bias {bias!r} is not known: write offset or homogeneous.")
     if firing is None and png is not None:
         raise InputError("--png draws one firing: name it with --firing, like --firing L9H6:14:3.")
-    given = options.read_prompt(prompt, tokens)
+    options.check_output(json, out)
+    options.check_figure(png)
+    options.check_numbers(out)
+    given = options.read_prompt(prompt, tokens, prompt_file, chat)
     loaded = options.load_model(model, revision, dtype, device)
-    recording = loaded.record(given, bos=bos)
+    with notes.status("Decomposing"):
+        recording = loaded.record(given, bos=bos)
+        rows = _strongest(recording, top, bias) if firing is None else [_one(recording, firing, bias)]
+    content = {"firings": [why.to_dict() for why in rows]} if firing is None else rows[0].to_dict()
+    options.emit(content, as_json=json, out=out, show=lambda: _show(recording, rows, firing, top))
+    if png is not None:
+        rows[0].plot(png)
+        options.note(f"Wrote {png}")
+    if out is not None:
+        options.write_json(out, content)
+
+
+def _one(recording: Recording, firing: str, bias: Bias) -> Decomposition:
+    from headtrace.channels import decompose as decompose_firing
+
+    return decompose_firing(recording, firing, bias=bias)
+
+
+def _show(recording: Recording, rows: list[Decomposition], firing: str | None, top: int) -> None:
     options.show_tokens(recording.tokens())
     if firing is None:
-        rows = _strongest(recording, top, bias)
         _show_table(rows)
-        content: object = [why.to_dict() for why in rows]
     else:
-        from headtrace.channels import decompose as decompose_firing
-
-        why = decompose_firing(recording, firing, bias=bias)
-        _show_firing(why, top)
-        content = why.to_dict()
-        if png is not None:
-            why.plot(png)
-            console.print(f"Wrote {png}")
-    if json is not None:
-        options.write_json(json, content)
+        _show_firing(rows[0], top)
 
 
 def _strongest(recording: Recording, top: int, bias: Bias) -> list[Decomposition]:
@@ -87,15 +104,12 @@ def _strongest(recording: Recording, top: int, bias: Bias) -> list[Decomposition
     places = torch.tensor(
         [[f.layer, 0, f.head, f.dest, f.src] for f in firings], device=recording.token_ids.device
     )
-    with console.status("Decomposing"):
-        terms = terms_of(recording, places, bias=bias)
-        return [decomposition_of(recording, terms, row) for row in range(len(terms))]
+    terms = terms_of(recording, places, bias=bias)
+    return [decomposition_of(recording, terms, row) for row in range(len(terms))]
 
 
 def _show_table(rows: list[Decomposition]) -> None:
-    table = Table(
-        title="Strongest firings, one per head", title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0)
-    )
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("firing", "from", "to", "attention", "relative", "sparse-\nness", "n_recon", "signal\nset"):
         left = name in ("firing", "from", "to")
         table.add_column(name, justify="left" if left else "right", no_wrap=name == "firing")
@@ -111,7 +125,7 @@ def _show_table(rows: list[Decomposition]) -> None:
             str(why.n_recon),
             f"{len(why.signal_set)}/{why.rank}",
         )
-    console.print(table)
+    options.show_table("Strongest firings, one per head", table)
 
 
 def _show_firing(why: Decomposition, top: int) -> None:

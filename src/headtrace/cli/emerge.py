@@ -11,7 +11,6 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.options import console
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,9 +45,11 @@ def emerge(
     rotations: Annotated[int, typer.Option(help="Random rotations per firing.", min=1)] = 100,
     png: Annotated[str | None, typer.Option(help="Draw sparseness and n_recon over training.")] = None,
     bars: Annotated[str | None, typer.Option(help="Draw the terms of four firings, early and late.")] = None,
-    json: Annotated[str | None, typer.Option(help="Write all numbers into this file.")] = None,
+    out: options.NumbersFile = None,
+    chat: options.Chat = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Follow the same heads and token pairs through training: sparseness and n_recon per checkpoint.
 
@@ -56,13 +57,19 @@ def emerge(
     rotated heads of the same spectrum. Without --firings, the strongest firings of the last checkpoint are
     followed.
 
-    Examples:  headtrace emerge run/step0 run/step100 run/step1000 -p "When Mary and John went to" --png
-    emerge.png
+    Examples:
 
-               headtrace emerge pythia-160m --revisions step1,step1000,step143000 --firings firings.jsonl
+      headtrace emerge run/step0 run/step100 run/step1000 -p "When Mary and John went to" --png emerge.png
+
+      headtrace emerge pythia-160m --revisions step1,step1000,step143000 --firings firings.jsonl
     """
+    options.check_output(json, out)
+    for figure in (png, bars):
+        options.check_figure(figure)
+    options.check_numbers(out)
     places = _checkpoints(checkpoints, revisions)
-    given: list[Prompt] = [*(prompt or []), *(options.parse_ids(t) for t in tokens or [])]
+    given: list[Prompt] = [options.read_prompt(text, None, None, chat) for text in prompt or []]
+    given += [options.parse_ids(ids) for ids in tokens or []]
     if (firings is None) == (not given):
         raise InputError(
             "Say what to follow: a file with --firings, or prompts with -p (or --tokens) to take the "
@@ -77,18 +84,18 @@ def emerge(
         last = options.load_model(places[-1].model, places[-1].revision, dtype, device)
         cases = strongest_cases(last, given, top)
     found = emergence(_load_each(places, dtype, device), cases, rotations=rotations)
-    _show(found)
+    content = {"summary": found.summary().to_dicts(), "firings": found.frame.to_dicts()}
+    options.emit(content, as_json=json, out=out, show=lambda: _show(found))
     if png is not None:
         found.plot(png)
-        console.print(f"Wrote {png}")
+        options.note(f"Wrote {png}")
     if bars is not None:
         from headtrace.figures.emergence import plot_early_and_late
 
         plot_early_and_late(found, path=bars)
-        console.print(f"Wrote {bars}")
-    if json is not None:
-        content = {"summary": found.summary().to_dicts(), "firings": found.frame.to_dicts()}
-        options.write_json(json, content)
+        options.note(f"Wrote {bars}")
+    if out is not None:
+        options.write_json(out, content)
 
 
 class Checkpoint(NamedTuple):
@@ -117,16 +124,12 @@ def _checkpoints(checkpoints: list[str], revisions: str | None) -> list[Checkpoi
 
 def _load_each(places: list[Checkpoint], dtype: str, device: str) -> Iterator[tuple[str, Model]]:
     """Load one checkpoint after another, so that only one is in memory."""
-    from rich import progress
-
     from headtrace.models import load
 
-    with progress.Progress(console=console, transient=True) as bar:
-        task = bar.add_task("Checkpoints", total=len(places))
-        for label, name, revision in places:
-            bar.update(task, description=f"Checkpoint {label}")
+    with options.progress_bar("Checkpoints", len(places)) as progress:
+        for number, (label, name, revision) in enumerate(places):
+            progress(number, len(places))
             yield label, load(name, revision=revision, dtype=dtype, device=device)
-            bar.advance(task)
 
 
 def _show(found: Emergence) -> None:
@@ -135,7 +138,7 @@ def _show(found: Emergence) -> None:
     summary = found.summary()
     heads = found.frame.select("layer", "head").n_unique()
     title = f"{len(found.cases)} firings of {heads} heads: means over heads (95% interval)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("checkpoint")
     for name in ("attention", "sparseness", "rotated\nbasis", "rotated\nU, V", "n_recon", "rotated\nbasis"):
         table.add_column(name, justify="right")
@@ -152,7 +155,7 @@ def _show(found: Emergence) -> None:
             _interval(rows["n_recon", "true"], 1),
             _number(rows["n_recon", "basis"]["mean"], 1),
         )
-    console.print(table)
+    options.show_table(title, table)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,19 +1,18 @@
-"""The ``headtrace`` command: collects the commands, and turns errors into one clear message and exit code 2."""
+"""The ``headtrace`` command: collects the commands, and turns errors into one clear message and an exit code."""
 
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 
 import typer
-from rich.console import Console
 
 from headtrace import __version__
-from headtrace.errors import HeadtraceError
+from headtrace.cli.failures import DEBUG, Commands
 
 app = typer.Typer(
     name="headtrace",
+    cls=Commands,
     help="Why does this attention head attend here? Exact circuits of transformer language models.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -30,8 +29,11 @@ COMMANDS = [
     "trace",
     "show",
     "view",
+    "export",
     "verify",
     "intervene",
+    "edges",
+    "faithfulness",
     "tasks",
     "toy",
 ]
@@ -51,7 +53,7 @@ def options(
     ),
 ) -> None:
     if debug:
-        os.environ["HEADTRACE_DEBUG"] = "1"
+        os.environ[DEBUG] = "1"
 
 
 for _name in COMMANDS:
@@ -59,17 +61,5 @@ for _name in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. Errors that a user can act on end with exit code 2 and no traceback."""
-    try:
-        app(args=arguments, prog_name="headtrace")
-    except HeadtraceError as error:
-        if os.environ.get("HEADTRACE_DEBUG"):
-            raise
-        Console(stderr=True).print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
-        sys.exit(2)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    """Run the command line, and end the process: 0, or 2 with one message that says what to do; see `failures`."""
+    app(args=arguments, prog_name="headtrace")

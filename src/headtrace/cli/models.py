@@ -16,15 +16,30 @@ def register(app: typer.Typer) -> None:
     app.command("info")(info)
 
 
-def models() -> None:
+def models(json: options.Json = False) -> None:
     """List supported architectures and names that are ready to load.
 
-    Example:  headtrace models
+    Examples:
+
+      headtrace models
+
+      headtrace models --json
     """
+    from headtrace.models.aliases import ALIASES, BUILTIN
+    from headtrace.models.architectures import ARCHITECTURES
+
+    families = [
+        {"family": f.name, "model_type": f.model_type, "norm": f.norm, "rotary": bool(f.rotary)}
+        for f in ARCHITECTURES.values()
+    ]
+    options.emit({"architectures": families, "names": [BUILTIN, *ALIASES]}, as_json=json, show=_show_models)
+
+
+def _show_models() -> None:
     from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
     from headtrace.models.architectures import ARCHITECTURES
 
-    table = Table(title="Architectures", title_justify="left")
+    table = Table()
     for column in ("family", "model_type", "norm", "positions", "also"):
         table.add_column(column)
     for facts in ARCHITECTURES.values():
@@ -35,8 +50,8 @@ def models() -> None:
         norm = "LayerNorm" if facts.norm == "layer" else "RMSNorm"
         positions = "rotary" if facts.rotary else "learned"
         table.add_row(facts.name, facts.model_type, norm, positions, ", ".join(filter(None, extras)))
-    console.print(table)
-    names = Table(title="Ready names", title_justify="left")
+    options.show_table("Architectures", table)
+    names = Table()
     names.add_column("name")
     names.add_column("where it comes from")
     names.add_row(BUILTIN, "shipped inside headtrace")
@@ -45,9 +60,10 @@ def models() -> None:
             f" (or, without a hub, the package {PACKAGED_GGUF[alias][0]})" if alias in PACKAGED_GGUF else ""
         )
         names.add_row(alias, hub + packaged)
-    console.print(names)
+    options.show_table("Ready names", names)
     console.print(
-        "Any other hub name, local folder in Hugging Face format or GGUF file of these families works too."
+        "Any other hub name (name@revision for one of its revisions), local folder in Hugging Face format or GGUF file "
+        "of these families works too. Weights are read from safetensors and GGUF files only, never from pickles."
     )
 
 
@@ -57,10 +73,15 @@ def info(
         int, typer.Option("--length", help="Prompt length for the memory estimate.", min=1)
     ] = 128,
     revision: options.Revision = None,
+    json: options.Json = False,
 ) -> None:
     """Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.
 
-    Examples:  headtrace info smollm2-135m   |   headtrace info gpt2-small --length 1024
+    Examples:
+
+      headtrace info smollm2-135m
+
+      headtrace info gpt2-small --length 1024
     """
     loaded = options.load_model(model, revision)
     from headtrace.models.memory import human, recording_bytes
@@ -68,7 +89,6 @@ def info(
     config: Any = loaded.hf.config
     facts = loaded.architecture
     parameters = sum(p.numel() for p in loaded.hf.parameters())
-    table = Table(show_header=False, title=loaded.name, title_justify="left")
     group = loaded.n_heads // loaded.n_kv_heads
     rows: list[tuple[str, str]] = [
         ("architecture", f"{facts.name} ({facts.model_type})"),
@@ -87,9 +107,22 @@ def info(
         ("weights sha256", loaded.weights_sha256),
         (f"memory, {tokens} tokens", f"about {human(recording_bytes(loaded, tokens))} to record one prompt"),
     ]
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    sizes = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_vocab", "weights_sha256")
+    content: dict[str, Any] = {
+        "model": loaded.name,
+        "architecture": facts.model_type,
+        "parameters": parameters,
+    }
+    content |= {name: getattr(loaded, name) for name in sizes}
+    content |= {"length": tokens, "recording_bytes": recording_bytes(loaded, tokens), "described": dict(rows)}
+    options.emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
+
+
+def _show_info(name: str, rows: list[tuple[str, str]]) -> None:
+    table = Table(show_header=False)
+    for what, value in rows:
+        table.add_row(what, options.token_text(value))
+    options.show_table(name, table)
 
 
 def _positions(loaded: Any) -> str:

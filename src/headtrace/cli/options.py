@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import sys
+import time
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from headtrace.cli.output import check_output, console, emit, note, notes, printable, warn
 from headtrace.errors import InputError
 from headtrace.progress import Progress
+from headtrace.writing import STANDARD_OUTPUT, check_folder_writable, check_writable, write_text
 
 if TYPE_CHECKING:
-    from headtrace.models import Model
+    from rich.table import Table
 
-console = Console()
+    from headtrace.models import Model
+    from headtrace.vocabulary import Prompt
+
+__all__ = [
+    "check_folder_writable",
+    "check_output",
+    "check_writable",
+    "console",
+    "emit",
+    "note",
+    "notes",
+    "printable",
+    "warn",
+]
 
 ModelName = Annotated[str, typer.Argument(help="An alias, hub name, local folder, GGUF file, or 'builtin'.")]
-PromptText = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt, as text.")]
+PromptText = Annotated[
+    str | None, typer.Option("--prompt", "-p", help="The prompt, as text; - reads standard input.")
+]
+PromptFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file whose text is the prompt; a line break at its very end is left out.",
+    ),
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Take the text as a user's message, through the model's chat template.")
+]
 TokenIds = Annotated[str | None, typer.Option("--tokens", help="The prompt as token ids: 1,2,3.")]
 Bos = Annotated[
     bool | None,
@@ -28,11 +56,22 @@ Bos = Annotated[
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model, such as Pythia's step1000.")]
 Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
+NumbersFile = Annotated[
+    str | None, typer.Option("--out", help="Write the numbers into this file (.json; - for standard output).")
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object on standard output, and nothing else there."),
+]
+
+
+_LONGEST = 100_000_000
+"""Bytes of a prompt file; a device could be read for ever."""
 
 
 def load_model(name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto") -> Model:
     """Load with a spinner: it takes a few seconds."""
-    with console.status(f"Loading {escape(name)}"):
+    with notes.status(f"Loading {escape(printable(name))}"):
         from headtrace.models import load
 
         return load(name, revision=revision, dtype=dtype, device=device)
@@ -40,27 +79,100 @@ def load_model(name: str, revision: str | None = None, dtype: str = "float32", d
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None) -> Generator[Progress]:
-    """A bar with the remaining time; the block gets a function to call with how much is done, and of how much."""
+    """The time that remains; the block gets a function to call with how much is done, and of how much.
+
+    On a terminal a bar, in a log a line now and then.
+    """
+    if not notes.is_terminal:
+        yield _Lines(what)
+        return
     from rich import progress
 
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left:"),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
+    with progress.Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task(escape(printable(what)), total=total)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def read_prompt(prompt: str | None, tokens: str | None) -> str | list[int]:
-    """The prompt from ``-p`` or ``--tokens``; exactly one of them must be given."""
-    if (prompt is None) == (tokens is None):
+class _Lines:
+    """Progress where nobody sees a bar: at most one line in ten seconds."""
+
+    every = 10.0
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.start = self.told = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self.told < self.every:
+            return
+        self.told = now
+        left = "" if not done else f", about {(now - self.start) * (of - done) / done:.0f} s left"
+        note(f"{self.what}: {done} of {of}{left}")
+
+
+def read_prompt(
+    prompt: str | None, tokens: str | None, file: str | None = None, chat: bool = False
+) -> Prompt:
+    """The prompt from ``-p``, ``--prompt-file`` or ``--tokens``; exactly one of them must be given."""
+    if sum(each is not None for each in (prompt, tokens, file)) != 1:
         raise InputError(
-            "Give the prompt either as text (-p 'When Mary ...') or as token ids (--tokens 1,2,3)."
+            "Give the prompt either as text (-p 'When Mary ...', or --prompt-file FILE) or as token ids "
+            "(--tokens 1,2,3), and once."
         )
-    return prompt if tokens is None and prompt is not None else parse_ids(tokens or "")
+    if tokens is not None:
+        if chat:
+            raise InputError("--chat needs the prompt as text: token ids are taken as they are.")
+        return parse_ids(tokens)
+    text = _file_text(file) if file is not None else _standard_input() if prompt == "-" else prompt or ""
+    return as_chat(text) if chat else text
+
+
+def as_chat(text: str) -> Any:
+    """A text as what a user says to a chat model."""
+    return [{"role": "user", "content": text}]
+
+
+def _file_text(file: str) -> str:
+    if file == "-":
+        return _standard_input()
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(_LONGEST + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"The prompt file {file!r} cannot be read: {reason}. Give a text file.") from None
+    if len(content) > _LONGEST:
+        raise InputError(
+            f"The prompt file {file!r} holds more than {_LONGEST // 10**6} MB: that is no prompt."
+        )
+    return _without_last_break(content, f"The prompt file {file!r}")
+
+
+def _standard_input() -> str:
+    stream = getattr(sys.stdin, "buffer", None)
+    content = sys.stdin.read().encode() if stream is None else stream.read()
+    return _without_last_break(content, "Standard input")
+
+
+def _without_last_break(content: bytes, what: str) -> str:
+    """Editors and echo end a file with a line break, which is not part of what is meant."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise InputError(f"{what} is empty: it should hold the prompt.")
+    return text
 
 
 def parse_ids(text: str) -> list[int]:
@@ -74,19 +186,67 @@ def parse_ids(text: str) -> list[int]:
 
 def token_text(token: str) -> str:
     """A token as it is shown: spaces and line breaks visible, markup harmless."""
-    return escape(token.replace("\n", "⏎").replace("\t", "⇥"))
+    return escape(printable(token))
 
 
-def show_tokens(tokens: tuple[str, ...]) -> None:
-    """The tokens in use, with their positions."""
-    cells = [f"[dim]{i}[/][cyan]{token_text(t)}[/]" for i, t in enumerate(tokens)]
-    console.print("Tokens  " + " [dim]|[/] ".join(cells), highlight=False)
+def show_tokens(tokens: Sequence[str]) -> None:
+    """The tokens in use, quoted, with their positions."""
+    cells = [f'[dim]{i}:[/][cyan]"{token_text(token)}"[/]' for i, token in enumerate(tokens)]
+    console.print("Tokens  " + "  ".join(cells), highlight=False)
+
+
+def show_table(title: str, table: Table) -> None:
+    """A table under its title, which may be longer than the table is wide."""
+    console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+
+
+def readable(value: object) -> str:
+    """A number, or several, with as many digits as people read.
+
+    >>> readable([0.123456789, {"a": 2}])
+    '[0.1235, a: 2]'
+    """
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(readable(each) for each in value)}]"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {readable(each)}" for key, each in value.items())
+    return str(value)
+
+
+def check_figure(path: str | None) -> None:
+    """Raise ``InputError``, before anything is computed, if a figure cannot be drawn there."""
+    if path is not None:
+        from headtrace.figures.style import figure_kind
+
+        figure_kind(path)
+        check_writable(path)
+
+
+def check_numbers(path: str | None) -> None:
+    """Raise ``InputError``, before anything is computed, if numbers cannot be written there as JSON."""
+    if path is None:
+        return
+    check_writable(path)
+    from headtrace.cli.destinations import is_stream
+
+    if not path.lower().endswith(".json") and not is_stream(path):
+        raise InputError(f"--out {path!r}: the numbers are written as JSON, so end its name in .json.")
 
 
 def write_json(path: str, content: Any) -> None:
+    """Numbers as a file that people can read as well."""
     import json
-    from pathlib import Path
 
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(f"Wrote {path}")
+    from headtrace.cli.output import plain
+
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
+        text = json.dumps(plain(content), indent=1)
+    write_text(path, text + "\n")
+    if path != STANDARD_OUTPUT:
+        note(f"Wrote {path}")

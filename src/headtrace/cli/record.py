@@ -9,10 +9,11 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.options import console
+from headtrace.cli.options import console, notes
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
+    from headtrace.models.identities import IdentityReport
 
 
 def register(app: typer.Typer) -> None:
@@ -22,36 +23,63 @@ def register(app: typer.Typer) -> None:
 def record(
     model: options.ModelName,
     prompt: options.PromptText = None,
+    prompt_file: options.PromptFile = None,
     tokens: options.TokenIds = None,
+    chat: options.Chat = False,
     bos: options.Bos = None,
     out: Annotated[str | None, typer.Option(help="Folder to save the recording in.")] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Record one forward pass as components, and check that they sum exactly.
 
     Shows the model's top answers, each head's strongest firing and the identity errors.
 
-    Examples:  headtrace record smollm2-135m -p "When Mary and John went to the store, John gave a drink to"
+    Examples:
 
-               headtrace record path/to/model --tokens 5,17,42 --out recording/
+      headtrace record smollm2-135m -p "When Mary and John went to the store, John gave a drink to"
+
+      headtrace record path/to/model --tokens 5,17,42 --out recording/
+
+      headtrace record smollm2-135m --chat -p "Who wrote Hamlet?" --json
     """
-    given = options.read_prompt(prompt, tokens)
+    given = options.read_prompt(prompt, tokens, prompt_file, chat)
+    if out is not None:
+        options.check_folder_writable(out)
     loaded = options.load_model(model, revision, dtype, device)
-    recording = loaded.record(given, bos=bos)
+    with notes.status("Recording"):
+        recording = loaded.record(given, bos=bos)
+        report = recording.check()
+    options.emit(_content(recording, report), as_json=json, show=lambda: _show(recording, report))
+    if out is not None:
+        recording.save(out)
+        options.note(f"Saved to {out}")
+
+
+def _content(recording: Recording, report: IdentityReport) -> dict[str, object]:
+    answers = recording.top_answers(min(5, recording.model.d_vocab))
+    firings = recording.strongest_firings() if recording.lengths[0] > 1 else []
+    return {
+        "model": recording.model.name,
+        "token_ids": recording.token_ids[0].tolist(),
+        "tokens": recording.tokens(),
+        "answers": [{"token": text, "id": token, "probability": p} for text, token, p in answers],
+        "firings": [{"firing": str(firing), "attention": attention} for firing, attention in firings],
+        "identities": report,
+    }
+
+
+def _show(recording: Recording, report: IdentityReport) -> None:
     options.show_tokens(recording.tokens())
     show_answers(recording)
     show_firings(recording)
-    report = recording.check()
     console.print(
         f"Identities (largest relative error, allowed {report.tolerance:.0e}):  residual [b]{report.residual:.1e}[/]  "
         f"attention logits [b]{report.attention:.1e}[/]  output logits [b]{report.output:.1e}[/]",
         highlight=False,
     )
-    if out is not None:
-        recording.save(out)
-        console.print(f"Saved to {out}")
 
 
 def show_answers(recording: Recording) -> None:
@@ -67,19 +95,14 @@ def show_firings(recording: Recording) -> None:
         return
     firings = recording.strongest_firings()
     n_heads = recording.model.n_heads
-    table = Table(
-        title="Each head's strongest firing past the first token: dest->src, attention",
-        title_justify="left",
-        box=box.SIMPLE,
-        padding=0,
-    )
+    table = Table(box=box.SIMPLE, padding=0)
     table.add_column("layer", justify="right")
     for head in range(n_heads):
         table.add_column(f"H{head}", justify="right", no_wrap=True)
     for layer in range(recording.model.n_layers):
         row = firings[layer * n_heads : (layer + 1) * n_heads]
         table.add_row(f"L{layer}", *(_cell(f.dest, f.src, a) for f, a in row))
-    console.print(table)
+    options.show_table("Each head's strongest firing past the first token: dest->src, attention", table)
 
 
 def _cell(dest: int, src: int, attention: float) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from headtrace.cli import options
+from headtrace.cli.export import CircuitSource
+from headtrace.cli.options import console, printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -17,36 +20,53 @@ _COLOURS = {"query": "cyan", "key": "yellow", "value": "green", "input": "magent
 
 
 def register(app: typer.Typer) -> None:
-    app.command("show", help=show.__doc__)(show)
+    app.command("show")(show)
 
 
 def show(
-    file: Path = typer.Argument(..., metavar="FILE", help="A circuit file."),
-    depth: int = typer.Option(12, "--depth", min=1, help="How many steps deep the tree goes."),
-    leaves: int = typer.Option(
-        4, "--leaves", min=0, help="How many leaves (MLPs, embeddings) to list per side."
-    ),
-    min_weight: float = typer.Option(0.0, "--min-weight", help="Leave out weaker edges."),
+    circuit: CircuitSource,
+    depth: Annotated[int, typer.Option(min=1, help="How many steps deep the tree goes.")] = 12,
+    leaves: Annotated[
+        int, typer.Option(min=0, help="How many leaves (MLPs, embeddings) to list per side.")
+    ] = 4,
+    min_weight: Annotated[float, typer.Option(help="Leave out weaker edges.")] = 0.0,
+    json: options.Json = False,
 ) -> None:
     """Print a circuit as a tree: the root, its seeds, and under each firing the causes of its query and key.
 
-    Whatever occurs again is not unfolded a second time.
+    Whatever occurs again is not unfolded a second time. Of many circuits (a folder, a Parquet file) each is shown.
 
     Examples:
 
-        headtrace show c.json
+      headtrace show c.json
 
-        headtrace show c.json --depth 2 --min-weight 0.05
+      headtrace show c.json --depth 2 --min-weight 0.05
+
+      headtrace show many.parquet#3
     """
-    from rich.console import Console
+    from headtrace.circuits import named_circuits
 
-    from headtrace.circuits import load_circuit
+    found = [(name, each.prune(min_weight=min_weight)) for name, each in named_circuits(circuit)]
+    options.emit(_content(found), as_json=json, show=lambda: _show_all(found, depth, leaves))
 
-    circuit = load_circuit(file).prune(min_weight=min_weight)
-    console = Console()
-    console.print(circuit.summary().split("\n\n")[0], markup=False, highlight=False, soft_wrap=True)
-    if circuit.edges:
-        console.print(tree(circuit, depth, leaves))
+
+def _content(found: list[tuple[str, Circuit]]) -> dict[str, object]:
+    """One circuit as its file has it; many as a list."""
+    from headtrace.circuits.files import to_json
+
+    if len(found) == 1:
+        return to_json(found[0][1])
+    return {"circuits": [{"source": name, "circuit": to_json(circuit)} for name, circuit in found]}
+
+
+def _show_all(found: list[tuple[str, Circuit]], depth: int, leaves: int) -> None:
+    for number, (name, circuit) in enumerate(found):
+        if len(found) > 1:
+            console.print(("\n" if number else "") + name, style="bold", markup=False, highlight=False)
+        text = printable(circuit.summary().split("\n\n")[0], lines=True)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if circuit.edges:
+            console.print(tree(circuit, depth, leaves))
 
 
 def tree(circuit: Circuit, depth: int = 12, leaves: int = 4) -> Tree:
@@ -58,7 +78,7 @@ def tree(circuit: Circuit, depth: int = 12, leaves: int = 4) -> Tree:
 
     root = circuit.root_node
     assert root is not None
-    top = Tree(Text(place(circuit, root), style="bold"), guide_style="dim")
+    top = Tree(Text(printable(place(circuit, root)), style="bold"), guide_style="dim")
     _grow(circuit, top, root, depth, leaves, seen=set())
     return top
 
@@ -105,7 +125,7 @@ def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
 
     from headtrace.circuits.summary import channel_text, place
 
-    text = Text(place(circuit, source).replace("\n", "\\n"), style="bold" if source.kind == "head" else "")
+    text = Text(printable(place(circuit, source)), style="bold" if source.kind == "head" else "")
     details = [f"{edge.weight:.4f}", channel_text(edge)]
     if source.attention is not None:
         details.insert(1, f"attention {source.attention:.3f}")

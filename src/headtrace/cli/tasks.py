@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from headtrace.cli import options
@@ -15,6 +14,7 @@ from headtrace.cli.options import console
 
 if TYPE_CHECKING:
     from headtrace.tasks import Accuracy, TaskSet
+    from headtrace.tasks.examples import Example
 
 tasks = typer.Typer(
     help="Prompts with known answers: list them, preview them, measure a model on them.",
@@ -35,10 +35,21 @@ def register(app: typer.Typer) -> None:
 
 
 @tasks.callback(invoke_without_command=True)
-def list_tasks(context: typer.Context) -> None:
+def list_tasks(context: typer.Context, json: options.Json = False) -> None:
     """Prompts with known answers: list them, preview them, measure a model on them."""
     if context.invoked_subcommand is not None:
         return
+    from headtrace.tasks.registry import TASKS
+
+    known = [
+        {"name": task.name, "summary": task.summary, "prompts": task.n_cells * task.n_per_cell}
+        | {"roles": task.roles, "variants": task.variants}
+        for task in TASKS.values()
+    ]
+    options.emit({"tasks": known}, as_json=json, show=_show_tasks)
+
+
+def _show_tasks() -> None:
     from headtrace.tasks.registry import TASKS
 
     lines: list[str] = []
@@ -66,6 +77,7 @@ def show(
     number: int = typer.Option(5, "--number", "-n", min=1, help="How many examples to show."),
     seed: int = SEED,
     variant: str = VARIANT,
+    json: options.Json = False,
 ) -> None:
     """Preview a task as a model's tokenizer sees it, with the token at each role."""
     from headtrace.tasks import load_task
@@ -73,22 +85,28 @@ def show(
     task_set = load_task(task, options.load_model(model).tokenizer, seed=seed, variant=variant)
     # One example of each cell in turn, so that a short preview shows different forms.
     step = max(1, len(task_set) // number)
-    for example in task_set.examples[::step][:number]:
+    examples = task_set.examples[::step][:number]
+    content = {"task": task, "examples": examples, "excluded": task_set.excluded_counts()}
+    options.emit(content, as_json=json, show=lambda: _show_examples(examples))
+    _report_excluded(task_set)
+
+
+def _show_examples(examples: Sequence[Example]) -> None:
+    for example in examples:
         labels = " ".join(f"{key}={value}" for key, value in example.labels.items())
         roles = "  ".join(f"{role} {position}" for role, position in example.roles.items())
         lines = (
-            f"[dim]{escape(example.id)}  {escape(labels)}[/]",
-            f"  {escape(example.text)} [bold]___[/]",
+            f"[dim]{options.token_text(example.id)}  {options.token_text(labels)}[/]",
+            f"  {options.token_text(example.text)} [bold]___[/]",
             f"  [green]{escape(repr(example.answer))}[/] over [red]{escape(repr(example.wrong))}[/]   "
-            f"[dim]positions:[/] {escape(roles)}   [dim]tokens:[/] {len(example.token_ids)}",
+            f"[dim]positions:[/] {options.token_text(roles)}   [dim]tokens:[/] {len(example.token_ids)}",
         )
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
-    _report_excluded(task_set)
 
 
 @tasks.command(
     epilog="Examples: [cyan]headtrace tasks accuracy builtin ioi[/]  ·  "
-    "[cyan]headtrace tasks accuracy smollm2-135m my.jsonl --json accuracy.json[/]"
+    "[cyan]headtrace tasks accuracy smollm2-135m my.jsonl --out accuracy.json[/]"
 )
 def accuracy(
     model: str = typer.Argument(help="A model name, a local folder or a GGUF file."),
@@ -101,30 +119,28 @@ def accuracy(
     batch_size: int | None = typer.Option(
         None, "--batch-size", min=1, help="At most this many prompts per forward pass."
     ),
-    json_file: str | None = typer.Option(None, "--json", help="Also write the result to this file."),
+    out: options.NumbersFile = None,
+    json: options.Json = False,
 ) -> None:
     """How often a model prefers the right answer, with Wilson 95% intervals."""
     from headtrace.tasks import accuracy as measure
     from headtrace.tasks import load_task
 
+    options.check_output(json, out)
+    options.check_numbers(out)
     loaded = options.load_model(model)
     task_set = load_task(task, loaded.tokenizer, n_per_cell=number, seed=seed, variant=variant)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(f"{model} on {task_set.task}", total=len(task_set))
-        result = measure(
-            loaded,
-            task_set,
-            batch_size=batch_size,
-            progress=lambda done, _: progress.update(bar, completed=done),
-        )
-    _print_accuracy(model, result)
+    with options.progress_bar(f"{model} on {task_set.task}", len(task_set)) as progress:
+        result = measure(loaded, task_set, batch_size=batch_size, progress=progress)
+    content = {"model": model, "seed": seed, **result.to_dict()}
+    options.emit(content, as_json=json, out=out, show=lambda: _print_accuracy(model, result))
     _report_excluded(task_set)
-    if json_file is not None:
-        options.write_json(json_file, {"model": model, "seed": seed, **result.to_dict()})
+    if out is not None:
+        options.write_json(out, content)
 
 
 def _print_accuracy(model: str, result: Accuracy) -> None:
-    table = Table("", "value", "right", "of", "rate", "Wilson 95%", title=escape(f"{model} on {result.task}"))
+    table = Table("", "value", "right", "of", "rate", "Wilson 95%")
     rows = [("answer beats wrong", "", result), ("answer is first choice", "", result.top1)]
     rows += [
         (label, value, each) for label, values in result.by_label.items() for value, each in values.items()
@@ -139,7 +155,7 @@ def _print_accuracy(model: str, result: Accuracy) -> None:
             f"{each.rate:.1%}",
             f"{low:.1%} to {high:.1%}",
         )
-    console.print(table)
+    options.show_table(f"{model} on {result.task}", table)
     console.print(f"Mean logit difference {result.mean_logit_difference:.2f}", highlight=False)
 
 
@@ -147,4 +163,4 @@ def _report_excluded(task_set: TaskSet) -> None:
     for reason, count in task_set.excluded_counts().items():
         items = [each.item for each in task_set.excluded if each.reason == reason]
         shown = ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")
-        console.print(f"Left out {count}: {reason} ({shown})", style="yellow", highlight=False, markup=False)
+        options.warn(f"Left out {count}: {reason} ({shown})")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from headtrace.cli import options
 from headtrace.cli.options import console
 from headtrace.errors import InputError
 
@@ -33,40 +34,33 @@ def toy(
     out: Path = typer.Option(
         Path("toy"), "--out", help="Folder for figures, Parquet table and JSON findings."
     ),
+    json: options.Json = False,
 ) -> None:
     from headtrace.toy.experiments import EXPERIMENTS
 
     if name not in (*EXPERIMENTS, "all"):
         raise InputError(f"No toy experiment {name!r}. Choose one of: {', '.join(EXPERIMENTS)}, all.")
-    for one in EXPERIMENTS if name == "all" else (name,):
-        _run(one, quick, seed, out)
+    options.check_folder_writable(out)
+    done = [_run(one, quick, seed, out, json) for one in (EXPERIMENTS if name == "all" else (name,))]
+    options.emit({"experiments": done}, as_json=json, show=lambda: None)
 
 
-def _run(name: str, quick: bool, seed: int, out: Path) -> None:
-    from rich import progress
-
+def _run(name: str, quick: bool, seed: int, out: Path, as_json: bool) -> dict[str, object]:
+    """Run one experiment; people read of it as soon as it is done."""
     from headtrace.figures.toy import draw
     from headtrace.toy.experiment import write
     from headtrace.toy.experiments import EXPERIMENTS
 
     entry = EXPERIMENTS[name]
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{name}: {entry.shows}", total=None)
-        experiment = entry.run(
-            quick=quick,
-            seed=seed,
-            progress=lambda done, of_all: bar.update(task, completed=done, total=of_all),
-        )
+    with options.progress_bar(f"{name}: {entry.shows}") as progress:
+        experiment = entry.run(quick=quick, seed=seed, progress=progress)
     written = [*write(experiment, out), *draw(experiment, out)]
-    console.print(f"[bold]{name}[/]: {entry.shows}")
-    _print_comparison(experiment.findings.get("paper"))
+    if not as_json:
+        console.print(f"[bold]{name}[/]: {entry.shows}")
+        _print_comparison(experiment.findings.get("paper"))
     for path in written:
-        console.print(f"  {path}", highlight=False)
+        options.note(f"Wrote {path}")
+    return {"experiment": name, "findings": experiment.findings, "files": written}
 
 
 def _print_comparison(lines: object) -> None:
@@ -74,7 +68,8 @@ def _print_comparison(lines: object) -> None:
 
     for line in lines if isinstance(lines, list) else []:
         mark = "[green]agrees[/]" if line["agrees"] else "[yellow]differs[/]"
-        told = f"{line['claim']}: paper {line['paper']}, measured {line['measured']}"
+        paper, measured = options.readable(line["paper"]), options.readable(line["measured"])
+        told = f"{line['claim']}: paper {paper}, measured {measured}"
         remark = f" ({line['remark']})" if "remark" in line else ""
         console.print(f"  {mark} {escape(told + remark)}", highlight=False)
 

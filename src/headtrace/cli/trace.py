@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.options import console
+from headtrace.cli.destinations import Destination, destination
+from headtrace.cli.options import console, notes, printable
 from headtrace.errors import InputError
 from headtrace.lines import prompt_of, read_records
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.tracing import Tracer
+    from headtrace.tracing.explanation import Explanation
 
 MethodName = Annotated[str, typer.Option(help="acc++, acc, svt, or one that a package adds.")]
 TauNumber = Annotated[
@@ -31,7 +32,9 @@ def register(app: typer.Typer) -> None:
 def trace(
     model: options.ModelName,
     prompt: options.PromptText = None,
+    prompt_file: options.PromptFile = None,
     tokens: options.TokenIds = None,
+    chat: options.Chat = False,
     prompts: Annotated[
         str | None, typer.Option(help="JSONL with text (or tokens), answer, wrong: one per line.")
     ] = None,
@@ -73,11 +76,16 @@ def trace(
     ] = None,
     bos: options.Bos = None,
     out: Annotated[
-        str | None, typer.Option(help="Circuit file (.json), or .parquet for many prompts.")
+        str | None,
+        typer.Option(help="What its end says: .json, .parquet, .html (a page), .graphml, .dot, or a folder."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing file even by an empty circuit.")
+    ] = False,
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Trace a prompt (or many) to its circuit: which signals cause the heads to attend where they do.
 
@@ -89,9 +97,17 @@ def trace(
       headtrace trace path/to/model --tokens 5,17,42 --answer-id 7 --wrong-id 9
 
       headtrace trace smollm2-135m --prompts prompts.jsonl --out circuits.parquet
+
+      headtrace trace smollm2-135m --prompt-file question.txt --chat --answer "Paris" --json
     """
-    if sum(x is not None for x in (prompt, tokens, prompts)) != 1:
-        raise InputError("Give one of: -p TEXT, --tokens 1,2,3 or --prompts FILE.jsonl.")
+    if sum(x is not None for x in (prompt, prompt_file, tokens, prompts)) != 1:
+        raise InputError("Give one of: -p TEXT, --prompt-file FILE, --tokens 1,2,3 or --prompts FILE.jsonl.")
+    options.check_output(json, out)
+    where = None if out is None else destination(out, many=prompts is not None)
+    if where is not None:
+        where.check()
+    items = None if prompts is None else _read_prompts(prompts, chat)
+    given = None if prompts is not None else options.read_prompt(prompt, tokens, prompt_file, chat)
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
 
@@ -107,15 +123,22 @@ def trace(
     how["heads"] = None if heads is None else heads.split(",")
     how["answer"] = _one_or_many(answer, answer_id, "answer")
     how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
-    if prompts is not None:
-        _save_many(_trace_file(tracer, prompts, how), out)
+    if items is not None:
+        _finish_many(_trace_many(tracer, items, how), where, force, json)
         return
-    with console.status("Tracing"):
-        circuit = tracer.trace(options.read_prompt(prompt, tokens), **how)
-    show(circuit)
-    if out is not None:
-        circuit.save(out)
-        console.print(f"Wrote {out}")
+    assert given is not None
+    with options.progress_bar("Tracing firings") as progress:
+        circuit = tracer.trace(given, **how, progress=progress)
+    from headtrace.circuits.files import to_json
+
+    options.emit(to_json(circuit), as_json=json, out=out, show=lambda: show(circuit))
+    _write(where, [circuit], force)
+
+
+def _write(where: Destination | None, circuits: list[Circuit], force: bool) -> None:
+    told = "" if where is None else where.write(circuits, force=force)
+    if told:
+        options.note(told)
 
 
 def _one_or_many(texts: list[str] | None, ids: list[int] | None, what: str) -> list[str | int] | None:
@@ -128,70 +151,85 @@ def show(circuit: Circuit) -> None:
     """What the tracer found, in a few lines; unexplained firings are listed."""
     options.show_tokens(circuit.prompt.tokens)
     if circuit.reason:
-        console.print(f"[yellow]Empty circuit:[/] {options.token_text(circuit.reason)}.")
+        console.print(f"[yellow]Empty circuit:[/] {options.token_text(circuit.reason)}.", highlight=False)
         return
-    console.print(circuit.summary(), markup=False, highlight=False)
-    if circuit.unexplained:
-        console.print(f"[yellow]Unexplained firings:[/] {', '.join(circuit.unexplained)}")
+    console.print(printable(circuit.summary(), lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
-def _trace_file(tracer: Tracer, path: str, how: dict[str, Any]) -> list[Circuit]:
-    """Circuits of all prompts of a file; a line's own answers come before those of the command line."""
+def _read_prompts(path: str, chat: bool) -> list[dict[str, Any]]:
+    """The prompts of a file with their own answers, which come before those of the command line."""
     items: list[dict[str, Any]] = []
     for number, record in read_records(path):
         given = prompt_of(record, f"{path}, line {number}")
         own = {name: record[name] for name in ("answer", "wrong") if record.get(name) is not None}
-        items.append({"text" if isinstance(given, str) else "tokens": given, **own})
-    with options.progress_bar("Tracing", len(items)) as advance:
-        return tracer.trace_batch(items, **how, progress=advance)
+        kind = "text" if isinstance(given, str) else "tokens"
+        if chat and isinstance(given, str):
+            kind, given = "messages", options.as_chat(given)
+        items.append({kind: given, **own})
+    return items
 
 
-def _save_many(circuits: list[Circuit], out: str | None) -> None:
+def _trace_many(tracer: Tracer, items: list[dict[str, Any]], how: dict[str, Any]) -> list[Circuit]:
+    with options.progress_bar("Tracing prompts", len(items)) as progress:
+        return tracer.trace_batch(items, **how, progress=progress)
+
+
+def _finish_many(circuits: list[Circuit], where: Destination | None, force: bool, as_json: bool) -> None:
+    from headtrace.circuits.files import to_json
+
+    content = {"circuits": [to_json(circuit) for circuit in circuits]} if as_json else {}
+    out = None if where is None else where.path
+    options.emit(content, as_json=as_json, out=out, show=lambda: _show_many(circuits))
+    _write(where, circuits, force)
+
+
+def _show_many(circuits: list[Circuit]) -> None:
     full = [c for c in circuits if not c.reason]
     console.print(f"{len(circuits)} prompts: {len(full)} circuits, {len(circuits) - len(full)} empty.")
     for number, circuit in enumerate(circuits):
         if circuit.reason:
-            console.print(f"  prompt {number}: empty: {options.token_text(circuit.reason)}")
-    if out is None:
-        return
-    if out.endswith(".parquet"):
-        from headtrace.circuits import write_parquet
-
-        write_parquet(circuits, out)
-        console.print(f"Wrote {out}")
-        return
-    folder = Path(out)
-    for number, circuit in enumerate(circuits):
-        circuit.save(folder / f"circuit-{number:05d}.json")
-    console.print(f"Wrote {len(circuits)} circuit files to {out}")
+            console.print(f"  prompt {number}: empty: {options.token_text(circuit.reason)}", highlight=False)
 
 
 def explain(
     model: options.ModelName,
     firing: Annotated[str, typer.Option(help="Layer and head : destination : source, like L9H6:14:3.")],
     prompt: options.PromptText = None,
+    prompt_file: options.PromptFile = None,
     tokens: options.TokenIds = None,
+    chat: options.Chat = False,
     method: MethodName = "acc++",
     tau: TauNumber = None,
     bos: options.Bos = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the explanation as JSON.")] = None,
+    out: options.NumbersFile = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    json: options.Json = False,
 ) -> None:
     """Why does this head attend here? The signals that cause one firing, side by side.
 
-    Example:
+    Examples:
 
       headtrace explain smollm2-135m -p "When Mary and John went to the store, John gave a drink to" --firing L20H0:13:9
+
+      headtrace explain builtin -p "When Mary and John went to" --firing L1H0:5:2 --json
     """
-    given = options.read_prompt(prompt, tokens)
+    options.check_output(json, out)
+    options.check_numbers(out)
+    given = options.read_prompt(prompt, tokens, prompt_file, chat)
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
 
     chosen: dict[str, Any] = {} if tau is None else {"tau": tau}
-    why = Tracer(loaded, method=method, **chosen).explain(given, firing, bos=bos)
+    tracer = Tracer(loaded, method=method, **chosen)
+    with notes.status("Tracing the firing"):
+        why = tracer.explain(given, firing, bos=bos)
+    options.emit(why.to_dict(), as_json=json, out=out, show=lambda: _show_explanation(why))
+    if out is not None:
+        options.write_json(out, why.to_dict())
+
+
+def _show_explanation(why: Explanation) -> None:
     options.show_tokens(why.tokens)
-    console.print(str(why), markup=False, highlight=False)
-    if json_file is not None:
-        options.write_json(json_file, why.to_dict())
+    console.print(printable(str(why), lines=True), markup=False, highlight=False)

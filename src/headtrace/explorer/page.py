@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.files import to_json, write_atomically
+from headtrace.circuits.files import to_json
 from headtrace.circuits.summary import html_table, question, size
 from headtrace.errors import InputError
 from headtrace.explorer.modules import inline_modules
+from headtrace.writing import write_text
 
 _POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
@@ -35,7 +36,7 @@ _POLICY = (
 
 def write_page(circuits: Circuit | Sequence[Circuit], path: str | Path, compare: bool = False) -> Path:
     """Write the page of one or several circuits; with ``compare``, two of them side by side at once."""
-    return write_atomically(path, page(circuits, compare).encode())
+    return write_text(path, page(circuits, compare))
 
 
 def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:

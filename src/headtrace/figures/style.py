@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headtrace.errors import InputError
+from headtrace.writing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,27 +130,25 @@ DATED = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
 """What a file would say about when or by which version it was made; left out, the same figure has the same bytes."""
 
 
-def figure_path(path: str | Path) -> Path:
-    """The path of a figure, if its name says one of the formats that figures have; to be asked before computing.
+def figure_kind(path: str | Path) -> str:
+    """The extension of a figure's file, which says what is drawn: known before anything is computed.
 
-    >>> figure_path("a.png").name
-    'a.png'
-    >>> figure_path("a.gif")
-    Traceback (most recent call last):
-    headtrace.errors.InputError: Cannot write a figure as 'a.gif': expected a name that ends in .png, .svg or .pdf.
+    >>> figure_kind("why.SVG")
+    '.svg'
     """
-    if Path(path).suffix.lower() not in DATED:
+    kind = Path(path).suffix.lower()
+    if kind not in DATED:
         *most, last = DATED
-        expected = f"{', '.join(most)} or {last}"
-        raise InputError(f"Cannot write a figure as {str(path)!r}: expected a name that ends in {expected}.")
-    return Path(path)
+        raise InputError(
+            f"{str(path)!r} is no figure that can be drawn: end its name in {', '.join(most)} or {last}."
+        )
+    return kind
 
 
 def save(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure if a path is given (PNG, PDF or SVG by its name), and hand it back."""
     if path is not None:
-        path = figure_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with house_style():
-            figure.savefig(path, metadata={DATED[path.suffix.lower()]: None})
+        kind = figure_kind(path)
+        with house_style(), replacing(path) as temporary:
+            figure.savefig(temporary, format=kind[1:], metadata={DATED[kind]: None})
     return figure

@@ -71,6 +71,7 @@ def run(
     ``keep`` says at which positions of each prompt logits are wanted (None: everywhere). With ``layers`` only those
     run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
     """
+    model.stamp  # noqa: B018 (looks at the weights: what is wrong with them is said before they are used)
     options: dict[str, Any] = {"use_cache": False}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
@@ -117,6 +118,9 @@ def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
     stack.callback(watching.reset, watching.set(Watch(observers, model.head_order)))
     config._attn_implementation = NAME
+    if not config.return_dict:  # outputs by name, whatever the model's own setting
+        stack.callback(setattr, config, "return_dict", config.return_dict)
+        config.return_dict = True
 
 
 def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStack) -> None:

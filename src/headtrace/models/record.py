@@ -17,7 +17,7 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headtrace.models.model import Model
+    from headtrace.models.stamp import Stamp
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,8 @@ class Recording:
     """Per layer, which keys each destination sees (causal, sliding window)."""
     scales: tuple[float, ...]
     softcaps: tuple[float | None, ...]
+    stamp: Stamp | None = field(default=None, repr=False)
+    """The model's weights when this was recorded."""
 
     token_ids = Recorded("batch token", dtype=torch.int64)
     logits = Recorded("batch kept vocab")
@@ -87,6 +90,8 @@ class Recording:
 
     def __post_init__(self) -> None:
         """The axes of all tensors agree with each other and with the model."""
+        if self.stamp is None:
+            object.__setattr__(self, "stamp", self.model.stamp)
         batch, length = self.tensors["token_ids"].shape
         sizes = axis_sizes(self.model, batch, length, self.tensors["logits"].shape[1])
         for name, tensor in self.tensors.items():

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from headtrace.writing import replacing, write_text
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -35,9 +37,9 @@ def against_paper(
 
 def write(experiment: Experiment, folder: Path) -> list[Path]:
     """Write `toy-NAME.parquet` and `toy-NAME.json`; figures are drawn by `headtrace.figures.toy`."""
-    folder.mkdir(parents=True, exist_ok=True)
     table, findings = (folder / f"toy-{experiment.name}.{end}" for end in ("parquet", "json"))
-    experiment.table.write_parquet(table)
+    with replacing(table) as temporary:
+        experiment.table.write_parquet(temporary)
     text = json.dumps({"experiment": experiment.name, **experiment.findings}, indent=2)
-    findings.write_text(text + "\n", encoding="utf-8")
+    write_text(findings, text + "\n")
     return [table, findings]

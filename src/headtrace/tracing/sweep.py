@@ -7,12 +7,14 @@ are expanded first, until the budget is spent; the others stay as leaves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.influence import spread
 from headtrace.errors import HeadtraceError
+from headtrace.progress import Progress, counting
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
@@ -89,12 +91,18 @@ class Known:
 
 
 def sweep(
-    recording: Recording, roots: list[Seeds], method: Method, budget: Budget, composer: Composer
+    recording: Recording,
+    roots: list[Seeds],
+    method: Method,
+    budget: Budget,
+    composer: Composer,
+    progress: Progress | None = None,
 ) -> list[PromptTrace]:
     """Trace every prompt of a recording from its root down.
 
     Firings are traced in waves: all that are known to be needed, of every layer and prompt, together. As long as the
     budget is not spent, every firing that is met is needed; beyond that, a pass from the top down says which.
+    ``progress`` hears of firings, of as many as are known to be needed by then.
     """
     known = Known()
     seeds = [Causes(p, ROOT, {"root": SideCauses(root.causes)}) for p, root in enumerate(roots)]
@@ -112,13 +120,33 @@ def sweep(
         if not needed:
             return traces
         firings = Firings.of(needed, recording.model.device)
-        met = known.look_at(recording, method.trace(recording, firings, composer))
+        done = len(known.causes) - len(roots)
+        limit = 0 if len(free) == len(roots) else (budget.max_firings or 0) * len(roots)
+        with _told(progress, done, max(done + len(needed), limit)):
+            met = known.look_at(recording, method.trace(recording, firings, composer))
         missing = [site for prompt, site in needed if (prompt, site) not in known.causes]
         if missing:  # asked again, it would be left out again
             raise HeadtraceError(
                 f"The method {method.name!r} gave nothing for {missing[0]} ({len(missing)} of {len(needed)} firings). "
                 "A method must return Causes, if need be empty ones, for every firing that it is asked about."
             )
+
+
+@contextmanager
+def _told(progress: Progress | None, done: int, of_all: int) -> Generator[None]:
+    """Report every chunk of a wave of firings."""
+    if progress is None:
+        yield
+        return
+    progress(done, of_all)
+
+    def heard(pieces: int) -> None:
+        nonlocal done
+        done = min(done + pieces, of_all)
+        progress(done, of_all)
+
+    with counting(heard):
+        yield
 
 
 def _descend(prompt: int, trace: PromptTrace, known: Known, method: Method, budget: Budget) -> list[Place]:

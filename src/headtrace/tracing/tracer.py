@@ -22,7 +22,8 @@ from torch import Tensor
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.circuits.roots import Likelihood, Root
 from headtrace.errors import InputError
-from headtrace.progress import Progress
+from headtrace.models.stamp import require_same_weights
+from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
 from headtrace.tasks.examples import Example
 from headtrace.tracing.assemble import assemble
@@ -81,26 +82,18 @@ class Tracer:
         position: int | None = None,
         heads: str | Sequence[str] | None = None,
         bos: bool | None = None,
+        progress: Progress | None = None,
     ) -> Circuit:
         """The circuit of one prompt (text, token ids, an example of a task, or a mapping with text and answers).
 
         ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. Without ``root``, a wrong answer
         makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
         is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
+        ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
         """
-        return self.trace_batch(
-            [prompt],
-            answer,
-            wrong,
-            root=root,
-            top_k=top_k,
-            top_p=top_p,
-            direction=direction,
-            layer=layer,
-            position=position,
-            heads=heads,
-            bos=bos,
-        )[0]
+        asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
+        asked |= {"layer": layer, "position": position, "heads": heads or None}
+        return self._trace([ask(self.model, prompt, root=root, bos=bos, **asked)], progress)[0]
 
     def trace_batch(
         self,
@@ -128,7 +121,8 @@ class Tracer:
         questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in prompts]
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
-            found = self._trace([questions[i] for i in group])
+            inside = share_of(progress, len(circuits), len(group), len(questions))
+            found = self._trace([questions[i] for i in group], inside)
             circuits.update(zip(group, found, strict=True))
             if progress is not None:
                 progress(len(circuits), len(questions))
@@ -145,23 +139,28 @@ class Tracer:
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int = 0
     ) -> list[Causes]:
         """Causes of chosen firings of one recorded prompt, in the order given."""
+        require_same_weights(recording)
         parsed = [Firing.parse(firing) for firing in firings]
         for firing in parsed:
             recording.check_firing(firing, prompt)
         firings_once = [(prompt, firing.site) for firing in dict.fromkeys(parsed)]
         rows = Firings.of(firings_once, self.model.device)
-        found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
+        with self.model.settled():
+            found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
         return [found[firing.site] for firing in parsed]
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _trace(self, questions: list[Question]) -> list[Circuit]:
+    def _trace(self, questions: list[Question], progress: Progress | None = None) -> list[Circuit]:
         """Circuits of prompts that are recorded together."""
         needed = max(question.logits_needed for question in questions)
-        recording = self.model.record([question.ids for question in questions], last_logits=needed)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
-        roots = [seeds(question.root, recording, place, steps) for place, question in enumerate(questions)]
-        traces = sweep(recording, roots, self.method, self.budget, self.composer)
+        with self.model.settled():
+            recording = self.model.record([question.ids for question in questions], last_logits=needed)
+            roots = [
+                seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
+            ]
+            traces = sweep(recording, roots, self.method, self.budget, self.composer, progress)
         return [
             assemble(self.model, self._prompt(question), trace, self._described(question.root))
             for question, trace in zip(questions, traces, strict=True)

@@ -19,11 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headtrace.progress import count
 from headtrace.tracing.causes import Causes
 from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.models.view import FoldedWeights
 
 COMPOSED_BYTES = 1_000_000_000
 """Composed weights are kept for models whose full set takes at most this much.
@@ -70,6 +72,27 @@ class Catalogue:
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
 
+    def number(self, component: Component) -> int | None:
+        """The number of a component; None for one that is not upstream of the layer.
+
+        >>> catalogue = Catalogue(layer=3, n_heads=4, length=5)
+        >>> all(catalogue.number(catalogue.component(n)) == n for n in range(catalogue.n_components))
+        True
+        """
+        l, layer = self.layer, component.layer
+        if component.kind == "embedding":
+            return 0
+        if component.kind == "offset":
+            return 2 * l + 1
+        if layer is None or not 0 <= layer < l:
+            return None
+        if component.kind in ("mlp", "attention_bias"):
+            return 1 + layer + (l if component.kind == "attention_bias" else 0)
+        head, src = component.head, component.src
+        if head is None or src is None or head >= self.n_heads or src >= self.length:
+            return None
+        return self.n_plain + (layer * self.n_heads + head) * self.length + src
+
 
 @dataclass
 class Composer:
@@ -77,6 +100,7 @@ class Composer:
 
     model: Model
     kept: dict[tuple[str, int, int], Tensor] = field(default_factory=dict[tuple[str, int, int], Tensor])
+    made_from: FoldedWeights | None = None
 
     def __post_init__(self) -> None:
         m = self.model
@@ -85,17 +109,25 @@ class Composer:
         self.keep = pairs * m.d_head**2 * width <= COMPOSED_BYTES
 
     def read(
-        self, side: AttentionSide, layer: int, head: int, values: Float[Tensor, "head_up row d_head"]
-    ) -> Float[Tensor, "head_up row d_head"]:
+        self,
+        side: AttentionSide,
+        layer: int,
+        head: int,
+        values: Float[Tensor, "head_up src d_head"],
+        out: Float[Tensor, "head_up src d_head"],
+    ) -> None:
         """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
         weights = self.model.weights
+        if weights is not self.made_from:  # the model's weights were changed
+            self.kept, self.made_from = {}, weights
         W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
         W_O = weights.W_O[:layer].flatten(0, 1)
         d_model, d_head = W.shape
         # Which order of the three factors costs less depends on the number of rows.
         if not self.keep and values.shape[1] * (d_model - d_head) < d_head * d_model:
-            return (values @ W_O) @ W
-        return torch.bmm(values, self._composed(side, layer, head, W_O, W))
+            torch.matmul(values @ W_O, W, out=out)
+        else:
+            torch.bmm(values, self._composed(side, layer, head, W_O, W), out=out)
 
     def _composed(self, side: str, layer: int, head: int, W_O: Tensor, W: Tensor) -> Tensor:
         key = (side, layer, head)
@@ -111,7 +143,7 @@ class Composer:
 class Readings:
     """Upstream heads' value vectors as read by some firings' heads; equal prompts and readers are computed once."""
 
-    values: Float[Tensor, "head_up pair src d_head"]
+    values: Float[Tensor, "pair head_up src d_head"]
     of: Int[Tensor, " firing"]
     """The pair of prompt and reader that a firing looks at."""
     own: bool
@@ -121,7 +153,7 @@ class Readings:
     def norms(self) -> Float[Tensor, "firing head_up src"]:
         """The length of each vector."""
         norms = torch.linalg.vector_norm(self.values, dim=-1)
-        return (norms if self.own else norms[:, self.of]).transpose(0, 1)
+        return norms if self.own else norms[self.of]
 
     def at(
         self,
@@ -131,12 +163,12 @@ class Readings:
     ) -> Float[Tensor, "active n d_head"]:
         """The vectors of some head components of some firings (None: of all)."""
         pair = self.of if which is None else self.of[which]
-        return self.values[head_up, pair[:, None], src]
+        return self.values[pair[:, None], head_up, src]
 
     def mixed(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
         """Each upstream head's vectors, added up over sources with a strength."""
-        values = self.values if self.own else self.values[:, self.of]
-        return (strength.transpose(0, 1)[:, :, None] @ values)[:, :, 0].transpose(0, 1)
+        values = self.values if self.own else self.values[self.of]
+        return (strength[:, :, None] @ values)[:, :, 0]
 
 
 @dataclass(frozen=True)
@@ -187,18 +219,14 @@ class Upstream:
         """Every upstream head's value vectors as read by each firing's head, reader by reader for all its prompts."""
         group = 1 if side == "query" else self.recording.model.weights.group
         asked = [((site.layer or 0, (site.head or 0) // group), prompt) for prompt, site in firings.sites]
-        prompts_of: dict[tuple[int, int], dict[int, None]] = {}
-        for reader, prompt in asked:
-            prompts_of.setdefault(reader, {})[prompt] = None
-        pairs = {(r, p): i for i, (r, p) in enumerate((r, p) for r, ps in prompts_of.items() for p in ps)}
+        pairs = {pair: i for i, pair in enumerate(dict.fromkeys(asked))}
         values = self.recording.bare_values[: self.layer, ..., : self.length, :].flatten(0, 1)
-        n_heads, first = self.recording.model.n_heads, 0
-        read = values.new_empty(len(values), len(pairs), self.length, values.shape[-1])
-        for (layer, head), prompts in prompts_of.items():
-            mine, below = slice(first, first := first + len(prompts)), layer * n_heads
-            rows = self.composer.read(side, layer, head, _rows_of(values[:below], list(prompts)))
-            read[:below, mine] = rows.reshape(below, len(prompts), self.length, -1)
-            read[below:, mine] = 0.0
+        n_heads = self.recording.model.n_heads
+        read = values.new_empty(len(pairs), len(values), self.length, values.shape[-1])
+        for ((layer, head), prompt), mine in pairs.items():
+            below = layer * n_heads
+            self.composer.read(side, layer, head, values[:below, prompt], read[mine, :below])
+            read[mine, below:] = 0.0
         of = [pairs[pair] for pair in asked]
         return Readings(
             read,
@@ -296,8 +324,11 @@ def in_chunks(
     trace_chunk: Callable[[Firings, Upstream], Iterable[Causes]],
 ) -> list[Causes]:
     """Trace firings in groups whose candidates fit into memory together."""
-    chunks = firing_chunks(recording, firings, composer)
-    return [found for chunk, upstream in chunks for found in trace_chunk(chunk, upstream)]
+    found: list[Causes] = []
+    for chunk, upstream in firing_chunks(recording, firings, composer):
+        found.extend(trace_chunk(chunk, upstream))
+        count(len(chunk))
+    return found
 
 
 def firing_chunks(
@@ -338,15 +369,6 @@ def _kind_of_layer(recording: Recording, layer: int) -> object:
     rotary = recording.rotary[layer]
     turned = None if rotary is None else rotary.cos.data_ptr()
     return recording.scales[layer], recording.softcaps[layer], turned, recording.visible[layer].data_ptr()
-
-
-def _rows_of(
-    values: Float[Tensor, "head_up batch token d_head"], prompts: list[int]
-) -> Float[Tensor, "head_up row d_head"]:
-    """The value vectors of some prompts, head by head, prompt after prompt."""
-    if len(prompts) == 1:
-        return values[:, prompts[0]]
-    return values[:, prompts].flatten(1, 2)
 
 
 def _at_once(recording: Recording, layer: int, length: int) -> int:

@@ -33,7 +33,7 @@ new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) window.longTasks.push(entry.duration);
 }).observe({ type: "longtask", buffered: true });
 """
-READY = "Number(document.documentElement.dataset.ready)"
+DRAWN = "Number(document.documentElement.dataset.drawn)"
 SLIDE = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }"
 ANSWER = """async ([x, y]) => {
   const start = performance.now();
@@ -51,9 +51,9 @@ def tasks(page: Page) -> list[float]:
 
 
 def drawn(page: Page, detail: int) -> None:
-    before = page.evaluate(READY)
+    before = page.evaluate(DRAWN)
     page.locator("#detail").evaluate(SLIDE, detail)
-    while page.evaluate(READY) == before:
+    while page.evaluate(DRAWN) == before:
         page.wait_for_timeout(20)
 
 
@@ -73,7 +73,7 @@ def hover(page: Page, steps: int = 60) -> float:
 def measure(page: Page, path: Path) -> dict[str, object]:
     page.add_init_script(OBSERVE)
     page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector('html[data-ready="true"]')
     result: dict[str, object] = {"open": tasks(page)}
     median = hover(page)
     result["hover, strongest edges"] = tasks(page)

@@ -22,9 +22,14 @@ ARGUMENTS = [
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
+def browser_path() -> str | None:
+    """A Chromium on this machine, if there is one."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
 @pytest.fixture(scope="session")
 def browser():
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    path = browser_path()
     if path is None:
         message = f"no browser found: looked for {', '.join(NAMES)}"
         if os.environ.get("CI"):
@@ -51,7 +56,7 @@ class Opened:
 
     def goto(self, path: Path) -> Opened:
         self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector("html[data-ready]")
+        self.page.wait_for_selector('html[data-ready="true"]')
         return self
 
     def count(self, selector: str) -> int:
@@ -62,11 +67,11 @@ class Opened:
 
     def redrawn(self, action) -> None:
         """Do something that draws anew, and wait until it is drawn."""
-        ready = "Number(document.documentElement.dataset.ready)"
-        before = self.page.evaluate(ready)
+        drawn = "Number(document.documentElement.dataset.drawn)"
+        before = self.page.evaluate(drawn)
         action()
         for _ in range(3000):  # the page's policy forbids eval, which playwright's own waiting would use
-            if self.page.evaluate(ready) > before:
+            if self.page.evaluate(drawn) > before:
                 return
             self.page.wait_for_timeout(20)
         raise AssertionError("the page was not drawn anew within a minute")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_up import TOKENS, random_circuit, small_circuit
 from typer.testing import CliRunner
 
-from headtrace.circuits import load_circuit
+from headtrace.circuits import LogitDifference, load_circuit
 from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.explorer import page as page_text
@@ -76,6 +77,51 @@ def test_a_hostile_prompt_runs_no_script_and_makes_no_request(open_page):
     assert any(label.startswith("👩‍🔬") for label in axis)
     assert any(label.startswith("<0x0A>") for label in axis)
     assert not any("\u202e" in label for label in axis)
+
+
+ANSWERS = ("\u202e\u05e9\u05dc\u05d5\u05dd\u2066", "\ud800\x00", "Donaudampfschiff" * 40, "\n", "漢" * 60)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["bidi", "half a pair", "long", "line", "wide"])
+def test_a_hostile_answer_can_be_written_and_stays_inert_in_the_title(answer, tmp_path):
+    circuit = small_circuit()
+    root = LogitDifference((101,), (103,), value=3.5, answer_tokens=(answer,), wrong_tokens=(" John",))
+    text = write_page(replace(circuit, root=root), tmp_path / "c.html").read_text()
+    title = text.split("<title>")[1].split("</title>")[0]
+    assert title.isprintable()
+    assert len(title) < 250
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("answer", ANSWERS, ids=["bidi", "half a pair", "long", "line", "wide"])
+def test_a_hostile_answer_stays_readable_and_within_its_box(open_page, answer):
+    root = LogitDifference((101,), (103,), value=3.5, answer_tokens=(answer,), wrong_tokens=(" John",))
+    circuit = replace(small_circuit((*HOSTILE[:7], "a" + "\u0301" * 40)), root=root)
+    opened = open_page(circuit, width=1280, height=900)
+    heading = opened.page.locator("#question").inner_text()
+    assert "\u202e" not in heading
+    assert set(heading.split(" rather")[0]) - set("Why “”"), "something stands for the answer"
+    assert len(heading) <= 180
+    texts = opened.page.evaluate("document.body.innerText")
+    assert not [c for c in texts if c in "\u202e\u2066\x00"]
+    assert "\u0301" * 4 not in texts
+    inside, box = (
+        opened.node(0).locator(part).evaluate("(e) => e.getBBox().width") for part in (".name", ".body")
+    )
+    assert inside <= box
+    assert opened.errors == []
+
+
+@pytest.mark.browser
+def test_very_long_tokens_are_cut_and_say_how_long_they_are(open_page):
+    opened = open_page(small_circuit((*TOKENS[:6], " " * 50, "x" * 5000)))
+    labels = opened.page.locator(".axis-token").evaluate_all("(all) => all.map((e) => e.firstChild.data)")
+    assert "␣\u00d750" in labels
+    assert max(len(label) for label in labels) <= 11
+    opened.node(4).hover()
+    card = opened.page.locator("#card")
+    assert "(5,000 characters)" in card.inner_text()
+    assert card.evaluate("(e) => e.offsetHeight") < 400
 
 
 @pytest.mark.browser
@@ -159,7 +205,7 @@ def test_in_a_notebook_the_page_shows_inline(browser, tmp_path):
     page = browser.new_page()
     page.goto((tmp_path / "notebook.html").as_uri())
     frame = page.frame_locator("iframe")
-    frame.locator("html[data-ready]").wait_for()
+    frame.locator('html[data-ready="true"]').wait_for()
     assert frame.locator(".edges .edge").count() == 11
     assert page.evaluate("window.hacked") is None
     assert page.locator("table tr").count() == 12

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
 
 import pytest
 from made_up import content_circuit, random_circuit, small_circuit
 
+from headtrace.circuits import Edge
 from headtrace.explorer.modules import inline_modules
 from headtrace.explorer.page import page_data
 from headtrace.vocabulary import KINDS, SIDES
@@ -34,7 +36,7 @@ RUN = """([data, detail, room]) => {
 def script(browser):
     """A page with nothing but the layout and the graph in it."""
     folder = files("headtrace.explorer") / "page"
-    modules = {name: (folder / name).read_text() for name in ("layout.js", "graph.js")}
+    modules = {name: (folder / name).read_text() for name in ("layout.js", "graph.js", "text.js")}
     page = browser.new_page()
     page.add_script_tag(content=inline_modules({**modules, "entry.js": ENTRY}, "entry.js", "tools"))
     yield page
@@ -85,9 +87,13 @@ def test_every_node_sits_in_the_column_of_its_position_and_the_row_of_its_layer(
 
 
 def test_no_two_nodes_overlap(case):
+    assert_apart(case[1])
+
+
+def assert_apart(made) -> None:
     boxes = [
         (p["x"] - p["w"] / 2, p["y"] - p["h"] / 2, p["x"] + p["w"] / 2, p["y"] + p["h"] / 2)
-        for p in case[1]["nodes"]
+        for p in made["nodes"]
     ]
     boxes.sort()
     for i, a in enumerate(boxes):
@@ -146,5 +152,22 @@ def test_room_is_filled_and_never_squeezed(lay_out):
     wide = lay_out(circuit, room=(2000, 600))
     assert wide["width"] >= natural["width"]
     assert wide["width"] / wide["height"] == pytest.approx(2000 / 600, rel=0.1)
-    cramped = lay_out(circuit, room=(10, 10))
-    assert cramped["width"] >= natural["width"]
+    assert wide["form"] == "full"
+    assert lay_out(circuit, room=(130, 700))["form"] == "compact", (
+        "names alone, where there is no room for more"
+    )
+    assert_apart(lay_out(circuit, room=(10, 10)))
+
+
+def test_a_crowded_cell_is_stacked_where_the_window_is_narrow_and_spread_where_it_is_wide(lay_out):
+    circuit = small_circuit()
+    crowd = tuple(replace(circuit.nodes[2], id=20 + head, head=head) for head in range(3, 9))
+    edges = tuple(Edge(node.id, 1, "query", 0.1, (1,)) for node in crowd)
+    many = replace(circuit, nodes=circuit.nodes + crowd, edges=circuit.edges + edges)
+    lines = {}
+    for name, room in (("narrow", (350, 900)), ("wide", (2400, 500))):
+        made = lay_out(many, room=room)
+        assert_apart(made)
+        heights = {place["y"] for place in made["nodes"] if place["id"] in {node.id for node in crowd}}
+        lines[name] = len(heights)
+    assert lines["narrow"] > lines["wide"]

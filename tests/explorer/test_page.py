@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -9,7 +10,9 @@ import pytest
 from made_up import TOKENS, content_circuit, random_circuit, small_circuit
 from playwright.sync_api import expect
 
+from conftest import ARGUMENTS, browser_path
 from headtrace.circuits import Direction, Heads, Likelihood, LogitDifference
+from headtrace.explorer import write_page
 from headtrace.vocabulary import SIDES
 
 pytestmark = pytest.mark.browser
@@ -98,11 +101,183 @@ def test_tokens_stand_on_the_axis_in_order_and_apart(small):
     assert all(right - left >= size for left, right in pairwise(places))
 
 
-def test_an_empty_circuit_says_why(open_page):
-    empty = replace(small_circuit(), nodes=(), edges=(), reason="no head among the seeds")
-    page = open_page(empty)
-    assert page.page.locator("#empty").inner_text() == "No circuit: no head among the seeds"
+BOX = "(e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; }"
+
+
+def boxes(page, selector: str) -> list[list[float]]:
+    """Where the elements are on the screen: left, top, right, bottom."""
+    return page.page.locator(selector).evaluate_all(f"(all) => all.map({BOX})")
+
+
+def overlap(a: list[float], b: list[float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("nodes", [0, 1], ids=["no node", "a root"])
+def test_an_empty_circuit_says_why_and_what_to_try_and_nothing_overlaps(open_page, width, nodes):
+    circuit = small_circuit()
+    reason = "no head among the seeds; strongest: MLP 3 @7 (0.5)\nand L9H6 7->1 (0.1)"
+    page = open_page(
+        replace(circuit, nodes=circuit.nodes[:nodes], edges=(), reason=reason), width=width, height=900
+    )
+    message = page.page.locator(".empty")
+    text = message.inner_text()
+    for part in ("No head among the seeds", "MLP 3 @7 (0.5)", "L9H6 7->1 (0.1)", "What to try", "--root"):
+        assert part in text
+    seen = page.page.locator(".host .layer, #toolbar, #stage-bar, #search, #save-svg").evaluate_all(
+        "(all) => all.filter((e) => e.checkVisibility()).map((e) => e.id || e.classList[0])"
+    )
+    assert seen == [], "what is left would lie over the message, or control nothing"
+    parts = boxes(page, ".empty > *, .top, .panel-content")
+    assert not any(overlap(a, b) for a, b in combinations(parts, 2))
     assert page.errors == []
+
+
+def test_an_empty_circuit_beside_another_leaves_that_one_its_drawing(open_page):
+    empty = replace(small_circuit(), nodes=small_circuit().nodes[:1], edges=(), reason="nothing there")
+    page = open_page([small_circuit(), empty], compare=True)
+    assert page.count('.host[data-side="A"] .empty') == 0
+    assert "Nothing there" in page.page.locator('.host[data-side="B"] .empty').inner_text()
+    assert page.count('.host[data-side="A"] .edges .edge') == 11
+    assert page.page.locator("#toolbar").is_visible()
+    assert page.errors == []
+
+
+def test_filters_that_let_nothing_through_say_so(small):
+    for side in ("query", "key", "root"):
+        small.redrawn(lambda side=side: small.page.locator(f'#sides [data-name="{side}"]').click())
+    assert small.page.locator("#status").inner_text() == "no edge passes the filters, of 11 edges"
+    assert small.errors == []
+
+
+# What the page holds at the moment its document has been read: the first frame comes after it.
+AT_FIRST = """
+document.addEventListener("DOMContentLoaded", () => {
+  const count = (selector) => document.querySelectorAll(selector).length;
+  window.atFirst = {
+    ready: document.documentElement.dataset.ready ?? null,
+    ...Object.fromEntries([".edges .edge", ".nodes .node", ".axis-token", ".axis-layer", "#panel .row", ".tag"]
+      .map((selector) => [selector, count(selector)])),
+  };
+});
+"""
+
+
+def test_the_first_frame_is_drawn_before_anything_waits(browser, tmp_path):
+    circuit = small_circuit()
+    page = browser.new_page()
+    page.add_init_script(AT_FIRST)
+    page.goto(write_page(circuit, tmp_path / "c.html").as_uri())
+    assert page.evaluate("window.atFirst") == {
+        "ready": "true",
+        ".edges .edge": len(circuit.edges),
+        ".nodes .node": len(circuit.nodes),
+        ".axis-token": len(TOKENS),
+        ".axis-layer": 7,
+        "#panel .row": 11,
+        ".tag": 0,
+    }
+    page.close()
+
+
+def test_of_a_large_circuit_the_first_frame_has_edges_shapes_and_labels(browser, tmp_path):
+    page = browser.new_page()
+    page.add_init_script(AT_FIRST)
+    page.goto(write_page(random_circuit(2000), tmp_path / "c.html").as_uri())
+    first = page.evaluate("window.atFirst")
+    shapes = page.locator(".nodes .node:not(.dot)").count()
+    assert first[".edges .edge"] == 110
+    assert first[".nodes .node"] >= shapes
+    assert first[".axis-token"] > 10
+    assert first[".tag"] > 10
+    page.close()
+
+
+def test_a_picture_taken_without_waiting_is_the_finished_one(browser, tmp_path):
+    path = write_page(small_circuit(), tmp_path / "c.html")
+    pictures = []
+    for name, wait in (("soon", []), ("late", ["--virtual-time-budget=3000"])):
+        picture = tmp_path / f"{name}.png"
+        arguments = ["--headless", f"--screenshot={picture}", "--window-size=1000,700", *ARGUMENTS, *wait]
+        subprocess.run(
+            [browser_path(), *arguments, path.as_uri()], check=True, capture_output=True, timeout=60
+        )
+        pictures.append(picture.read_bytes())
+    assert pictures[0] == pictures[1]
+
+
+def test_a_window_of_another_size_is_filled_at_once(small):
+    before = small.page.locator(".chart .world").get_attribute("transform")
+    small.page.set_viewport_size({"width": 900, "height": 700})
+    expect(small.page.locator(".chart .world")).not_to_have_attribute("transform", before)
+    host = small.page.locator(".host").evaluate(BOX)
+    for left, _, right, _ in boxes(small, ".nodes .node .body"):
+        assert host[0] <= left
+        assert right <= host[2]
+
+
+@pytest.mark.parametrize(
+    "make", [small_circuit, lambda: random_circuit(60, n_tokens=12, n_layers=8)], ids=["small", "60"]
+)
+def test_at_420_pixels_mlps_keep_their_numbers_and_the_answer_its_token(open_page, make):
+    circuit = make()
+    page = open_page(circuit, width=420, height=900)
+    answer = len(circuit.prompt.tokens) - 1
+    label = page.page.locator(f'.axis-token[data-position="{answer}"]')
+    assert label.evaluate("(e) => e.firstChild.data") == circuit.prompt.tokens[answer].strip()
+    mlps = [node for node in circuit.nodes if node.kind == "mlp"]
+    assert mlps
+    for node in mlps:
+        text = page.node(node.id).locator("text")
+        assert text.text_content() == str(node.layer)
+        assert text.is_visible()
+        assert text.evaluate(BOX)[3] - text.evaluate(BOX)[1] >= 7, "large enough to read"
+    width = page.page.locator(".host").evaluate(BOX)[2]
+    assert all(right <= width for _, _, right, _ in boxes(page, ".nodes .node .body"))
+
+
+def test_room_goes_to_the_columns_that_hold_most(open_page):
+    page = open_page(small_circuit(), width=1400, height=900)
+    columns = page.page.evaluate(
+        "headtrace.charts[0].geometry.columns.map((c) => [c.position, c.used, c.width, c.lanes])"
+    )
+    widths = {position: width for position, _, width, _ in columns}
+    assert widths[7] > widths[1] > widths[6] > max(width for _, used, width, _ in columns if not used)
+    heads, leaves = columns[7][3]
+    for node in small_circuit().nodes:
+        if node.dest == 7:
+            x = page.page.evaluate(f"headtrace.charts[0].geometry.nodes.get({node.id}).x")
+            assert x == pytest.approx(heads if node.kind == "head" else leaves)
+
+
+def test_layers_without_a_component_are_marked_on_the_axis(small):
+    marks = small.page.locator(".axis-gap")
+    assert marks.evaluate_all("(all) => all.map((e) => e.dataset.layers)") == ["6-8", "1-1"]
+    left, top, right, bottom = marks.first.locator("circle").nth(1).evaluate(BOX)
+    small.page.mouse.move((left + right) / 2, (top + bottom) / 2)
+    expect(small.page.locator("#card")).to_contain_text("Layers 6 to 8")
+    assert small.count(".host.focusing") == 0
+
+
+def test_measured_numbers_on_edges_are_explained_where_there_are_some(small, open_page):
+    assert (
+        small.page.locator("#effects").inner_text().endswith("measured change of attention without that edge")
+    )
+    plain = small_circuit().with_edges(tuple(replace(e, effect=None) for e in small_circuit().edges))
+    page = open_page(plain)
+    assert page.page.locator("#effects").is_hidden()
+    assert page.count(".list-head .measured") == 0
+
+
+def test_lists_say_their_order_and_what_their_numbers_are(small):
+    heads = small.page.locator("#panel .list-head").all_inner_texts()
+    assert [text.split("\n") for text in heads] == [
+        ["by influence", "weight: logit difference"],
+        ["by influence", "measured", "weight: attention"],
+    ]
+    small.node(1).click()
+    assert "weight: attention" in small.page.locator("#panel .list-head").first.inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -176,10 +351,9 @@ def test_hovering_an_edge_shows_weight_channels_tokens_description_and_effect(sm
         "0.300",
         "1, 4",
         "a name, again",
-        "measured attention",
-        "\u22120.310",
-        "measured metric",
-        "\u22121.25",
+        "0.300 (attention)",
+        "change of attention, edge removed\n\u22120.310",
+        "change of logit difference, edge removed\n\u22121.25",
     ):
         assert part in text
     small.page.mouse.move(5, 5)

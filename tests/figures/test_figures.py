@@ -13,8 +13,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from headtrace.errors import InputError
 from headtrace.figures import causal
-from headtrace.figures.style import house_style, new_figure, save
+from headtrace.figures.style import figure_kind, house_style, new_figure, save
+from tests.figures.labels import missing_labels
 from tests.figures.untouched import matplotlib_untouched
 
 IMPORT_ALL = """
@@ -128,6 +130,49 @@ def test_causal_figures_are_drawn_from_tables_and_leave_matplotlib_alone(name: s
     with matplotlib_untouched():
         getattr(causal, name)(*CAUSAL[name], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_panel_of_a_causal_figure_says_what_its_axes_are(name: str) -> None:
+    assert missing_labels(getattr(causal, name)(*CAUSAL[name])) == []
+
+
+@pytest.mark.parametrize("name", ["edge_effects", "single_edge_violins"])
+def test_violins_say_what_width_dots_and_diamond_mean_and_where_the_axis_is_linear(name: str) -> None:
+    figure = getattr(causal, name)(*CAUSAL[name])
+    assert figure.get_supxlabel() == causal.VIOLINS
+    for part in ("dot", "wide", "diamond", "mean", "linear", "logarithmic"):
+        assert part in causal.VIOLINS
+    for axis in figure.axes:
+        assert axis.get_yscale() == "symlog"
+        linear = axis.yaxis.get_transform().linthresh
+        shaded = axis.patches[0].get_bbox()
+        assert (shaded.ymin, shaded.ymax) == (-linear, linear), "what is shaded is what is linear"
+    units = {axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()}
+    assert units == {"change of attention (share of attention)", "change of logit difference (logits)"}
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a", "a.png.txt", "a.jpeg"])
+def test_a_figure_of_an_unknown_format_is_refused_with_the_formats_there_are(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"end its name in \.png, \.svg or \.pdf") as error:
+        figure_kind(tmp_path / name)
+    assert name in str(error.value)
+    with house_style():
+        figure, _ = new_figure(2.0, 2.0)
+    with pytest.raises(InputError):
+        save(figure, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.png", "A.PNG", "a.b.svg", "x.pdf"])
+def test_figures_can_be_written_in_the_formats_there_are(name: str, tmp_path: Path) -> None:
+    with house_style():
+        figure, _ = new_figure(2.0, 2.0)
+    assert figure_kind(name) == Path(name).suffix.lower()
+    save(figure, tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 0
 
 
 def test_a_change_of_settings_would_be_noticed() -> None:

@@ -23,6 +23,7 @@ from headtrace.figures.toy import FIGURES, draw
 from headtrace.toy.experiment import Experiment
 from headtrace.toy.experiments import EXPERIMENTS
 from headtrace.toy.experiments.capacity import summary as capacity_summary
+from tests.figures.labels import missing_labels
 from tests.figures.untouched import matplotlib_untouched
 
 
@@ -141,6 +142,12 @@ def test_figures_are_drawn(name: str, tmp_path: Path) -> None:
         paths = draw(quick(name), tmp_path)
     assert [path.name for path in paths] == [f"toy-{figure}.png" for figure in FIGURES[name]]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_panel_says_what_its_axes_are_and_every_figure_has_a_title(name: str) -> None:
+    missing = {figure: missing_labels(drawing(quick(name))) for figure, drawing in FIGURES[name].items()}
+    assert not any(missing.values()), missing
 
 
 def test_the_command_writes_table_findings_and_figures_that_its_seed_repeats(tmp_path: Path) -> None:

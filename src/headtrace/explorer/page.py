@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from html import escape
@@ -49,7 +50,7 @@ def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
     return _fill(
         _part("template.html"),
         policy=_POLICY.format(script=_hash(script), style=_hash(style)),
-        title=escape(f"{title} - headtrace"),
+        title=escape(f"{inert(title)[:200]} - headtrace"),
         style=style,
         script=script,
         data=json_for_script(data),
@@ -71,12 +72,47 @@ def page_data(circuit: Circuit) -> dict[str, Any]:
         "heads": len(circuit.heads()),
         "root_measure": circuit.root.measure,
         "unexplained": list(circuit.unexplained),
+        "advice": [] if circuit.edges else advice(circuit),
     }
 
 
+def advice(circuit: Circuit) -> list[str]:
+    """What to try where there is no circuit, by what was asked."""
+    match circuit.root.kind:
+        case "heads":
+            return [
+                "Look at where the heads attend: headtrace record, or model.record(prompt) in Python.",
+                "Count weaker attention as attending: a smaller --tau.",
+                "Start from the answer instead of from heads: --answer and --wrong.",
+            ]
+        case "direction":
+            return ["Turn the direction around, or give another one, or another layer or position."]
+        case kind:
+            other = "--root probability" if kind == "linear" else "--wrong, for a logit difference"
+            return [
+                "Look at what the model answers here: headtrace record, or recording.top_answers() in Python.",
+                "Ask for an answer that the model prefers: another --answer, or answer and wrong the other way round.",
+                f"Ask about the answer in another way: {other}.",
+            ]
+
+
+_INVISIBLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202f\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+def inert(text: str) -> str:
+    r"""Text in which control characters, direction marks and halves of pairs are written out.
+
+    >>> print(inert("a\u202eb"))
+    a\u202eb
+    """
+    return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def _spoken(answer: str) -> str:
-    """An answer in a heading: without its outer space, in proper quotation marks."""
-    return f"\u201c{answer.strip()}\u201d"
+    """An answer in a heading: without its outer space unless it is nothing else, in proper quotation marks."""
+    return f"\u201c{answer.strip() or answer.replace(' ', '␣')}\u201d"
 
 
 def json_for_script(data: Any) -> str:

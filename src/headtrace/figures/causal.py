@@ -15,9 +15,11 @@ from headtrace.figures.style import (
     ORANGE,
     SEQUENCE,
     VERMILION,
+    headline,
     house_style,
     new_figure,
     save,
+    with_unit,
 )
 
 if TYPE_CHECKING:
@@ -31,20 +33,39 @@ if TYPE_CHECKING:
     from headtrace.causal.sets import Additivity
 
 
-def violins(axis: Axes, groups: Sequence[tuple[str, Sequence[float], str]]) -> None:
-    """One violin per (label, values, colour), with every value as a point and the mean as a white diamond.
+VIOLINS = (
+    "Each dot is one edge (grey: one draw of random channels of the same head). A violin is as wide as dots are\n"
+    "many at that height, against its own widest place; a white diamond is the mean.\n"
+    "The axis is linear within the shaded band and logarithmic beyond it."
+)
+"""What the marks of violins mean; it stands under every figure that has some."""
+DONE = "what is done in the running model"
 
-    Effects are mostly tiny and sometimes large, so the axis is linear around zero and logarithmic beyond (symlog).
-    """
+
+Group = tuple[str, Sequence[float], str]
+"""A violin: its label, its values, its colour."""
+
+
+def symlog_scale(groups: Sequence[Group]) -> tuple[float, float]:
+    """How far the axis of some violins is linear, and how far it reaches; panels that share an axis share both."""
     reach = max((abs(v) for _, values, _ in groups for v in values), default=1.0) or 1.0
-    linear = max(
-        reach * 1e-3, float(np.median([abs(v) for v in groups[0][1]] or [reach])) / 10
-    )  # where most of the first group still shows
+    first = np.median([abs(v) for v in groups[0][1]] or [reach]) if groups else reach
+    return max(reach * 1e-3, float(first) / 10), reach  # most of the first group still shows
+
+
+def violins(axis: Axes, groups: Sequence[Group], scale: tuple[float, float] | None = None) -> None:
+    """One violin per group, with every value as a point and the mean as a white diamond.
+
+    Effects are mostly tiny and sometimes large, so the axis is linear around zero (where it is shaded) and logarithmic
+    beyond (symlog).
+    """
+    linear, reach = scale or symlog_scale(groups)
     axis.set_yscale("symlog", linthresh=linear, linscale=0.6)
     decades = [10.0**k for k in range(int(np.ceil(np.log10(linear))), int(np.floor(np.log10(reach))) + 1)]
     ticks = [*(-d for d in reversed(decades)), 0.0, *decades]
     axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
+    axis.axhspan(-linear, linear, color=INK, alpha=0.06, linewidth=0, zorder=0)
     jitter = np.random.default_rng(0)
     for place, (_, values, colour) in enumerate(groups):
         if not len(values):
@@ -86,18 +107,21 @@ def edge_effects(reports: Sequence[Report], path: str | Path | None = None) -> F
     metric = next((report.metric for report in reports if report.metric), None)
     names = ["attention"] + ([] if metric is None else ["metric"])
     with house_style():
-        figure, axes = new_figure(3.7 * len(names) + 0.6, 3.6, columns=len(names))
+        figure, axes = new_figure(3.9 * max(2, len(names)) + 0.6, 4.2, columns=len(names))
         for axis, name in zip(axes[0], names, strict=True):
-            groups: list[tuple[str, list[float], str]] = []
+            groups: list[Group] = []
             for action, colour in (("ablate", VERMILION), ("boost", BLUE)):
                 own = [v for e in effects if (v := getattr(e, f"{action}_{name}")) is not None]
                 random = [v for e in effects for v in getattr(e, f"control_{action}_{name}") if v is not None]
                 groups += [(action, own, colour), (f"{action}\nrandom", random, GREY)]
             violins(axis, [g for g in groups if g[1]])
-            axis.set_title(f"change of {'attention' if name == 'attention' else metric}", loc="left")
+            axis.set_ylabel(
+                f"change of {with_unit(name if metric is None or name == 'attention' else metric)}"
+            )
+            axis.set_xlabel(DONE)
         first = reports[0] if reports else None
         how = "" if first is None else f" ({first.reach}, scope {first.scope})"
-        figure.suptitle(f"{len(effects)} edges{how}: claimed signals and random channels", fontsize=11)
+        headline(figure, f"{len(effects)} edges{how}: claimed signals and random channels", VIOLINS)
         return save(figure, path)
 
 
@@ -107,21 +131,28 @@ def single_edge_violins(found: SingleEdges, path: str | Path | None = None) -> F
     measures = found.table["measure"].unique(maintain_order=True).to_list()
     with house_style():
         figure, axes = new_figure(
-            3.6 * len(reaches) + 0.6, 2.6 * len(measures) + 0.5, len(measures), len(reaches), sharey="row"
+            3.9 * max(2, len(reaches)) + 0.6,
+            2.6 * len(measures) + 1.1,
+            len(measures),
+            len(reaches),
+            sharey="row",
         )
         for row, measure in zip(axes, measures, strict=True):
             groups = [_four(found, reach, measure) for reach in reaches]
+            scale = symlog_scale([group for four in groups for group in four])
             for axis, reach, four in zip(row, reaches, groups, strict=True):
-                violins(axis, four)
+                violins(axis, four, scale)
                 edges = found.table.filter(reach=reach, action="ablate", measure=measure).height
                 axis.set_title(f"{reach}: {edges} edges", loc="left")
-            row[0].set_ylabel(f"change of {found.metric if measure == 'metric' else measure}")
-        figure.suptitle("Single edges: claimed signals, and random channels of the same heads", fontsize=11)
+            row[0].set_ylabel(f"change of {with_unit(found.metric if measure == 'metric' else measure)}")
+        for axis in axes[-1]:
+            axis.set_xlabel(DONE)
+        headline(figure, "Single edges: claimed signals, and random channels of the same heads", VIOLINS)
         return save(figure, path)
 
 
-def _four(found: SingleEdges, reach: str, measure: str) -> list[tuple[str, list[float], str]]:
-    groups: list[tuple[str, list[float], str]] = []
+def _four(found: SingleEdges, reach: str, measure: str) -> list[Group]:
+    groups: list[Group] = []
     for action, colour in (("ablate", VERMILION), ("boost", BLUE)):
         part = found.table.filter(reach=reach, action=action, measure=measure)
         randoms = part["randoms"].explode().drop_nulls().to_list()
@@ -140,11 +171,13 @@ def edges_into_head_bars(found: EdgesIntoHead, path: str | Path | None = None) -
             for axis, name, colour in ((row[0], "attention", ORANGE), (row[1], "metric", BLUE)):
                 axis.bar(range(part.height), part[name].to_list(), color=colour, width=0.9)
                 axis.axhline(0, color=INK, linewidth=0.6)
-                axis.set_title(f"{reach}: change of {found.metric if name == 'metric' else name}", loc="left")
-            row[0].set_ylabel("ablated minus clean")
+                axis.set_title(f"{reach} ablation", loc="left")
+                axis.set_ylabel(
+                    f"change of {with_unit(found.metric if name == 'metric' else name)}", fontsize=8
+                )
         for axis in axes[-1]:
-            axis.set_xlabel("edges, by rising weight")
-        figure.suptitle(f"Edges into {found.head}, ablated one by one", fontsize=11)
+            axis.set_xlabel("edge, by rising weight")
+        headline(figure, f"Edges into {found.head}, ablated one by one: ablated minus clean")
         return save(figure, path)
 
 
@@ -164,10 +197,14 @@ def additivity_scatter(found: Additivity, path: str | Path | None = None) -> Fig
                     linewidth=0, label=f"{reach} ({some.height} pairs)",
                 )  # fmt: skip
             axis.set_title(f"{kind} edges", loc="left")
-            axis.set_xlabel("sum of single effects")
+            axis.set_xlabel(f"sum of the single changes of\n{with_unit(found.metric)}")
             axis.legend(loc="upper left")
-        axes[0][0].set_ylabel(f"joint change of {found.metric}")
-        figure.suptitle("Two edges ablated together, and one by one", fontsize=11)
+        axes[0][0].set_ylabel(f"joint change of {with_unit(found.metric)}")
+        headline(
+            figure,
+            "Two edges ablated together, and one by one",
+            "Each mark is a pair of edges of one circuit.",
+        )
         return save(figure, path)
 
 
@@ -188,10 +225,10 @@ def residual_distributions(found: ResidualChanges, path: str | Path | None = Non
                     label=f"{action}, {'one edge' if what == 'edge' else 'a whole side'} ({len(values)})",
                 )
             axis.axvline(1, color=INK, linewidth=0.6)
-            axis.set_xlabel("cosine" if name == "cosine" else "norm ratio")
-        axes[0][0].set_ylabel("share at or below")
+            axis.set_xlabel("cosine, before and after" if name == "cosine" else "norm after / norm before")
+        axes[0][0].set_ylabel("share of edges or sides at or below")
         axes[0][0].legend(loc="upper left")
-        figure.suptitle("The residual that a head reads, before and after", fontsize=11)
+        headline(figure, "The residual that a head reads, before and after an intervention")
         return save(figure, path)
 
 
@@ -209,9 +246,10 @@ def faithfulness_curves(found: Sequence[Faithfulness], path: str | Path | None =
                     sizes, one.curve["random"].to_list(), color=colour, linestyle=":", label="random firings"
                 )
         _faithfulness_axis(axis)
-        axis.set_ylabel("faithfulness")
-        axis.set_xlabel("firings kept, by falling influence")
+        axis.set_ylabel("faithfulness (1: as the whole model)")
+        axis.set_xlabel("number of firings kept, by falling influence")
         axis.legend()
+        headline(figure, "How much of the metric the kept firings bring back")
         return save(figure, path)
 
 
@@ -240,14 +278,15 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
             axis.set_title(way, loc="left", fontsize=8)
         axes[0][0].legend(loc="lower left")
         for row in axes:
-            row[0].set_ylabel("faithfulness")
+            row[0].set_ylabel("faithfulness\n(1: whole model)")
         flat = [a for row in axes for a in row]
         for spare in flat[len(ways) :]:
             spare.set_visible(False)
         for axis in flat[max(0, len(ways) - columns) : len(ways)]:  # the lowest shown panel of each column
             axis.set_xlabel("share of firings kept")
             axis.tick_params(labelbottom=True)
-        figure.suptitle(f"Keeping only the circuit: share of the {metric} that attention brings", fontsize=11)
+        note = "Thin: one prompt each. Thick: their mean. Dashed line: the whole model."
+        headline(figure, f"Keeping only the circuit: share of the {metric} that attention brings", note)
         return save(figure, path)
 
 

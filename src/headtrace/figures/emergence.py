@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from headtrace.figures.channels import bars
-from headtrace.figures.style import BLUE, GREY, ORANGE, VERMILION, house_style, new_figure, save, token_label
+from headtrace.figures.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILION,
+    headline,
+    house_style,
+    new_figure,
+    save,
+    token_label,
+)
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -35,8 +45,11 @@ def plot_emergence(found: Emergence, path: str | Path | None = None, title: str 
             _lines(axis, summary.filter(pl.col("measure") == measure), found.checkpoints)
             axis.set_ylabel(LABELS[measure])
         heads = found.frame.select("layer", "head").n_unique()
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        figure.suptitle(title or f"{len(found.cases)} firings of {heads} heads over training", fontsize=11)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        note = "Lines: means over heads; bands: 95% intervals."
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, title=note, title_fontsize=8)
+        shown = title or f"{len(found.cases)} firings of {heads} heads over training"
+        headline(figure, shown)
         return save(figure, path)
 
 
@@ -94,9 +107,12 @@ def plot_early_and_late(
                 largest = max(range(len(values)), key=lambda k: values[k])
                 bars(axes[row][column], values, {largest}, (GREY, VERMILION, ORANGE)[row] if row else BLUE)
                 if column == 0:
-                    axes[row][0].set_ylabel(stage)
+                    axes[row][0].set_ylabel(f"relative attention\n{stage}", fontsize=8)
             axes[0][column].set_title(
                 f"{name}\n{token_label(dest, 10)} → {token_label(src, 10)}", loc="left", fontsize=9
             )
             axes[2][column].set_xlabel("channel")
+        headline(
+            figure, "Terms of relative attention, early and late in training", "In colour: the largest term."
+        )
         return save(figure, path)

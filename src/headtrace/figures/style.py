@@ -93,6 +93,32 @@ def new_figure(
     return figure, [list(row) for row in axes]
 
 
+def headline(figure: Figure, text: str, note: str = "") -> None:
+    """What the figure shows, above it; how to read its marks, below it."""
+    figure.suptitle(text, fontsize=11)
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#555555")
+
+
+UNITS = {
+    "attention": "share of attention",
+    "logit difference": "logits",
+    "logit": "logits",
+    "log-likelihood": "nats",
+    "projection": "length along the direction",
+}
+"""What the measures of roots and metrics are counted in."""
+
+
+def with_unit(measure: str) -> str:
+    """A measure with its unit, for an axis.
+
+    >>> with_unit("logit difference")
+    'logit difference (logits)'
+    """
+    return f"{measure} ({UNITS[measure]})" if measure in UNITS else measure
+
+
 def log_scale(axis: Axes, sides: str) -> None:
     """Logarithmic ``"x"``, ``"y"`` or both (``"xy"``), labelled with plain numbers: powers would be mathematics."""
     for side in sides:
@@ -112,7 +138,10 @@ def figure_kind(path: str | Path) -> str:
     """
     kind = Path(path).suffix.lower()
     if kind not in DATED:
-        raise InputError(f"{str(path)!r} is no figure that can be drawn: end its name in {', '.join(DATED)}.")
+        *most, last = DATED
+        raise InputError(
+            f"{str(path)!r} is no figure that can be drawn: end its name in {', '.join(most)} or {last}."
+        )
     return kind
 
 

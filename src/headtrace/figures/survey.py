@@ -17,6 +17,7 @@ from headtrace.figures.style import (
     INK,
     ORANGE,
     VERMILION,
+    headline,
     house_style,
     new_figure,
     save,
@@ -55,6 +56,9 @@ def plot_slices_used(
             axes[1][column].set_xlabel("channel")
         for row in (0, 1):
             axes[row][0].set_ylabel("prompt")
+        headline(
+            figure, "Channels in the signal sets of some heads", "Grey: a prompt without such a token pair."
+        )
         figure.colorbar(
             axes[0][0].images[0],
             ax=[a for row in axes for a in row],
@@ -91,9 +95,10 @@ def plot_signal_sizes(found: Survey, path: str | Path | None = None) -> Figure:
         top = float(max(table["signal_size"].max() or 1, table["signal_size_quiet"].max() or 1))  # type: ignore[arg-type]
         axis.set_xlim(0, top + 1)
         axis.set_ylim(0, top + 1)
-        axis.set_xlabel("median size, not firing")
-        axis.set_ylabel("median size, firing")
+        axis.set_xlabel("median size (channels), not firing")
+        axis.set_ylabel("median size (channels), firing")
         axis.set_title("one point per head", loc="left")
+        headline(figure, "How many channels a signal set has")
         return save(figure, path)
 
 
@@ -126,6 +131,7 @@ def plot_token_strengths(
         )
         axis.set_xticks(range(len(shown)), [token_label(t) for t in shown["token"]], rotation=90, fontsize=7)
         axis.set_ylabel("mean strength |P x|")
+        axis.set_xlabel("token, by falling strength")
         axis.margins(x=0.01)
         axis.set_title(title, loc="left")
         axis.legend(
@@ -176,8 +182,9 @@ def plot_rotations(found: Survey, path: str | Path | None = None) -> Figure:
         axis.plot([low, high], [low, high], color=INK, linewidth=0.8)
         axis.set_xlim(low, high)
         axis.set_ylim(low, high * 1.2)
-        axis.set_xlabel("rotated")
-        axis.set_ylabel("true basis")
+        axis.set_xlabel("mean sparseness, rotated")
+        axis.set_ylabel("mean sparseness, true basis")
         axis.set_title(f"{len(heads)} heads: below the line is sparser", loc="left")
         axis.legend(loc="upper left")
+        headline(figure, "Sparseness in the head's own basis and in rotated ones")
         return save(figure, path)

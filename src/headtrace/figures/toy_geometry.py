@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headtrace.figures.style import GREY, INK, SIGNED, house_style, new_figure, save
+from headtrace.figures.style import GREY, INK, SIGNED, headline, house_style, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +35,7 @@ def spectrum(axis: Axes, values: np.ndarray, logits: np.ndarray) -> None:
     axis.plot(np.arange(len(logits)), logits, color=INK, marker="_", linestyle="", ms=9, label="target logit")
     axis.set_title("Spectrum of Ω")
     axis.set_xlabel("channel")
+    axis.set_ylabel("singular value (attention logit)")
     axis.locator_params(axis="x", integer=True)
     axis.legend()
 
@@ -49,11 +50,17 @@ def isotropy(experiment: Experiment, path: str | Path | None = None) -> Figure:
     with house_style():
         figure, [axes] = new_figure(9.6, 3.2, columns=3)
         heat(axes[0], cosines, "Cosines of the features", "feature", "feature")
-        image = heat(axes[1], cosines[np.ix_(order, order)], "… each next to its opposite", "feature")
+        image = heat(
+            axes[1], cosines[np.ix_(order, order)], "… each next to its opposite", "feature", "feature"
+        )
         axes[1].set_xticks(range(len(order)), order.tolist(), fontsize=5)
         axes[1].set_yticks(range(len(order)), order.tolist(), fontsize=5)
         figure.colorbar(image, ax=axes[:2], shrink=0.8, label="cosine")
-        figure.colorbar(moment(axes[2], experiment.arrays["moment"], "W Wᵀ"), ax=axes[2], shrink=0.8)
+        second = moment(axes[2], experiment.arrays["moment"], "W Wᵀ")
+        figure.colorbar(second, ax=axes[2], shrink=0.8, label="entry of W Wᵀ")
+        headline(
+            figure, "Without a head, features spread evenly: opposites, and W Wᵀ a multiple of the identity"
+        )
         return save(figure, path)
 
 
@@ -67,6 +74,7 @@ def single(experiment: Experiment, path: str | Path | None = None) -> Figure:
         spectrum(axes[2], arrays["values"], np.array([1.0]))
         image = heat(axes[3], arrays["cosines"], "Cosines of the features", "feature", "feature")
         figure.colorbar(image, ax=axes[3], shrink=0.8, label="cosine")
+        headline(figure, "One pair of interest: its features are the head's first singular vectors")
         return save(figure, path)
 
 
@@ -75,7 +83,7 @@ def single_moment(experiment: Experiment, path: str | Path | None = None) -> Fig
     with house_style():
         figure, [[axis]] = new_figure(4.0, 3.3)
         image = moment(axis, experiment.arrays["moment"], "W Wᵀ with one pair of interest")
-        figure.colorbar(image, ax=axis)
+        figure.colorbar(image, ax=axis, label="entry of W Wᵀ")
         return save(figure, path)
 
 
@@ -88,6 +96,7 @@ def multi(experiment: Experiment, path: str | Path | None = None) -> Figure:
         image = heat(axes[1], arrays["right"], "Features and\nright singular vectors", "vₖ", "feature wᵢ")
         figure.colorbar(image, ax=axes[:2], shrink=0.5, location="bottom", label="cosine")
         spectrum(axes[2], arrays["values"], arrays["logits"])
+        headline(figure, "Many pairs of interest: pair k lies on singular pair k")
         return save(figure, path)
 
 
@@ -100,4 +109,9 @@ def multi_features(experiment: Experiment, path: str | Path | None = None) -> Fi
         axis.axhline(edge, color=INK, linewidth=0.6)
         axis.axvline(edge, color=INK, linewidth=0.6)
         figure.colorbar(image, ax=axis, label="cosine")
+        headline(
+            figure,
+            "Features of interest stand apart",
+            "Lines: features of interest above and left, the others below and right.",
+        )
         return save(figure, path)

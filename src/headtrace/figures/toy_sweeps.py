@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from headtrace.figures.style import GREY, HEAT, INK, SEQUENCE, house_style, log_scale, new_figure, save
+from headtrace.figures.style import (
+    GREY,
+    HEAT,
+    INK,
+    SEQUENCE,
+    headline,
+    house_style,
+    log_scale,
+    new_figure,
+    save,
+)
 from headtrace.toy.experiments.robustness import ALIGNED, DEFAULT
 
 if TYPE_CHECKING:
@@ -50,8 +60,9 @@ def _plain_log_axis(axis: Axes, ticks: list[float]) -> None:
     axis.minorticks_off()
 
 
-def _sweeps(table: pl.DataFrame, column: str, ylabel: str) -> tuple[Figure, list[Axes]]:
+def _sweeps(experiment: Experiment, column: str, ylabel: str) -> tuple[Figure, list[Axes]]:
     """One panel per sweep, and one for the seeds of the default setting; the legend below them."""
+    table = _first_training(experiment)
     names = [name for name in LABELS if (table["sweep"] == name).any()]
     figure, grid = new_figure(9.6, 5.2, rows=2, columns=3, sharey=True)
     axes = [axis for line in grid for axis in line]
@@ -72,8 +83,18 @@ def _sweeps(table: pl.DataFrame, column: str, ylabel: str) -> tuple[Figure, list
         axis.set_visible(False)
     for line in grid:
         line[0].set_ylabel(ylabel)
-    figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    handles, labels = last.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=4, title=_spread(experiment), title_fontsize=8
+    )
     return figure, axes
+
+
+def _spread(experiment: Experiment) -> str:
+    table = experiment.table
+    seeds, steps = table["seed"].n_unique(), table["steps"].min()
+    spread = f"Dots: mean over {seeds} seeds; bands: smallest to largest. " if seeds > 1 else ""
+    return f"{spread}Each panel changes one thing of the default setting; {steps:,} training steps."
 
 
 def _first_training(experiment: Experiment) -> pl.DataFrame:
@@ -87,15 +108,17 @@ def _first_training(experiment: Experiment) -> pl.DataFrame:
 def robustness(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """The smaller cosine of every pair with the channel of its rank."""
     with house_style():
-        figure, axes = _sweeps(_first_training(experiment), "cosine", "smaller |cosine| of pair")
+        figure, axes = _sweeps(experiment, "cosine", "smaller |cosine| of pair")
         axes[0].set_ylim(-0.03, 1.03)
+        headline(figure, "Alignment of each pair with the channel of its rank (1: aligned)")
         return save(figure, path)
 
 
 def values(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Singular values as a share of their target logits."""
     with house_style():
-        figure, _ = _sweeps(_first_training(experiment), "ratio", "singular value / target logit")
+        figure, _ = _sweeps(experiment, "ratio", "singular value / target logit")
+        headline(figure, "Singular values against their target logits (1: reached)")
         return save(figure, path)
 
 
@@ -116,6 +139,7 @@ def probability(experiment: Experiment, path: str | Path | None = None) -> Figur
             axis.set_xlabel(LABELS["probability"])
             _plain_log_axis(axis, TICKS["probability"])
             axis.set_xlim(0.017, 1.2)
+        headline(figure, "Alignment and how often features occur, for two lengths of training")
         return save(figure, path)
 
 
@@ -162,4 +186,7 @@ def capacity(experiment: Experiment, path: str | Path | None = None) -> Figure:
             axes[0].set_ylabel("query feature, by falling logit")
         everywhere = [axis for axes in grid for axis in axes]
         figure.colorbar(grid[0][0].images[0], ax=everywhere, shrink=0.6, label="|cosine|")
+        headline(
+            figure, "Query features and left singular vectors, with ever more pairs than head dimensions"
+        )
         return save(figure, path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headtrace.figures.style import BLUE, INK, VERMILION, house_style, log_scale, new_figure, save
+from headtrace.figures.style import BLUE, INK, VERMILION, headline, house_style, log_scale, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +35,11 @@ def theorems(experiment: Experiment, path: str | Path | None = None) -> Figure:
         fourth.plot(weight, bound, color=INK, linewidth=1, label="bound")
         fourth.set_title("Theorem 4: orthogonality at a cost", loc="left")
         fourth.set_xlabel("reconstruction weight λ")
-        fourth.set_ylabel("overlap")
+        fourth.set_ylabel("overlap |y₂ · y₁|")
         for axis in (third, fourth):
             log_scale(axis, "xy")
             axis.legend()
+        headline(figure, "What is measured stays under what the theorems allow")
         return save(figure, path)
 
 
@@ -57,7 +58,7 @@ def recovery(experiment: Experiment, path: str | Path | None = None) -> Figure:
             axis.errorbar(
                 x, y, yerr=spread, color=colour, linestyle=line, marker=marker, ms=4, capsize=2, label=label
             )
-        axis.axhline(0.95, color=INK, linestyle=":", linewidth=1)
+        axis.axhline(0.95, color=INK, linestyle=":", linewidth=1, label="95% of the pairs")
         axis.set_xlabel(
             "interference: mean over features of interest of\nthe largest |cosine| with another feature"
         )
@@ -65,4 +66,5 @@ def recovery(experiment: Experiment, path: str | Path | None = None) -> Figure:
         axis.set_xlim(0, 1)
         axis.set_ylim(-0.02, 1.02)
         axis.legend(loc="lower left")
+        headline(figure, "Feature pairs read off Ω alone, against interference")
         return save(figure, path)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headtrace.figures.style import BLUE, GREY, HEAT, INK, SEQUENCE, house_style, log_scale, new_figure, save
+from headtrace.figures.style import (
+    BLUE,
+    GREY,
+    HEAT,
+    INK,
+    SEQUENCE,
+    headline,
+    house_style,
+    log_scale,
+    new_figure,
+    save,
+)
 from headtrace.toy.experiments.dynamics import in_order
 
 if TYPE_CHECKING:
@@ -32,11 +43,12 @@ def dynamics(experiment: Experiment, path: str | Path | None = None) -> Figure:
         aligned.set_ylabel("|cosine| with its vector\n(solid: query, dashed: key)")
         aligned.set_ylim(0, 1.03)
         aligned.legend(loc="lower right")
-        values.set_ylabel("singular value\n(dotted: target logit)")
+        values.set_ylabel("singular value (logits;\ndotted: target logit)")
         loss.plot(steps, arrays["excess_attention_loss"], color=INK)
         log_scale(loss, "y")
         loss.set_ylabel("attention loss\nabove its floor")
         loss.set_xlabel("training step")
+        headline(figure, "One training: pairs align one after the other")
         return save(figure, path)
 
 
@@ -59,6 +71,9 @@ def paths(experiment: Experiment, path: str | Path | None = None) -> Figure:
             axes[-1][pair].set_xlabel("step t'")
         everywhere = [axis for line in axes for axis in line]
         figure.colorbar(axes[0][0].images[0], ax=everywhere, shrink=0.5, label="|cosine|")
+        headline(
+            figure, "Directions at two times of one training: singular vectors, features, one with the other"
+        )
         return save(figure, path)
 
 
@@ -75,10 +90,15 @@ def order(experiment: Experiment, path: str | Path | None = None) -> Figure:
                 _times(axis, arrays[f"{event}_at_{start}"])
                 size = "Xavier" if start == "1" else f"{start} of Xavier"
                 axis.set_title(f"first weights: {size}\n{axis.get_title()}", fontsize=8)
-            line[0].set_ylabel(f"{event} from step")
+            line[0].set_ylabel(f"{event} from training step")
         for axis in axes[-1]:
             axis.set_xlabel("pair, by falling logit")
         axes[0][0].legend()
+        headline(
+            figure,
+            "When pairs align and when they are learned, for smaller and smaller first weights",
+            "Grey: one seed each.",
+        )
         return save(figure, path)
 
 
@@ -108,6 +128,11 @@ def sparsity(experiment: Experiment, path: str | Path | None = None) -> Figure:
         axis.set_ylabel("sparseness (smaller is sparser)")
         axis.set_ylim(0, 0.8)
         axis.legend(ncols=2, loc="upper right")
+        headline(
+            figure,
+            "Sparseness of relative attention over training",
+            "Bands: 95% intervals over token pairs. Rotated: the same scores in a rotated basis.",
+        )
         return save(figure, path)
 
 
@@ -126,7 +151,9 @@ def examples(experiment: Experiment, path: str | Path | None = None) -> Figure:
             for axis, values in zip(line, arrays[f"{kind}_{when}"], strict=True):
                 _bars(axis, values, BLUE if kind == "one" else GREY)
             step = f"step {int(arrays['early_step'])}" if when == "early" else "trained"
-            line[0].set_ylabel(f"{'pair 0 only' if kind == 'one' else 'no pair'}\n{step}")
+            line[0].set_ylabel(
+                f"relative attention\n{'pair 0 only' if kind == 'one' else 'no pair'}, {step}", fontsize=8
+            )
         for axis in axes[-1]:
             axis.set_xlabel("channel")
         figure.suptitle("Relative attention by channel, five token pairs each", fontsize=11)
@@ -154,4 +181,9 @@ def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
             axis.set_title(f"channel {pair}")
             axis.set_xlabel("relative strength")
         axes[2][0].set_ylabel("term of relative attention")
+        headline(
+            figure,
+            "Relative attention follows how strongly the features of a pair are present",
+            "Upper rows: five token pairs, one per column. Below: every token pair is a dot.",
+        )
         return save(figure, path)

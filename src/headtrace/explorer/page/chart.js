@@ -11,7 +11,7 @@ export function createChart(host, graph, label) {
   const parts = emptyChart(label);
   host.replaceChildren(...parts.layers);
   const viewport = createViewport(host, parts);
-  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: [], labelled: graph.tokens };
+  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: null, labelled: graph.tokens };
 
   let pressed;
 
@@ -33,7 +33,7 @@ export function createChart(host, graph, label) {
     chart.aspect = width / height;
     const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
     chart.geometry = layout(graph, selection, [width, height], partner);
-    chart.samples = sampleEdges(chart.geometry);
+    chart.samples = null;
     viewport.show(graph, chart.geometry);
     host.setAttribute("aria-busy", "true");
     return new Promise((resolve) => {
@@ -84,6 +84,7 @@ export function createChart(host, graph, label) {
     const reach = 9 / viewport.view.scale;
     let best = null;
     let nearest = reach * reach;
+    chart.samples ??= sampleEdges(chart.geometry);
     for (const sample of chart.samples) {
       const [left, top, right, bottom] = sample.box;
       if (wx < left - reach || wx > right + reach || wy < top - reach || wy > bottom + reach) continue;

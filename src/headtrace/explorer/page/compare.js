@@ -2,6 +2,7 @@
 
 import { componentName, number, plural } from "./text.js";
 import { el } from "./dom.js";
+import { listHead } from "./details.js";
 import { stronger } from "./graph.js";
 
 /** Whether two circuits are of the same tokens; then positions count, otherwise only components do. */
@@ -49,8 +50,8 @@ export function comparePanel(a, b, withPositions, choose) {
     el("p", { class: "kind" }, rule),
     el("p", { class: "match-legend" }, swatch("shared"), " in both ", swatch("query"), swatch("key"), " only in this one"),
     el("dl", { class: "facts" }, [a, b].flatMap((graph, i) => [el("dt", {}, "AB"[i]), el("dd", {}, counts(graph))])),
-    exclusive(a, "Only in A, most influential first", (id) => choose(0, id)),
-    exclusive(b, "Only in B, most influential first", (id) => choose(1, id)),
+    exclusive(a, "Only in A", (id) => choose(0, id)),
+    exclusive(b, "Only in B", (id) => choose(1, id)),
   ];
 }
 
@@ -61,7 +62,8 @@ function counts(graph) {
 
 function exclusive(graph, title, choose) {
   const edges = graph.edges.filter((edge) => !edge.shared).sort(stronger);
-  const rows = edges.slice(0, 10).map((edge) => {
+  const shown = edges.slice(0, 10);
+  const rows = shown.map((edge) => {
     const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
     const button = { type: "button", class: `row ${edge.side}`, onclick: () => choose(edge.source) };
     const what = el("span", { class: "what" }, `${source.name} → ${componentName(target)}`);
@@ -69,5 +71,5 @@ function exclusive(graph, title, choose) {
     return el("li", {}, el("button", button, el("span", { class: "swatch" }), what, weight));
   });
   const list = rows.length ? el("ul", { class: "edges-list" }, ...rows) : el("p", { class: "kind" }, "none");
-  return el("section", {}, el("h3", {}, title), list);
+  return el("section", {}, el("h3", {}, title), rows.length ? listHead(graph, shown, false) : null, list);
 }

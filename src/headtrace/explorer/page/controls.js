@@ -40,6 +40,7 @@ export function createControls(graphs, changed) {
   const sayDetail = () => {
     const total = most();
     const shown = Math.min(total, filters.detail);
+    if (!active.some((graph) => graph.edges.length)) return;
     const share = shown >= total ? "all" : `strongest ${thousands(shown)} of`;
     byId("detail-value").textContent = `${share} ${plural(total, "edge")}`;
   };

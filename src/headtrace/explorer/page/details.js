@@ -3,7 +3,35 @@
 import { el } from "./dom.js";
 import { effectValue } from "./drawing.js";
 import { KINDS, SIDES } from "./graph.js";
-import { brief, componentName, number, percent, plural, tokenExact } from "./text.js";
+import { brief, componentName, inert, inertLines, number, percent, plural, shorten, tokenExact } from "./text.js";
+
+const TITLE = 160;
+
+/** Text from a circuit in a heading: inert, and not endless. */
+export function heading(text) {
+  return el("bdi", {}, shorten(inert(text), TITLE));
+}
+
+/** What the numbers of a measured effect are, in words; `unit` is what the root measures. */
+const EFFECTS = {
+  attention: () => "change of attention, edge removed",
+  metric: (unit) => `change of ${unit}, edge removed`,
+  boost_attention: () => "change of attention, edge boosted",
+  boost_metric: (unit) => `change of ${unit}, edge boosted`,
+  control_attention: () => "change of attention, random channels",
+  control_metric: (unit) => `change of ${unit}, random channels`,
+  cosine: () => "residual, before and after: cosine",
+  norm_ratio: () => "residual, before and after: norm ratio",
+};
+
+/** The numbers written on edges, in words: what was measured on the edges of these circuits. */
+export function effectLegend(graphs) {
+  const named = graphs.flatMap((graph) => graph.edges.map((edge) => [graph, effectValue(edge)]));
+  const found = named.filter(([, effect]) => effect !== null);
+  if (!found.length) return null;
+  const words = new Set(found.map(([graph, { key }]) => (key === "attention" ? key : key === "metric" ? graph.data.root_measure : inert(key))));
+  return `measured change of ${[...words].join(" or ")} without that edge`;
+}
 
 function token(graph, position) {
   return el("bdi", { class: "token", title: `position ${position}` }, tokenExact(graph.tokens[position]));
@@ -30,7 +58,7 @@ function nodeFacts(graph, node) {
     node.threshold != null && ["threshold", number(node.threshold)],
     ...predicted.map(([side, value]) => [`without ${side}`, `${number(value)} (predicted)`]),
     node.influence !== null && ["influence", percent(node.influence), meter(node.influence)],
-    node.label && ["label", el("bdi", {}, node.label)],
+    node.label && ["label", el("bdi", {}, inert(node.label))],
     node.kind === "head" && !node.expanded && ["", "not traced further"],
     !node.explained && ["", "unexplained: its attention holds although everything was removed"],
   ]);
@@ -48,33 +76,47 @@ function rootFacts(graph, node) {
 function edgeFacts(graph, edge) {
   const [source, target] = [graph.nodes.get(edge.source), graph.nodes.get(edge.target)];
   const at = target[SIDES[edge.side].at];
-  const effects = Object.entries(edge.effect ?? {}).filter(([, value]) => value !== null);
-  const shown = (value) => (typeof value === "number" ? number(value) : String(value));
   return facts([
     ["from", source.name, " ", source.dest === null ? "" : token(graph, source.dest)],
     ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
-    ["weight", number(edge.weight)],
+    ["weight", `${number(edge.weight)} (${unitOf(graph, edge.side)})`],
     edge.channels && [edge.channels.length === 1 ? "channel" : "channels", edge.channels.join(", ")],
     source.attention !== null && ["attention", number(source.attention)],
     ["influence", percent(edge.flow)],
-    ...effects.map(([name, value]) => [`measured ${name.replaceAll("_", " ")}`, shown(value)]),
     edge.shared !== undefined && ["", edge.shared ? "in both circuits" : "only in this circuit"],
   ]);
 }
 
+/** What the running model showed when the edge was put to the test. */
+function measurements(graph, edge) {
+  const effects = Object.entries(edge.effect ?? {}).filter(([, value]) => value !== null);
+  if (!effects.length) return null;
+  const shown = (value) => (typeof value === "number" ? number(value) : String(value));
+  const rows = effects.map(([name, value]) => {
+    const words = EFFECTS[name]?.(graph.data.root_measure) ?? inert(name);
+    return el("p", {}, el("span", {}, words), el("b", {}, shown(value)));
+  });
+  return el("div", { class: "measurements" }, el("p", { class: "kind" }, "Measured in the running model"), ...rows);
+}
+
+/** What the weight of an edge is measured in. */
+function unitOf(graph, side) {
+  return SIDES[side].attention ? "attention" : graph.data.root_measure;
+}
+
 function description(edge) {
-  return edge.description ? el("p", { class: "description" }, el("bdi", {}, edge.description)) : null;
+  return edge.description ? el("p", { class: "description" }, el("bdi", {}, inert(edge.description))) : null;
 }
 
 /** The card under the pointer. */
 export function nodeCard(graph, node) {
   const title = node.kind === "root" ? graph.data.question : node.name;
   const kind = el("p", { class: "kind" }, KINDS[node.kind].words);
-  return [el("h3", {}, el("bdi", {}, title)), kind, nodeFacts(graph, node)];
+  return [el("h3", {}, heading(title)), kind, nodeFacts(graph, node)];
 }
 
 export function edgeCard(graph, edge) {
-  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), description(edge)];
+  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), measurements(graph, edge), description(edge)];
 }
 
 /** A token of the axis, in full. */
@@ -82,6 +124,24 @@ export function tokenCard(graph, position) {
   const here = [...graph.nodes.values()].filter((node) => node.dest === position).length;
   const id = String(graph.data.prompt.token_ids[position]);
   return [el("h3", {}, token(graph, position)), facts([["position", String(position)], ["token id", id], ["components", String(here)]])];
+}
+
+/** Layers without a component, on the layer axis. */
+export function skippedCard({ first, last }) {
+  const layers = first === last ? `Layer ${first}` : `Layers ${last} to ${first}`;
+  return [el("h3", {}, layers), el("p", { class: "kind" }, "no component of this circuit; drawn without their height")];
+}
+
+/** What the numbers of a list of edges are, and in which order it stands. */
+export function listHead(graph, edges, measured = edges.some((edge) => effectValue(edge))) {
+  const units = [...new Set(edges.map((edge) => unitOf(graph, edge.side)))];
+  return el(
+    "p",
+    { class: "list-head" },
+    el("span", { class: "what" }, "by influence"),
+    measured ? el("span", { class: "measured", title: "Measured in the running model: the change without this edge" }, "measured") : null,
+    el("span", { class: "weight", title: `How much ${units.join(" or ")} the edge accounts for` }, units.length === 1 ? `weight: ${units[0]}` : "weight"),
+  );
 }
 
 /** A list of edges as buttons: each leads to the node at its other end. */
@@ -104,7 +164,7 @@ function edgeList(graph, edges, end, choose, both = false) {
     );
   });
   if (edges.length > 60) items.push(el("li", { class: "more" }, `and ${edges.length - 60} weaker ones`));
-  return el("ul", { class: "edges-list" }, ...items);
+  return el("div", {}, listHead(graph, edges.slice(0, 60)), el("ul", { class: "edges-list" }, ...items));
 }
 
 function oneEnd(graph, node) {
@@ -125,7 +185,7 @@ export function nodePanel(graph, node, choose, close) {
   const unpin = el("button", { type: "button", class: "quiet", "aria-label": "Unpin", onclick: close }, "✕");
   const causes = Object.keys(SIDES).map((side) => [side, node.into.filter((edge) => edge.side === side)]);
   return [
-    el("div", { class: "panel-head" }, el("h2", {}, el("bdi", {}, title)), unpin),
+    el("div", { class: "panel-head" }, el("h2", {}, heading(title)), unpin),
     el("p", { class: "kind" }, KINDS[node.kind].words),
     nodeFacts(graph, node),
     ...causes.filter(([, edges]) => edges.length).map(([side, edges]) =>
@@ -160,18 +220,30 @@ export function overviewPanel(graph, choose) {
   const seeds = graph.ranked.filter((edge) => edge.side === "root").slice(0, 8);
   return [
     el("h2", {}, "This circuit"),
-    el("p", { class: "prompt" }, el("bdi", {}, data.prompt.text ?? data.prompt.tokens.join(""))),
+    el("p", { class: "prompt" }, el("bdi", {}, inertLines(data.prompt.text ?? data.prompt.tokens.join("")))),
     facts([
       ["root", data.root.kind, data.root.value === null ? "" : `, ${data.root_measure} ${number(data.root.value)}`],
-      ["model", el("bdi", {}, data.model.name)],
-      ["method", data.method.name],
+      ["model", heading(data.model.name)],
+      ["method", heading(data.method.name)],
       ["size", `${plural(data.heads, "firing")}, ${plural(graph.edges.length, "edge")}`],
       data.influence_kept != null && ["influence kept", percent(data.influence_kept)],
       data.unexplained.length > 0 && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
     ]),
-    data.reason ? el("p", { class: "reason" }, `No circuit: ${data.reason}`) : null,
     seeds.length ? section("Straight into the root", edgeList(graph, seeds, "source", choose)) : null,
-    strongest.length ? section("Most influential signals", edgeList(graph, strongest, "source", choose, true)) : null,
-    keys(),
+    strongest.length ? section("Strongest signals", edgeList(graph, strongest, "source", choose, true)) : null,
+    graph.edges.length ? keys() : null,
   ].filter(Boolean);
+}
+
+/** In place of the drawing of a circuit without edges: why it is empty, and what to try. */
+export function emptyMessage(graph) {
+  const { reason, advice } = graph.data;
+  return el(
+    "div",
+    { class: "empty" },
+    el("h2", {}, "There is no circuit to draw"),
+    el("p", { class: "why" }, el("bdi", {}, reason ? inertLines(`${reason[0].toUpperCase()}${reason.slice(1)}`) : "It has no edges.")),
+    advice.length ? el("h3", {}, "What to try") : null,
+    advice.length ? el("ul", {}, ...advice.map((line) => el("li", {}, inert(line)))) : null,
+  );
 }

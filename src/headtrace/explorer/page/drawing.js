@@ -1,9 +1,9 @@
-// Drawing: geometry in, SVG out. Long circuits are drawn in slices, so that the page never stops answering.
+// Drawing: geometry in, SVG out. What is large is drawn in slices, so that the page never stops answering.
 
 import { pathOf, svg } from "./dom.js";
 import { KINDS, edgeWidth } from "./graph.js";
 import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
-import { brief, componentName, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
+import { brief, componentName, inert, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
 
 const SLICE = 250;
 
@@ -31,17 +31,27 @@ export function emptyChart(label) {
   return parts;
 }
 
-/** Draw a geometry into the parts of a chart. Calls done(drawn) once the last slice is in. */
+/**
+ * Draw a geometry into the parts of a chart: a slice of edges and a slice of components before it returns, so that the
+ * first frame shows the circuit, and the rest in slices. Calls done(drawn) once the last one is in.
+ */
 export function draw(parts, graph, geometry, done) {
-  for (const name of [...Object.values(LAYERS).flat(), "tags", "litTags"]) parts[name].replaceChildren();
-  const drawn = { edges: new Map(), nodes: new Map(), sources: new Map(), cancelled: false };
+  for (const name of Object.values(LAYERS).flat()) parts[name].replaceChildren();
+  const drawn = { edges: new Map(), nodes: new Map(), sources: new Map(), effects: new Map(), cancelled: false };
   drawBands(parts.bands, geometry);
   parts.bundles.append(...geometry.bundles.map((bundle) => bundlePath(bundle)));
   for (const mark of geometry.sources) {
     drawn.sources.set(mark.id, sourceMark(mark));
     parts.sources.append(drawn.sources.get(mark.id));
   }
-  const places = [...geometry.nodes.values()].sort((a, b) => a.y - b.y || a.x - b.x);
+  for (const chip of effectChips(graph, geometry)) {
+    drawn.effects.set(Number(chip.dataset.index), chip);
+    parts.effects.append(chip);
+  }
+  const places = [...geometry.nodes.values()].sort((a, b) => a.dot - b.dot || a.y - b.y || a.x - b.x);
+  // Where dots come later, one line that looks like them holds their places.
+  const later = places.length > SLICE ? dotsAsOne(places.filter((place) => place.dot)) : null;
+  if (later) parts.sources.append(later);
   // The strongest edges come first in the list and should lie on top, so they are put in last-to-first.
   inSlices(drawn, geometry.edges, (place) => {
     const edge = graph.edges[place.index];
@@ -53,7 +63,7 @@ export function draw(parts, graph, geometry, done) {
     drawn.nodes.set(place.id, group);
     parts.nodes.append(group);
   }, () => {
-    parts.effects.append(...effectChips(graph, geometry));
+    later?.remove();
     done(drawn);
   }));
   return drawn;
@@ -64,9 +74,15 @@ function inSlices(drawn, items, put, done) {
   const slice = () => {
     if (drawn.cancelled) return;
     for (const end = Math.min(items.length, next + SLICE); next < end; next++) put(items[next]);
-    setTimeout(next < items.length ? slice : done);
+    if (next < items.length) setTimeout(slice);
+    else done();
   };
-  setTimeout(slice);
+  slice();
+}
+
+function dotsAsOne(places) {
+  const d = places.map(({ x, y }) => `M${x.toFixed(1)},${y.toFixed(1)}h0`).join("");
+  return svg("path", { class: "dots", d, "stroke-width": places[0]?.w ?? 0 });
 }
 
 function drawBands(group, geometry) {
@@ -77,8 +93,10 @@ function drawBands(group, geometry) {
   const top = geometry.rows[0]?.y ?? 0;
   const crowded = geometry.columns.length > 80;
   for (const column of geometry.columns.filter((candidate) => candidate.shaped || !crowded)) {
-    const at = { x1: column.middle, x2: column.middle, y1: top, y2: geometry.height - 10 };
-    group.append(svg("line", { class: column.used ? "rail used" : "rail", ...at }));
+    for (const x of column.lanes ?? [column.middle]) {
+      const at = { x1: x, x2: x, y1: top, y2: geometry.height - 10 };
+      group.append(svg("line", { class: column.used ? "rail used" : "rail", ...at }));
+    }
   }
 }
 
@@ -107,12 +125,13 @@ export function litParts(graph, geometry, drawn, { edges, way, nodes, self }) {
   };
   const copies = [...nodes].map((id) => copyOf(drawn.nodes.get(id), id === self));
   const paths = [...way.map((edge) => path(edge, "near")), ...edges.map((edge) => path(edge, "on"))];
-  return [...paths, copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
+  const numbers = [...way, ...edges].map((edge) => copyOf(drawn.effects.get(edge.index)));
+  return [...paths, ...numbers, copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
 }
 
 function copyOf(element, self = false) {
   const copy = element?.cloneNode(true);
-  for (const name of ["data-id", "tabindex", "role", "aria-label", "aria-pressed"]) copy?.removeAttribute(name);
+  for (const name of ["data-id", "data-index", "tabindex", "role", "aria-label", "aria-pressed"]) copy?.removeAttribute(name);
   if (self) copy?.classList.add("self");
   return copy;
 }
@@ -137,7 +156,7 @@ function sourceMark(mark) {
 
 /** What a screen reader says of a node. */
 export function describeNode(graph, node) {
-  if (node.kind === "root") return `Root: ${graph.data.question}. ${plural(node.into.length, "cause")}.`;
+  if (node.kind === "root") return `Root: ${inert(graph.data.question)}. ${plural(node.into.length, "cause")}.`;
   const parts = [`${node.name}, ${KINDS[node.kind].words} at ${tokenExact(graph.tokens[node.dest])}`];
   if (node.src !== null) parts.push(`reads ${tokenExact(graph.tokens[node.src])}, attention ${number(node.attention)}`);
   parts.push(`influence ${percent(node.influence)}`);
@@ -151,6 +170,7 @@ function nodeGroup(graph, node, place) {
   const size = { w: place.w / (place.enlarged ?? 1), h: place.h / (place.enlarged ?? 1) };
   const states = ["node", node.kind];
   if (place.dot) states.push("dot");
+  if (place.form === "compact") states.push("compact");
   if (node.kind === "head" && !node.expanded) states.push("unexpanded");
   if (!node.explained) states.push("unexplained");
   const enlarge = place.enlarged > 1 ? ` scale(${place.enlarged.toFixed(3)})` : "";
@@ -165,12 +185,12 @@ function nodeGroup(graph, node, place) {
       "aria-label": describeNode(graph, node),
       transform: `translate(${place.x.toFixed(1)},${place.y.toFixed(1)})${enlarge}`,
     },
-    place.dot ? svg("circle", { r: place.w / 2 }) : [...shape(node, size), ...caption(graph, node, size)],
+    place.dot ? svg("circle", { r: place.w / 2 }) : [...shape(node, size, place.form), ...caption(graph, node, size, place.form)],
   );
 }
 
 /** The outline of a component: each kind has its own. */
-export function shape(node, { w, h }) {
+export function shape(node, { w, h }, form = "full") {
   const [a, b] = [w / 2, h / 2];
   const outlines = {
     embedding: `M0,${-b}L${a},${b}H${-a}Z`,
@@ -181,24 +201,25 @@ export function shape(node, { w, h }) {
   if (node.kind in outlines) return [svg("path", { class: "body", d: outlines[node.kind] })];
   const rx = { mlp: 3, head: 9, root: 12 }[node.kind];
   const body = svg("rect", { class: "body", x: -a, y: -b, width: w, height: h, rx });
-  if (node.kind !== "head" || node.attention === null) return [body];
+  if (node.kind !== "head" || node.attention === null || form === "compact") return [body];
   const bar = { x: 8 - a, y: b - 4.5, height: 2.2, rx: 1.1 };
   const level = ((w - 16) * Math.min(1, node.attention)).toFixed(1);
   return [body, svg("rect", { class: "meter", ...bar, width: w - 16 }), svg("rect", { class: "level", ...bar, width: level })];
 }
 
-function caption(graph, node, { h }) {
+function caption(graph, node, { h }, form) {
+  if (node.kind === "head" && form === "compact") return [svg("text", { class: "name", y: 4.5 }, componentName(node))];
   if (node.kind === "head") {
     return [
       svg("text", { class: "name", y: -2.5 }, componentName(node)),
       svg("text", { class: "reads", y: 8.5 }, `reads ${shorten(tokenLabel(graph.tokens[node.src]), 6)}`),
     ];
   }
-  if (node.kind === "mlp") return [svg("text", { class: "name small", y: 3.5 }, String(node.layer))];
+  if (node.kind === "mlp") return [svg("text", { class: "name small", y: 4 }, String(node.layer))];
   if (node.kind !== "root") return [];
   const { kind, value } = graph.data.root;
   return [
-    svg("text", { class: "name", y: -3 }, shorten(graph.data.question, 34)),
+    svg("text", { class: "name", y: -3 }, graph.caption),
     svg("text", { class: "reads", y: h / 2 - 9 }, value === null ? kind : `${graph.data.root_measure} ${number(value)}`),
   ];
 }

@@ -1,5 +1,7 @@
 // A circuit as a graph that can be walked: nodes by id, edges by end, in order of strength.
 
+import { fitting, inert } from "./text.js";
+
 /** What a node can be, in the order in which kinds are listed and laid out. */
 export const KINDS = {
   head: { label: "head", words: "attention head", size: [76, 34] },
@@ -23,6 +25,8 @@ export const SIDES = {
   root: { card: "Into the root", causes: "What leads to it", at: "dest", port: null, attention: false },
 };
 
+const CAPTION = 300; // the most that the text of the root takes, in pixels
+
 /** Index one circuit of the page's data. Edges keep their place in the file as `index`. */
 export function indexCircuit(data) {
   const edges = data.edges.map((edge, index) => ({ ...edge, index }));
@@ -43,6 +47,8 @@ export function indexCircuit(data) {
     ranked: [...edges].sort(stronger),
     root: [...nodes.values()].find((node) => node.kind === "root") ?? null,
     tokens: data.prompt.tokens,
+    caption: fitting(inert(data.question), CAPTION),
+    longestHead: Math.max(4, ...data.nodes.map((node) => (node.kind === "head" ? `L${node.layer}H${node.head}`.length : 0))),
     layers: layers.length ? [Math.min(...layers), Math.max(...layers)] : [0, 0],
     heaviest: {
       attention: largest(edges.filter((edge) => SIDES[edge.side].attention)),

@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
-import { edgeCard, nodeCard, tokenCard } from "./details.js";
+import { edgeCard, nodeCard, skippedCard, tokenCard } from "./details.js";
 
 /** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
 export function makeInteractive(chart, app) {
@@ -21,6 +21,8 @@ export function makeInteractive(chart, app) {
     const [x, y] = place(event);
     const column = chart.viewport.columnAt(x, y);
     if (column !== null) return { column };
+    const skipped = chart.viewport.skippedAt(x, y);
+    if (skipped !== null) return { skipped };
     if (!chart.viewport.inside(x, y)) return null;
     const edge = chart.edgeAt(x, y);
     return edge === null ? null : { edge };
@@ -35,7 +37,7 @@ export function makeInteractive(chart, app) {
         const latest = pending;
         pending = null;
         const target = targetOf(latest);
-        app.hover(chart, target?.column === undefined ? target : null);
+        app.hover(chart, target && ("node" in target || "edge" in target) ? target : null);
         showCard(chart, target, latest.clientX, latest.clientY);
       });
     }
@@ -143,6 +145,7 @@ export function showCard(chart, target, x, y) {
   let content = null;
   if (target.node !== undefined) content = nodeCard(graph, graph.nodes.get(target.node));
   else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
+  else if (target.skipped !== undefined) content = skippedCard(target.skipped);
   else content = tokenCard(graph, target.column);
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;

@@ -3,55 +3,128 @@
 // and layer. Components with an edge that is drawn get their full shape, the others a dot.
 
 import { KINDS, SIDES } from "./graph.js";
+import { widthOf } from "./text.js";
 
 export const SIZE = {
   dot: 6,
   dotPitch: 9,
   gap: 8,
-  perLine: 3,
-  dotsPerLine: 6,
+  lane: 30,
+  laneMost: 150,
   rowGap: 4,
+  rowMost: 150,
   emptyRow: 4,
+  skipped: [12, 28],
   emptyColumn: [8, 24],
   emptyColumns: 480,
-  gutter: 44,
   margin: 14,
   closest: 1.25,
+  letter: 7.6,
 };
 
+/** How a component can be drawn: with all it says, or with its name alone. `readable`: the least scale of its text. */
+const FORMS = {
+  full: { worth: 1, readable: 0.7 },
+  compact: { worth: 0.72, readable: 0.6 },
+};
+const UNREADABLE = 0.6;
+const LANES = 1.15;
+/** A column gets lanes once so many edges end in it. */
+const BUSY = 6;
+/** Components side by side in a cell, and dots. */
+const LINES = [[3, 6], [2, 4], [1, 3], [6, 12]];
+/** Room beside a column's components for the edges that pass, and what a tighter fit is worth. */
+const GUTTERS = [[44, 1], [20, 0.94], [8, 0.88]];
 const ORDER = Object.keys(KINDS);
 const EMBEDDING_ROW = -1;
 
 /**
- * `room` is the size of the window: rows and columns are spread out to fill its shape, never squeezed.
+ * `room` is the size of the window: of several plans the one is taken that can be read best in it, and its rows and
+ * columns are spread out to fill its shape, never squeezed.
  * `beside`, a graph and its edges, is laid out in the same rows (and columns, if it has as many tokens).
  */
 export function layout(graph, { shown, rest }, room = [0, 0], beside = null) {
   const own = fillCells(graph, { shown, rest });
-  const other = beside ? fillCells(beside.graph, beside.selection) : new Map();
-  const tall = [...own.values(), ...other.values()];
-  const wide = beside && beside.graph.tokens.length === graph.tokens.length ? tall : [...own.values()];
+  const other = beside ? fillCells(beside.graph, beside.selection) : [];
+  const tall = [...own, ...other];
+  const wide = beside && beside.graph.tokens.length === graph.tokens.length ? tall : own;
   const top = Math.max(graph.layers[1], beside?.graph.layers[1] ?? 0);
+  const drawings = wide === own && beside ? [[graph, own], [beside.graph, other]] : [[graph, wide]];
+  const loads = edgesInto(graph, shown);
+  const plan = bestPlan(drawings, tall, top, room, beside ? [] : loads);
   const aspect = room[1] > 0 ? room[0] / room[1] : 0;
+  for (const cell of tall) measure(cell, plan);
   const least = placeRows(top, tall, 0).height;
-  const columns = placeColumns(graph, wide, Math.max(room[0] / SIZE.closest, aspect * least));
+  const columns = placeColumns(held(graph, wide), plan, Math.max(room[0] / SIZE.closest, aspect * least), loads);
+  // Side by side, rows are to be the same in both drawings, so their cells are left as they are.
+  if (!beside) placeLanes(columns, plan);
+  for (const cell of own) if (columns[cell.position].lanes) measure(cell, plan, true);
   const width = right(columns);
   // From afar the root would be too small to read: it is enlarged by about as much as everything is shrunk.
-  const enlarged = room[1] > 0 ? Math.max(1, Math.min(10, 0.75 * Math.max(width / room[0], least / room[1]))) : 1;
+  const shrunk = room[1] > 0 ? Math.max(width / room[0], least / room[1]) : 1;
+  const enlarged = Math.max(1, Math.min(10, 0.9 * shrunk));
   const rows = placeRows(top, tall, Math.max(room[1] / SIZE.closest, aspect && width / aspect), enlarged);
-  const height = rows.height;
-  const nodes = placeNodes(graph, own, columns, rows, width);
+  const nodes = placeNodes(own, columns, rows, plan);
   if (graph.root) nodes.set(graph.root.id, placeRoot(graph, columns, width, enlarged));
+  const edges = shown.map((edge) => placeEdge(graph, nodes, edge));
   return {
-    width: Math.max(width, rootWidth(graph) + 2 * SIZE.margin),
-    height,
+    width: edges.reduce((far, edge) => Math.max(far, rightmost(edge)), Math.max(width, enlarged * rootWidth(graph) + 2 * SIZE.margin)),
+    height: rows.height,
+    form: plan.form,
+    readable: FORMS[plan.form].readable,
     columns,
     rows: rows.list,
     nodes,
-    edges: shown.map((edge) => placeEdge(graph, nodes, edge)),
-    bundles: bundle(nodes, rest, [width / 12, height / 5]),
+    edges,
+    bundles: bundle(nodes, rest, [width / 12, rows.height / 5]),
     sources: placeSources(graph, nodes, columns),
   };
+}
+
+/**
+ * The plan in which text comes out largest in the room there is; drawings side by side have one plan. Cells are measured
+ * once for each form and number of components in a line; all else is adding up.
+ */
+function bestPlan(drawings, tall, top, room, loads) {
+  const longest = Math.max(...drawings.map(([graph]) => graph.longestHead));
+  const lanes = loads.some((load) => load >= BUSY) ? [true, false] : [false];
+  let best = null;
+  for (const form of Object.keys(FORMS)) {
+    const sizes = sizesOf(form, longest);
+    for (const [perLine, dotsPerLine] of LINES) {
+      for (const cell of tall) measure(cell, { sizes, perLine, dotsPerLine });
+      const height = placeRows(top, tall, 0).height;
+      const holds = drawings.map(([graph, cells]) => held(graph, cells));
+      for (const [gutter, loose] of GUTTERS) {
+        for (const laned of lanes) {
+          const plan = { form, sizes, perLine, dotsPerLine, gutter, lanes: laned };
+          if (!(room[0] > 0 && room[1] > 0)) return plan;
+          const width = Math.max(...holds.map((columns) => sum(columnNeeds(columns, plan, loads)))) + 2 * SIZE.margin;
+          const scale = Math.min(1, room[0] / width, room[1] / height);
+          const { worth, readable } = FORMS[form];
+          const value = scale * worth * loose * (laned ? LANES : 1) * (scale < readable ? UNREADABLE : 1);
+          if (!best || value > best.value) best = { plan, value };
+        }
+      }
+    }
+  }
+  return best.plan;
+}
+
+function sizesOf(form, longest) {
+  const sizes = Object.fromEntries(Object.entries(KINDS).map(([kind, { size }]) => [kind, size]));
+  if (form === "full") return sizes;
+  return { ...sizes, head: [SIZE.letter * longest + 12, 19], mlp: [20, 17] };
+}
+
+/** How many of the drawn edges end in each column: they need room there. */
+function edgesInto(graph, shown) {
+  const counts = new Array(graph.tokens.length).fill(0);
+  for (const edge of shown) {
+    const at = graph.nodes.get(edge.target).dest;
+    if (at !== null) counts[at] += 1;
+  }
+  return counts;
 }
 
 function right(columns) {
@@ -79,54 +152,116 @@ function fillCells(graph, { shown, rest }) {
   for (const cell of cells.values()) {
     cell.full.sort(order);
     cell.dots.sort(order);
-    cell.lines = chunks(cell.full, SIZE.perLine);
-    cell.dotLines = chunks(cell.dots, SIZE.dotsPerLine);
-    const widths = cell.lines.map((line) => lineWidth(line));
-    const dots = Math.min(cell.dots.length, SIZE.dotsPerLine) * SIZE.dotPitch;
-    cell.width = Math.max(0, dots, ...widths);
-    cell.height =
-      cell.lines.reduce((sum, line) => sum + lineHeight(line) + 2, 0) + cell.dotLines.length * SIZE.dotPitch;
+    cell.heads = cell.full.filter((node) => node.kind === "head");
+    cell.leaves = cell.full.filter((node) => node.kind !== "head");
   }
-  return cells;
+  return [...cells.values()];
 }
 
-function chunks(list, size) {
-  const lines = Math.ceil(list.length / size);
-  const even = Math.ceil(list.length / Math.max(1, lines));
-  return Array.from({ length: lines }, (_, i) => list.slice(i * even, (i + 1) * even));
+/** How wide and high a cell is: its components in one block, or heads and the rest each in a lane of their own. */
+function measure(cell, plan, lanes = false) {
+  cell.blocks = lanes ? [cell.heads, cell.leaves] : [cell.full];
+  cell.shapes = 0;
+  cell.width = Math.min(cell.dots.length, plan.dotsPerLine) * SIZE.dotPitch;
+  for (const nodes of cell.blocks) {
+    const [width, height] = blockSize(nodes, plan);
+    cell.width = Math.max(cell.width, width);
+    cell.shapes = Math.max(cell.shapes, height);
+  }
+  cell.height = cell.shapes + Math.ceil(cell.dots.length / plan.dotsPerLine) * SIZE.dotPitch;
+  cell.laneWidths = [blockSize(cell.heads, plan)[0], blockSize(cell.leaves, plan)[0]];
 }
 
-function lineWidth(line) {
-  return line.reduce((sum, node) => sum + KINDS[node.kind].size[0], 0) + SIZE.gap * (line.length - 1);
+/** The width of the widest line of a block, and the height of all its lines. */
+function blockSize(nodes, { sizes, perLine }) {
+  const even = lineLength(nodes.length, perLine);
+  let [width, height] = [0, 0];
+  for (let first = 0; first < nodes.length; first += even) {
+    const end = Math.min(nodes.length, first + even);
+    let [across, tall] = [SIZE.gap * (end - first - 1), 0];
+    for (let i = first; i < end; i++) {
+      const [w, h] = sizes[nodes[i].kind];
+      across += w;
+      tall = Math.max(tall, h);
+    }
+    width = Math.max(width, across);
+    height += tall + 2;
+  }
+  return [width, height];
 }
 
-function lineHeight(line) {
-  return Math.max(...line.map((node) => KINDS[node.kind].size[1]));
+/** Lines as long as each other, of at most so many. */
+function lineLength(count, most) {
+  return Math.ceil(count / Math.max(1, Math.ceil(count / most)));
 }
 
-function placeColumns(graph, cells, room) {
-  const widths = new Array(graph.tokens.length).fill(0);
-  const shaped = new Array(graph.tokens.length).fill(false);
+function chunks(list, most) {
+  const even = lineLength(list.length, most);
+  return Array.from({ length: Math.ceil(list.length / (even || 1)) }, (_, i) => list.slice(i * even, (i + 1) * even));
+}
+
+function lineWidth(line, plan) {
+  return sum(line.map((node) => plan.sizes[node.kind][0])) + SIZE.gap * (line.length - 1);
+}
+
+function lineHeight(line, plan) {
+  return Math.max(...line.map((node) => plan.sizes[node.kind][1]));
+}
+
+/** What each column holds: how wide, how many components with a shape, how wide as two lanes. */
+function held(graph, cells) {
+  const columns = graph.tokens.map(() => ({ width: 0, count: 0, lanes: [0, 0] }));
   for (const cell of cells) {
-    widths[cell.position] = Math.max(widths[cell.position], cell.width);
-    shaped[cell.position] ||= cell.full.length > 0;
+    const column = columns[cell.position];
+    column.width = Math.max(column.width, cell.width);
+    column.count += cell.full.length;
+    column.lanes = column.lanes.map((width, i) => Math.max(width, cell.laneWidths[i]));
   }
-  // Columns where nothing happens share a certain width, so that a long prompt leaves room for what does happen.
+  return columns;
+}
+
+/** Columns where nothing happens share a certain width, so that a long prompt leaves room for what does happen. */
+function emptyWidth(columns, plan) {
   const [least, most] = SIZE.emptyColumn;
-  const empty = Math.max(least, Math.min(most, SIZE.emptyColumns / widths.filter((content) => content === 0).length));
-  const needed = widths.map((content, position) => {
-    const side = shaped[position] ? SIZE.gutter : 14;
-    return content === 0 ? empty : Math.max(most, content + side);
+  const share = SIZE.emptyColumns / columns.filter(({ width }) => width === 0).length;
+  return Math.max(least, Math.min(most, plan.gutter, share));
+}
+
+/** The least width of each column. */
+function columnNeeds(columns, plan, loads) {
+  const empty = emptyWidth(columns, plan);
+  return columns.map(({ width, count, lanes: [heads, leaves] }, i) => {
+    if (width === 0) return empty;
+    const two = plan.lanes && heads && leaves && loads[i] >= BUSY ? heads + leaves + SIZE.lane + 20 : 0;
+    return Math.max(empty, two, width + (count ? plan.gutter : Math.min(14, plan.gutter)));
   });
-  const shares = widths.map((content) => (content > 0 ? 2.5 : empty / most));
+}
+
+/** Columns as wide as what they hold; room to spare goes where most components are and most edges end. */
+function placeColumns(columns, plan, room, loads) {
+  const needed = columnNeeds(columns, plan, loads);
+  const empty = emptyWidth(columns, plan) / SIZE.emptyColumn[1];
+  const shares = columns.map(({ width, count }, i) => (width > 0 ? 0.6 + Math.sqrt(count + loads[i]) : empty));
   const spare = Math.max(0, room - 2 * SIZE.margin - sum(needed)) / Math.max(1, sum(shares));
   let x = SIZE.margin;
-  return widths.map((content, position) => {
+  return columns.map(({ width: content, count, lanes }, position) => {
     const width = needed[position] + spare * shares[position];
-    const column = { position, x, width, middle: x + width / 2, used: content > 0, shaped: shaped[position] };
+    const column = { position, x, width, middle: x + width / 2, used: content > 0, shaped: count > 0, laneWidths: lanes, lanes: null };
     x += width;
     return column;
   });
+}
+
+/** A column that is wide enough gets two lanes, by their middles: heads at the left, what they rest on at the right. */
+function placeLanes(columns, plan) {
+  for (const column of columns) {
+    const [heads, leaves] = column.laneWidths;
+    const free = column.width - heads - leaves;
+    if (!heads || !leaves || free < SIZE.lane + Math.max(plan.gutter, 20)) continue;
+    const between = Math.min(SIZE.laneMost, Math.max(SIZE.lane, 0.45 * free));
+    const left = column.x + (free - between) / 2;
+    column.lanes = [left + heads / 2, left + heads + between + leaves / 2];
+  }
 }
 
 function sum(numbers) {
@@ -138,50 +273,75 @@ function placeRows(highest, cells, room, enlarged = 1) {
   for (const cell of cells) heights.set(cell.row, Math.max(heights.get(cell.row) ?? 0, cell.height));
   const top = SIZE.margin + enlarged * (KINDS.root.size[1] + 28);
   const layers = Array.from({ length: highest + 2 }, (_, i) => highest - i);
-  const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : SIZE.emptyRow));
+  const skipped = skippedRows(layers, heights);
+  const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : (skipped.get(row) ?? SIZE.emptyRow)));
   const spare = Math.max(0, room - top - SIZE.margin - sum(needed)) / Math.max(1, heights.size);
   const list = [];
   let y = top;
   layers.forEach((row, i) => {
-    const content = heights.get(row) ?? 0;
-    const height = needed[i] + (content > 0 ? Math.min(spare, 60 * enlarged) : 0);
-    list.push({ layer: row, y, height, middle: y + height / 2, used: content > 0 });
+    const used = heights.has(row);
+    const height = needed[i] + (used ? Math.min(spare, SIZE.rowMost * enlarged) : 0);
+    list.push({ layer: row, y, height, middle: y + height / 2, used, skipped: skipped.has(row) });
     y += height;
   });
   return { list, height: y + SIZE.margin };
 }
 
-function placeNodes(graph, cells, columns, rows, width) {
+/** Layers below the highest that hold nothing, each with its height: a run of them is as high as its mark needs. */
+function skippedRows(layers, heights) {
+  const found = new Map();
+  let run = [];
+  const close = () => {
+    const [least, most] = SIZE.skipped;
+    for (const row of run) found.set(row, Math.max(least, Math.min(most, SIZE.emptyRow * run.length)) / run.length);
+    run = [];
+  };
+  for (const row of layers) {
+    if (row === EMBEDDING_ROW || heights.has(row)) close();
+    else if (heights.size) run.push(row);
+  }
+  return found;
+}
+
+function placeNodes(cells, columns, rows, plan) {
   const byLayer = new Map(rows.list.map((row) => [row.layer, row]));
   const nodes = new Map();
-  for (const cell of cells.values()) {
+  for (const cell of cells) {
     const column = columns[cell.position];
-    const row = byLayer.get(cell.row);
-    let y = row.middle - cell.height / 2;
-    for (const line of cell.lines) {
-      const tall = lineHeight(line);
-      let x = column.middle - lineWidth(line) / 2;
-      for (const node of line) {
-        const [w, h] = KINDS[node.kind].size;
-        nodes.set(node.id, { id: node.id, x: x + w / 2, y: y + 1 + tall / 2, w, h, dot: false });
-        x += w + SIZE.gap;
-      }
-      y += tall + 2;
-    }
-    for (const line of cell.dotLines) {
+    const top = byLayer.get(cell.row).middle - cell.height / 2;
+    cell.blocks.forEach((block, i) => {
+      const middle = cell.blocks.length > 1 ? column.lanes[i] : column.middle;
+      const lines = chunks(block, plan.perLine);
+      placeLines(nodes, lines, middle, top + (cell.shapes - blockSize(block, plan)[1]) / 2, { plan, lane: i });
+    });
+    chunks(cell.dots, plan.dotsPerLine).forEach((line, i) => {
       const start = column.middle - ((line.length - 1) * SIZE.dotPitch) / 2;
-      line.forEach((node, i) => {
-        const place = { x: start + i * SIZE.dotPitch, y: y + SIZE.dotPitch / 2, w: SIZE.dot, h: SIZE.dot };
-        nodes.set(node.id, { id: node.id, ...place, dot: true });
+      const y = top + cell.shapes + (i + 0.5) * SIZE.dotPitch;
+      line.forEach((node, j) => {
+        nodes.set(node.id, { id: node.id, x: start + j * SIZE.dotPitch, y, w: SIZE.dot, h: SIZE.dot, dot: true });
       });
-      y += SIZE.dotPitch;
-    }
+    });
   }
   return nodes;
 }
 
+function placeLines(nodes, lines, middle, top, { plan, lane }) {
+  const how = { dot: false, form: plan.form, lane, swing: 20 + plan.gutter };
+  let y = top;
+  for (const line of lines) {
+    const tall = lineHeight(line, plan);
+    let x = middle - lineWidth(line, plan) / 2;
+    for (const node of line) {
+      const [w, h] = plan.sizes[node.kind];
+      nodes.set(node.id, { id: node.id, x: x + w / 2, y: y + 1 + tall / 2, w, h, ...how });
+      x += w + SIZE.gap;
+    }
+    y += tall + 2;
+  }
+}
+
 function rootWidth(graph) {
-  return Math.max(150, Math.min(KINDS.root.size[0] + 60, 8.4 * [...graph.data.question].length + 44));
+  return Math.max(150, widthOf(graph.caption) + 40);
 }
 
 function placeRoot(graph, columns, width, enlarged) {
@@ -209,10 +369,15 @@ export function curve(source, target, side, sameColumn) {
   const right = port === null ? clamp((source.x - target.x) * 0.5, target.w * 0.4) : port * target.w;
   const [x3, y3] = [target.x + right, target.y + target.h / 2];
   const rise = Math.max(12, source.y - y3);
+  if (sameColumn && side !== "root" && Math.abs(source.x - target.x) > (source.w + target.w) / 2) {
+    // From lane to lane it leaves sideways, so that it does not run over its neighbours in the lane.
+    const [x0, y0] = [source.x + (Math.sign(target.x - source.x) * source.w) / 2, source.y];
+    return { x0, y0, x1: x0 + 0.6 * (x3 - x0), y1: y0, x2: x3, y2: y3 + 0.6 * rise, x3, y3 };
+  }
   if (sameColumn) {
-    // Within a column an edge swings out, so that it does not run over the components between its ends.
-    const out = port > 0 ? 1 : -1;
-    const swing = out * (10 + Math.min(64, 0.16 * rise));
+    // Within a lane it swings out, so that it does not run over the components between its ends.
+    const out = port > 0 || (port === null && source.lane === 1) ? 1 : -1;
+    const swing = out * (10 + Math.min(source.swing ?? 20, 0.16 * rise));
     const [x0, y0] = [source.x + (out * source.w) / 2, source.y];
     const outer = out > 0 ? Math.max(x0, x3) : Math.min(x0, x3);
     return { x0, y0, x1: x0 + swing, y1: y0 - 0.3 * rise, x2: outer + swing, y2: y3 + 0.5 * rise, x3, y3 };
@@ -220,6 +385,11 @@ export function curve(source, target, side, sameColumn) {
   const [x0, y0] = [source.x, source.y - source.h / 2];
   const bend = Math.max(14, 0.48 * (y0 - y3));
   return { x0, y0, x1: x0, y1: y0 - bend, x2: x3, y2: y3 + bend, x3, y3 };
+}
+
+/** How far right a curve reaches, with room for a number on it. */
+function rightmost(c) {
+  return Math.max(c.x0, c.x3, pointOn(c, 0.3)[0], pointOn(c, 0.5)[0] + 12, pointOn(c, 0.7)[0]) + 6;
 }
 
 function clamp(value, most) {

@@ -3,12 +3,14 @@
 import { createChart } from "./chart.js";
 import { comparePanel, counterparts, markShared, unmark } from "./compare.js";
 import { createControls, createTheme, debounced, search } from "./controls.js";
-import { nodePanel, overviewPanel } from "./details.js";
+import { effectLegend, emptyMessage, heading, nodePanel, overviewPanel } from "./details.js";
 import { byId, el } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { indexCircuit } from "./graph.js";
 import { hideCard, makeInteractive } from "./interaction.js";
-import { plural, shorten } from "./text.js";
+import { inert, plural, shorten } from "./text.js";
+
+const QUICK = 400; // components and edges
 
 export function start() {
   const data = JSON.parse(byId("data").textContent);
@@ -58,9 +60,19 @@ export function start() {
   }
 
   function showPanel() {
-    byId("panel").replaceChildren(...panelContent());
-    byId("panel").scrollTop = 0;
+    // A new element, which starts at its top: to set the scroll position would lay out the whole page at once.
+    byId("panel").replaceChildren(el("div", { class: "panel-content" }, panelContent()));
   }
+
+  const soon = debounced((run) => run());
+  const sizes = new ResizeObserver((entries) => {
+    const shown = state.charts.filter((chart) => entries.some((entry) => entry.target === chart.host));
+    if (!shown.filter((chart) => chart.resize()).length) return;
+    // What is quickly drawn is drawn for the very frame that has the new size.
+    const quick = state.charts.every((chart) => chart.geometry.nodes.size + chart.geometry.edges.length < QUICK);
+    if (quick) redraw(controls.filters);
+    else soon(() => redraw(controls.filters));
+  });
 
   function build() {
     hideCard();
@@ -69,10 +81,10 @@ export function start() {
     if (shown.length === 2) state.withPositions = markShared(shown[0], shown[1]);
     document.body.classList.toggle("comparing", shown.length === 2);
     const hosts = shown.map((graph, i) => el("div", { class: "host", "data-side": "AB"[i] }));
-    const caption = (i) => el("figcaption", {}, el("b", {}, "AB"[i]), " ", el("bdi", {}, shown[i].data.title));
+    const caption = (i) => el("figcaption", {}, el("b", {}, "AB"[i]), " ", heading(shown[i].data.title));
     const frames = hosts.map((host, i) => el("figure", { class: "frame" }, shown.length === 2 ? caption(i) : null, host));
     byId("charts").replaceChildren(...frames);
-    const label = (graph) => `Circuit: ${graph.data.question}. Arrow keys follow the edges, Enter pins.`;
+    const label = (graph) => `Circuit: ${inert(graph.data.question)}. Arrow keys follow the edges, Enter pins.`;
     state.charts = hosts.map((host, i) => createChart(host, shown[i], label(shown[i])));
     for (const chart of state.charts) {
       makeInteractive(chart, app);
@@ -81,43 +93,56 @@ export function start() {
     controls.reset(shown);
     describe(shown);
     redraw(controls.filters);
-    setTimeout(showPanel);
+    showPanel();
   }
 
-  const soon = debounced((run) => run());
-  const sizes = new ResizeObserver((entries) => {
-    const shown = state.charts.filter((chart) => entries.some((entry) => entry.target === chart.host));
-    if (shown.filter((chart) => chart.resize()).length) soon(() => redraw(controls.filters));
-  });
-
   function redraw(filters) {
+    const page = document.documentElement.dataset;
+    delete page.ready;
     for (const chart of state.charts) chart.resize();
     const drawings = state.charts.map((chart, i) => chart.show(filters, state.charts[1 - i]?.graph));
+    byId("status").textContent = state.charts.length === 2 ? "" : status(state.charts[0]);
     Promise.all(drawings).then(() => {
-      const { shown, rest } = state.charts[0].selection;
-      const weaker = rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : "";
-      byId("status").textContent = state.charts.length === 2 ? "" : `${plural(shown.length, "edge")} drawn${weaker}`;
       find(byId("search").value, false);
-      document.documentElement.dataset.ready = String(Number(document.documentElement.dataset.ready ?? 0) + 1);
+      page.drawn = String(Number(page.drawn ?? 0) + 1);
+      page.ready = "true";
     });
+  }
+
+  function status({ graph, selection: { shown, rest } }) {
+    if (!shown.length && !rest.length) return `no edge passes the filters, of ${plural(graph.edges.length, "edge")}`;
+    return `${plural(shown.length, "edge")} drawn${rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : ""}`;
   }
 
   function describe(shown) {
     const { data: circuit } = shown[0];
     const questions = [...new Set(shown.map((graph) => graph.data.question))];
-    const asked = questions.flatMap((text, i) => [i ? ", and why " : "", el("bdi", {}, text)]);
+    const asked = questions.flatMap((text, i) => [i ? ", and why " : "", heading(text)]);
     byId("question").replaceChildren("Why ", ...asked, "?");
     const each = shown.map(({ data, edges }, i) => `${"AB"[i]}: ${data.model.name}, ${plural(edges.length, "edge")}`);
-    const alone = `${circuit.model.name} · ${circuit.method.name} · ${circuit.size}`;
-    byId("subtitle").textContent = shown.length === 2 ? each.join(" · ") : alone;
-    byId("empty").hidden = shown.some((graph) => graph.edges.length > 0);
-    byId("empty").textContent = `No circuit: ${circuit.reason ?? "it has no edges."}`;
+    const alone = [circuit.model.name, circuit.method.name, ...(shown[0].edges.length ? [circuit.size] : [])].join(" · ");
+    byId("subtitle").replaceChildren(heading(shown.length === 2 ? each.join(" · ") : alone));
+    const legend = effectLegend(shown);
+    byId("effects").hidden = legend === null;
+    byId("effects-words").textContent = legend ?? "";
+    sayEmpty(shown);
+  }
+
+  /** Where a circuit has no edges, a message takes the place of its drawing; without any, nothing is left to control. */
+  function sayEmpty(shown) {
+    const empty = shown.map((graph) => !graph.edges.length);
+    shown.forEach((graph, i) => {
+      const { host } = state.charts[i];
+      host.classList.toggle("without", empty[i]);
+      if (empty[i]) host.append(emptyMessage(graph));
+    });
+    for (const id of ["toolbar", "stage-bar", "search-box", "save"]) byId(id).hidden = empty.every(Boolean);
   }
 
   // Several circuits: a switch, and a second one beside the first.
 
   function fillChoices() {
-    const title = (graph, i) => `${i + 1}. ${shorten(graph.data.title, 70)}`;
+    const title = (graph, i) => `${i + 1}. ${shorten(inert(graph.data.title), 70)}`;
     const options = () => graphs.map((graph, i) => el("option", { value: i }, title(graph, i)));
     byId("first").replaceChildren(...options());
     byId("second").replaceChildren(el("option", { value: "" }, "nothing"), ...options());
@@ -175,7 +200,7 @@ export function start() {
     return `circuit-${words.replace(/^-|-$/g, "") || i + 1}`;
   }
   for (const [id, save] of [["save-svg", saveSvg], ["save-png", savePng]]) {
-    const saveAll = () => state.charts.forEach((chart, i) => save(chart, chart.graph.data.question, fileName(i)));
+    const saveAll = () => state.charts.forEach((chart, i) => save(chart, shorten(inert(chart.graph.data.question), 100), fileName(i)));
     byId(id).addEventListener("click", saveAll);
   }
 
@@ -183,6 +208,6 @@ export function start() {
   fillChoices();
   if (data.compare && graphs.length === 2) state.chosen = [0, 1];
   [byId("first").value, byId("second").value] = [state.chosen[0], state.chosen[1] ?? ""];
-  setTimeout(build);
+  build();
   return state;
 }

@@ -2,28 +2,61 @@
 
 const SPECIAL = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣" };
 
-// Control characters and direction overrides would be invisible or would turn their neighbours around.
-const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
+// Control characters, fillers and direction overrides would be invisible or would turn their neighbours around.
+const INVISIBLE =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b\u200e\u200f\u2028-\u202f\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\u{e0000}-\u{e0fff}]/gu;
+// Marks piled on a letter would reach into the lines above and below.
+const PILE = /(\p{M}{3})\p{M}+/gu;
+// A letter with its marks, or several joined into one picture: what must not be cut in two.
+const LETTERS = /\P{M}\p{M}*(?:\u200d\P{M}\p{M}*)*|\p{M}+/gu;
 
-function visible(text) {
-  return text.replace(INVISIBLE, (c) => SPECIAL[c] ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+/** Text as it is, with what cannot be seen, or would act on the text around it, made visible. */
+export function inert(text) {
+  const escaped = (c) => SPECIAL[c] ?? `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
+  return text.replace(INVISIBLE, escaped).replace(PILE, "$1");
+}
+
+/** The same for a whole text, which keeps its lines. */
+export function inertLines(text) {
+  return text.split("\n").map(inert).join("⏎\n");
 }
 
 /** A token for a label: its outer space dropped, whitespace and control characters made visible. */
 export function tokenLabel(token) {
   const core = token.trim();
-  if (core !== "") return visible(core);
-  return token === "" ? "∅" : [...token].map((c) => SPECIAL[c] ?? visible(c)).join("");
+  if (core !== "") return inert(core);
+  if (token === "") return "∅";
+  const marks = [...token].map((c) => SPECIAL[c] ?? inert(c));
+  return marks.length > 4 && marks.every((mark) => mark === marks[0]) ? `${marks[0]}×${marks.length}` : marks.join("");
 }
 
-/** A token exactly, in quotes, for details. */
+const EXACT = 120;
+
+/** A token exactly, in quotes, for details; of a very long one its beginning and its length. */
 export function tokenExact(token) {
-  return `“${visible(token)}”`;
+  const length = [...token].length;
+  return length <= EXACT ? `“${inert(token)}”` : `“${shorten(inert(token), EXACT)}” (${thousands(length)} characters)`;
+}
+
+const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6\u{1f000}-\u{3fffd}]/u;
+const letterWidth = (letter) => (WIDE.test(letter) ? 17 : 10.4);
+
+/** About how wide a text is in the letters of the root. */
+export function widthOf(text) {
+  return (text.match(LETTERS) ?? []).reduce((width, letter) => width + letterWidth(letter), 0);
+}
+
+/** As much of a text as fits into a width. */
+export function fitting(text, width) {
+  const letters = text.match(LETTERS) ?? [];
+  let taken = 0;
+  const fits = letters.findIndex((letter) => (taken += letterWidth(letter)) > width);
+  return fits < 0 ? text : shorten(text, fits);
 }
 
 export function shorten(text, length) {
-  const letters = [...text];
-  return letters.length <= length ? text : letters.slice(0, length - 1).join("") + "…";
+  const letters = text.match(LETTERS) ?? [];
+  return letters.length <= length ? text : letters.slice(0, Math.max(0, length - 1)).join("") + "…";
 }
 
 /** Three significant digits, a real minus sign. */

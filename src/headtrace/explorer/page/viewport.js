@@ -7,26 +7,29 @@ import { componentName, shorten, tokenExact, tokenLabel } from "./text.js";
 const LEFT = 40;
 const TOP = 2;
 const RIGHT = 10;
-const READABLE = 0.66;
+const LETTER = 6.6; // about the width of a letter of the token axis
+const SLOPE = 48; // of its labels, in degrees
 
 export function createViewport(host, parts) {
-  const view = { scale: 1, x: 0, y: 0, width: 800, height: 600, bottom: 70, moved: false };
+  const view = { scale: 1, x: 0, y: 0, width: 0, height: 0, bottom: 70, moved: false };
   let geometry = null;
   let graph = null;
   let labelled = [];
 
   function resize(width, height) {
+    if (width === view.width && height === view.height) return;
     Object.assign(view, { width, height });
     for (const layer of parts.layers) layer.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    if (geometry && !view.moved) fit();
-    else apply();
+    // A frame is on its way when the window has a new size: what it shows is to fit together.
+    if (geometry && !view.moved) fit(true);
+    else apply(true);
   }
 
   /** Show a drawing anew: where the view was moved to, or else as a whole. */
   function show(newGraph, newGeometry) {
     [graph, geometry] = [newGraph, newGeometry];
-    if (view.moved) apply();
-    else fit();
+    if (view.moved) apply(true);
+    else fit(true);
   }
 
   /** The room between the axes; the lower one is as high as the longest label asks for. */
@@ -37,13 +40,13 @@ export function createViewport(host, parts) {
     return [view.width - LEFT - RIGHT, view.height - TOP - view.bottom];
   }
 
-  function fit() {
+  function fit(atOnce = false) {
     view.moved = false;
     const [w, h] = room(labelled);
     view.scale = Math.max(0.05, Math.min(SIZE.closest, w / geometry.width, h / geometry.height));
     view.x = LEFT + (w - geometry.width * view.scale) / 2;
     view.y = TOP + Math.max(0, (h - geometry.height * view.scale) / 2);
-    apply();
+    apply(atOnce);
   }
 
   function zoom(factor, cx = view.width / 2, cy = view.height / 2) {
@@ -71,18 +74,23 @@ export function createViewport(host, parts) {
   }
 
   let waiting = false;
-  function apply() {
+  /** Move the drawing; axes and labels follow in the next frame, or at once if the drawing is new. */
+  function apply(atOnce = false) {
     const transform = `translate(${view.x.toFixed(2)},${view.y.toFixed(2)}) scale(${view.scale.toFixed(4)})`;
     for (const world of parts.worlds) world.setAttribute("transform", transform);
-    host.classList.toggle("far", view.scale < READABLE);
-    if (waiting || !geometry) return;
+    if (!geometry) return;
+    host.classList.toggle("far", view.scale < geometry.readable);
+    if (atOnce) return drawLabels();
+    if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => {
-      waiting = false;
-      drawAxes();
-      parts.tags.replaceChildren(...tags([...geometry.nodes.values()]));
-      lightTags(lit);
-    });
+    requestAnimationFrame(drawLabels);
+  }
+
+  function drawLabels() {
+    waiting = false;
+    drawAxes();
+    parts.tags.replaceChildren(...tags([...geometry.nodes.values()]));
+    lightTags(lit);
   }
 
   function drawAxes() {
@@ -91,60 +99,104 @@ export function createViewport(host, parts) {
     group.append(svg("rect", { class: "axis-ground", x: 0, y: bottom, width: view.width, height: view.bottom }));
     group.append(svg("rect", { class: "axis-ground", x: 0, y: 0, width: LEFT, height: view.height }));
     group.append(svg("line", { class: "axis-line", x1: LEFT, x2: view.width, y1: bottom + 0.5, y2: bottom + 0.5 }));
-    let last = Infinity;
-    for (const row of [...geometry.rows].reverse()) {
-      const y = view.y + row.middle * view.scale;
-      if (!row.used || y > bottom - 4 || y < 8 || last - y < 12) continue;
-      last = y;
-      const name = row.layer < 0 ? "emb" : `L${row.layer}`;
-      group.append(svg("text", { class: "axis-layer", x: LEFT - 8, y: y + 3.5 }, name));
-    }
+    drawLayers(group, bottom);
     drawTokens(group, bottom);
     parts.axes.replaceChildren(group);
   }
 
+  function drawLayers(group, bottom) {
+    let last = Infinity;
+    const seen = (y) => y <= bottom - 4 && y >= 8;
+    for (const row of [...geometry.rows].reverse()) {
+      const y = view.y + row.middle * view.scale;
+      if (!row.used || !seen(y) || last - y < 12) continue;
+      last = y;
+      const name = row.layer < 0 ? "emb" : `L${row.layer}`;
+      group.append(svg("text", { class: "axis-layer", x: LEFT - 8, y: y + 3.5 }, name));
+    }
+    for (const { first, last: lowest, y } of skippedRuns()) {
+      if (!seen(y)) continue;
+      const dots = [-4, 0, 4].map((dy) => svg("circle", { cx: LEFT - 14, cy: y + dy, r: 1.1 }));
+      const line = svg("line", { x1: LEFT, x2: view.width, y1: y, y2: y });
+      group.append(svg("g", { class: "axis-gap", "data-layers": `${lowest}-${first}` }, line, ...dots));
+    }
+  }
+
+  /** Neighbouring layers that hold no component: the first and the last of each run, and the height of its mark. */
+  function skippedRuns() {
+    const runs = [];
+    for (const row of geometry.rows.filter((candidate) => candidate.skipped)) {
+      const run = runs[runs.length - 1];
+      if (run && run.last === row.layer + 1) Object.assign(run, { last: row.layer, end: row.y + row.height });
+      else runs.push({ first: row.layer, last: row.layer, start: row.y, end: row.y + row.height });
+    }
+    return runs.map((run) => ({ ...run, y: view.y + ((run.start + run.end) / 2) * view.scale }));
+  }
+
+  /** The run of skipped layers beside a point of the layer axis; null elsewhere. */
+  function skippedAt(x, y) {
+    if (x > LEFT || y > view.height - view.bottom) return null;
+    return skippedRuns().find((run) => Math.abs(run.y - y) < 9) ?? null;
+  }
+
+  /** The answer's token first, then those with components: where there is no room for all labels, the others go. */
+  function labelOrder() {
+    const asked = graph.data.root.position ?? graph.tokens.length - 1;
+    const rank = (column) => (column.position === asked ? 0 : column.shaped ? 1 : column.used ? 2 : 3);
+    return [...geometry.columns].sort((a, b) => rank(a) - rank(b) || a.position - b.position);
+  }
+
   function drawTokens(group, bottom) {
     const taken = [];
-    const order = [...geometry.columns].sort((a, b) => Number(b.used) - Number(a.used) || a.position - b.position);
-    for (const column of order) {
+    for (const column of labelOrder()) {
       const x = view.x + column.middle * view.scale;
       if (x < LEFT + 4 || x > view.width - 4) continue;
-      const label = tokenLabel(graph.tokens[column.position]);
+      if (column.used) group.append(span(column, bottom));
       if (taken.some((other) => Math.abs(other - x) < 15)) continue;
       taken.push(x);
+      // A label hangs to the left of its place, and must not run out of the window there.
+      const letters = Math.floor(x / (LETTER * Math.cos((SLOPE * Math.PI) / 180)));
       group.append(
         svg(
           "text",
           {
             class: column.used ? "axis-token used" : "axis-token",
             "data-position": column.position,
-            transform: `translate(${(x + 3).toFixed(1)},${bottom + 12}) rotate(-48)`,
+            transform: `translate(${(x + 3).toFixed(1)},${bottom + 13}) rotate(${-SLOPE})`,
           },
-          shorten(label, 11),
+          shorten(tokenLabel(graph.tokens[column.position]), Math.min(11, letters)),
           svg("title", {}, `${column.position}: ${tokenExact(graph.tokens[column.position])}`),
         ),
       );
     }
   }
 
-  /** From afar the captions are too small to read; the most influential heads then get a label beside them. */
+  /** What belongs to a token, as a line above its label: from one end of its column to the other. */
+  function span(column, bottom) {
+    const [a, b] = [column.x + 4, column.x + column.width - 4].map((x) => Math.max(LEFT, view.x + x * view.scale));
+    return svg("line", { class: "axis-span", x1: a.toFixed(1), x2: b.toFixed(1), y1: bottom + 0.5, y2: bottom + 0.5 });
+  }
+
+  /** From afar captions are too small to read: heads, then MLPs, get a label instead, the most influential first. */
   function tags(places) {
-    if (view.scale >= READABLE) return [];
-    const influence = (place) => graph.nodes.get(place.id).influence ?? 0;
-    const heads = places.filter((place) => !place.dot && graph.nodes.get(place.id).kind === "head");
+    if (view.scale >= geometry.readable) return [];
+    const node = (place) => graph.nodes.get(place.id);
+    const order = (place) => (node(place).kind === "head" ? 1 : 0) + Math.min(0.99, node(place).influence ?? 0);
+    const named = places.filter((place) => !place.dot && ["head", "mlp"].includes(node(place).kind));
     const taken = [];
     const made = [];
-    for (const place of heads.sort((a, b) => influence(b) - influence(a))) {
-      const text = componentName(graph.nodes.get(place.id));
+    for (const place of named.sort((a, b) => order(b) - order(a))) {
+      const { kind, layer } = node(place);
+      const text = kind === "head" ? componentName(node(place)) : String(layer);
       const textLength = 6.4 * text.length; // given, not measured: the label takes this room in whatever font
       const half = textLength / 2 + 2;
       const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
-      const box = [x - half, y - 8, x + half, y + 8];
+      const box = [x - half, y - 6, x + half, y + 6];
       if (x < LEFT || y > view.height - view.bottom) continue;
       if (taken.some((other) => overlap(box, other))) continue;
       taken.push(box);
       const at = { x: x.toFixed(1), y: (y + 3.5).toFixed(1), textLength, lengthAdjust: "spacingAndGlyphs" };
-      made.push(svg("text", { class: "tag", ...at }, text));
+      made.push(svg("text", { class: `tag ${kind}`, ...at }, text));
     }
     return made;
   }
@@ -165,5 +217,5 @@ export function createViewport(host, parts) {
 
   const toWorld = (x, y) => [(x - view.x) / view.scale, (y - view.y) / view.scale];
   const inside = (x, y) => x > LEFT && y < view.height - view.bottom;
-  return { view, columnAt, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
+  return { view, columnAt, skippedAt, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
 }

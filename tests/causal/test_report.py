@@ -68,8 +68,11 @@ def test_controls_depend_on_the_seed_and_claimed_effects_do_not(report) -> None:
 def test_progress_counts_every_intervention() -> None:
     model, circuit = traced("llama", torch.float64)
     seen: list[tuple[int, int]] = []
-    headtrace.verify(circuit, model, edges="top:3", controls=2, progress=lambda *a: seen.append(a))
-    assert seen[-1] == (18, 18)
+    report = headtrace.verify(circuit, model, edges="top:3", controls=2, progress=lambda *a: seen.append(a))
+    total = len(report.predictions) + 18
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+    assert len(seen) > 1
 
 
 def test_a_global_verification_leaves_offsets_out_and_says_so() -> None:

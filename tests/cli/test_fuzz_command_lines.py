@@ -165,7 +165,7 @@ def _whole(path: Path) -> bool:
         if path.suffix == ".json":
             json.loads(path.read_text())
         elif path.suffix == ".parquet":
-            pl.read_parquet(path)
+            pl.read_parquet(path, glob=False)
     except (ValueError, pl.exceptions.PolarsError):
         return False
     return path.suffix != ".html" or path.read_text().rstrip().endswith("</html>")

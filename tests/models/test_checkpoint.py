@@ -316,6 +316,7 @@ def test_a_damaged_config_is_named(text: str, folder) -> None:
         ({"hidden_size": None}, "llama"),
         ({"hidden_act": "no such function"}, "llama"),
         ({"rope_parameters": "all of them"}, "llama"),
+        ({"num_labels": 10**18}, "gpt2"),
     ],
 )
 def test_absurd_configs_are_refused_before_memory_is_touched(changes: dict, family: str, tmp_path) -> None:
@@ -323,6 +324,30 @@ def test_absurd_configs_are_refused_before_memory_is_touched(changes: dict, fami
     change_config(tmp_path, **changes)
     with pytest.raises(InputError):
         headtrace.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "family", "reason"),
+    [
+        ({"embd_pdrop": 1e9}, "gpt2", "does not run|dropout"),
+        ({"sliding_window": None}, "gemma2", "does not run: .*sliding_window"),
+        ({"query_pre_attn_scalar": -1}, "gemma2", "does not run"),
+        ({"rms_norm_eps": float("nan")}, "llama", "not finite"),
+    ],
+)
+def test_a_config_of_the_right_sizes_that_does_not_run_is_refused(
+    changes: dict, family: str, reason: str, tmp_path
+) -> None:
+    tiny_hf(family).save_pretrained(tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(InputError, match=reason):
+        headtrace.load(tmp_path)
+
+
+def test_a_config_that_asks_for_tuples_makes_no_difference(folder) -> None:
+    expected = headtrace.load(folder).record([3, 4]).logits
+    change_config(folder, return_dict=False)
+    assert torch.equal(headtrace.load(folder).record([3, 4]).logits, expected)
 
 
 def test_a_model_too_large_for_memory_stops_before_it_is_read(folder, monkeypatch) -> None:

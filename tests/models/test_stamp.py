@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 import headtrace
 from headtrace.channels import decompose, decompose_all
 from headtrace.errors import InputError
-from headtrace.models.stamp import Stamp
+from headtrace.models.stamp import Watcher
 from tests.tiny import NAMES, prompts, tiny_hf, tiny_model, top_two
 
 IDS = prompts()[0]
@@ -188,13 +190,13 @@ def test_an_edit_that_cannot_be_seen_needs_to_be_said() -> None:
     """What the documentation says of few numbers changed through ``.data``: when this fails, it should say more."""
     model = tiny_model("llama")
     weight = model.hf.model.layers[1].self_attn.q_proj.weight
-    stamp, before = model.stamp, model.weights.W_Q.clone()
+    watcher, before = Watcher(model.hf), model.weights.W_Q.clone()
     places = [(row, column) for row in range(32) for column in range(32)]
 
     def unseen(place) -> bool:
         kept = float(weight.data[place])
         weight.data[place] = kept + 1
-        same = Stamp.holds(stamp)
+        same = watcher.holds()
         weight.data[place] = kept
         return same
 
@@ -216,12 +218,12 @@ def test_models_loaded_for_inference_only_are_watched_too() -> None:
 
 def test_looking_costs_far_less_than_a_millisecond_for_300_parameters() -> None:
     hf = nn.ModuleList([nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(75)])
-    stamp = Stamp(hf)
+    watcher = Watcher(hf)
     assert len(list(hf.parameters())) == 300
 
     def took() -> float:
         start = time.perf_counter()
-        assert all(stamp.holds() for _ in range(20))
+        assert all(watcher.holds() for _ in range(20))
         return (time.perf_counter() - start) / 20
 
     assert min(took() for _ in range(10)) < 1e-3
@@ -230,10 +232,21 @@ def test_looking_costs_far_less_than_a_millisecond_for_300_parameters() -> None:
 def test_inside_settled_work_the_weights_are_looked_at_once(monkeypatch) -> None:
     model = tiny_model("llama")
     looks = []
-    monkeypatch.setattr(Stamp, "holds", lambda self: looks.append(self) or True)
+    monkeypatch.setattr(Watcher, "holds", lambda self: looks.append(self) or True)
     with model.settled(), model.settled():
         for _ in range(5):
             model.weights  # noqa: B018
     assert len(looks) == 1
     model.weights  # noqa: B018
     assert len(looks) == 2
+
+
+def test_old_recordings_do_not_keep_old_weights_in_memory() -> None:
+    model = tiny_model("llama")
+    recording = model.record(IDS)
+    old = weakref.ref(model.hf.model.layers[1].mlp.up_proj.weight)
+    other_parameter(model.hf)
+    model.hf.load_state_dict(tiny_hf("llama", seed=5).state_dict(), assign=True)
+    assert model.stamp is not recording.stamp
+    gc.collect()
+    assert old() is None

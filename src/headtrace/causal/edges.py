@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headtrace.causal.claims import SideClaim
 from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit
+from headtrace.causal.places import require_places
 from headtrace.causal.signals import Reader, Scope, Signal, channel_mask
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
-from headtrace.vocabulary import AttentionSide, Component, Firing
+from headtrace.vocabulary import AttentionSide, Firing, head_name, parse_head
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -23,19 +26,23 @@ ABLATE, BOOST = 0.0, 2.0
 
 
 def open_circuit(circuit: Circuit, model: Model) -> Recording:
-    """Record a circuit's prompt again, after making sure that the model is the one that was traced."""
+    """Record a circuit's prompt again, after making sure that the model is the one that was traced.
+
+    Another model's circuit is refused: its numbers say nothing about this one, right or wrong.
+    """
     wanted = circuit.model.weights_sha256
     if wanted is not None and wanted != model.weights_sha256:
         raise InputError(
             f"The circuit was traced on {circuit.model.name!r} with weights {wanted[:12]}..., but {model.name!r} has "
             f"{model.weights_sha256[:12]}.... A circuit can only be tested on its own model."
         )
+    require_places(circuit, model)
     return model.record(list(circuit.prompt.token_ids))
 
 
 def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
     """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
-    source, target = _node_name(source), _node_name(target)
+    source, target = node_name(source), node_name(target)
     wanted = circuit.node(target)
     for edge in circuit.edges_into(wanted):
         if edge.side == side and circuit.node(edge.source).name == source:
@@ -47,11 +54,17 @@ def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
     raise InputError(f"There is no {side} edge from {source!r} to {target!r}. Into {target!r} go: {there}.")
 
 
-def _node_name(text: str) -> str:
-    try:
-        return str(Firing.parse(text))
-    except InputError:
-        return text.strip()
+def edge_name(circuit: Circuit, edge: Edge) -> str:
+    """An edge in a sentence: ``MLP 3 @5 => query of L9H6 14->3``."""
+    return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
+
+
+def node_name(text: str) -> str:
+    """The name of a node as a user may write it: a firing also as ``L9H6:14:3``, a head in small letters."""
+    for read in (lambda: str(Firing.parse(text)), lambda: head_name(*parse_head(text))):
+        with suppress(InputError):
+            return read()
+    return text.strip()
 
 
 def coefficients(
@@ -89,15 +102,7 @@ def edit(
 
 def claim(recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> Intervention:
     """Remove every signal that the circuit claims for one side of a firing, from every visible key."""
-    firing = node.site.firing
-    signals = [Signal.of(circuit, e) for e in circuit.edges_into(node) if e.side == side]
-    if side == "key":
-        signals += [
-            Signal(firing, "key", Component("head", e.layer, e.head, e.src), e.channels)
-            for e in node.elsewhere or ()
-        ]
-    edits = tuple(edit(recording, signal) for signal in signals)
-    return Intervention(edits, firing)
+    return SideClaim.of(recording, circuit, node, side).intervention
 
 
 def residual_change(

@@ -58,7 +58,9 @@ class Intervention:
 
     @property
     def first_layer(self) -> int:
-        return min((edit.layer for edit in self.edits), default=0)
+        """Where it begins; without edits, where attention is read."""
+        unchanged = self.firing.layer if self.firing else 0
+        return min((edit.layer for edit in self.edits), default=unchanged)
 
 
 @dataclass(frozen=True)

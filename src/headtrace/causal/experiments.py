@@ -9,6 +9,7 @@ All numbers are changes: with the intervention, minus without.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,32 +17,40 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, BOOST, Reach, open_circuit, residual_change
+from headtrace.causal.edges import ABLATE, BOOST, Reach, node_name, open_circuit, residual_change
+from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
+from headtrace.causal.metric import metric_of
+from headtrace.causal.notebook import chart, frame, paragraph
 from headtrace.causal.signals import Scope, Signal
 from headtrace.causal.statistics import compare
-from headtrace.causal.verify import verify
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
-from headtrace.progress import Progress
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.progress import Progress, part_of, share_of
+from headtrace.vocabulary import ATTENTION_SIDES, head_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headtrace.causal.report import Report
+    from headtrace.causal.report import EdgeEffect
     from headtrace.models import Model
 
 ACTIONS = ("ablate", "boost")
 REACHES: tuple[Reach, ...] = ("local", "global")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SingleEdges:
     """Every edge ablated and boosted, locally and globally, beside random channels."""
 
     table: pl.DataFrame
     """circuit, source, target, side, weight, reach, action, measure, change, random (mean), randoms (every draw)."""
     metric: str | None
+
+    def __repr__(self) -> str:
+        return f"SingleEdges({self.table.height} rows, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.comparisons())
 
     def comparisons(self) -> pl.DataFrame:
         """Claimed against random for each reach, action and measure: means, 95 % intervals, paired tests."""
@@ -79,12 +88,15 @@ def single_edges(
     rows: list[dict[str, Any]] = []
     metric = None
     for number, circuit in enumerate(many):
+        check_options(controls, reaches[0], scope)
+        recording = open_circuit(circuit, model)
+        read = metric_of(circuit.root, recording)
+        metric = metric or (None if read is None else read.name)
         for place, reach in enumerate(reaches):
-            report = verify(
-                circuit, model, edges=edges, controls=controls, reach=reach, scope=scope, seed=seed + number
-            )
-            rows += single_edge_rows(number, report)
-            metric = metric or report.metric
+            how = Measuring(recording, circuit, read, controls, reach, scope, seed + number)
+            chosen = within_reach(circuit, choose_edges(circuit, edges, seed + number), reach)
+            part = share_of(progress, number * len(reaches) + place, 1, len(many) * len(reaches))
+            rows += single_edge_rows(number, how.measure(chosen, part), reach)
             if progress is not None:
                 progress(number * len(reaches) + place + 1, len(many) * len(reaches))
     return SingleEdges(pl.DataFrame(rows, schema=_SINGLE), metric)
@@ -101,8 +113,8 @@ _SINGLE: Any = {
 }
 
 
-def single_edge_rows(number: int, report: Report) -> list[dict[str, Any]]:
-    """A report in long form."""
+def single_edge_rows(number: int, effects: Sequence[EdgeEffect], reach: Reach) -> list[dict[str, Any]]:
+    """Effects in long form."""
     from headtrace.causal.report import mean
 
     return [
@@ -112,21 +124,21 @@ def single_edge_rows(number: int, report: Report) -> list[dict[str, Any]]:
             "target": effect.target,
             "side": effect.edge.side,
             "weight": effect.edge.weight,
-            "reach": report.reach,
+            "reach": reach,
             "action": action,
             "measure": measure,
             "change": getattr(effect, f"{action}_{measure}"),
             "random": mean(getattr(effect, f"control_{action}_{measure}")),
             "randoms": list(getattr(effect, f"control_{action}_{measure}")),
         }
-        for effect in report.effects
+        for effect in effects
         for action in ACTIONS
         for measure in ("attention", "metric")
         if getattr(effect, f"{action}_{measure}") is not None
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EdgesIntoHead:
     """Edges into the firings of one head, lightest first: weight, change of attention, change of the metric."""
 
@@ -134,6 +146,18 @@ class EdgesIntoHead:
     table: pl.DataFrame
     """rank, circuit, source, target, side, weight, reach, attention, metric."""
     metric: str | None
+
+    def __repr__(self) -> str:
+        return f"EdgesIntoHead({self.head!r}, {self.table.height} rows, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<div>{paragraph(repr(self))}{frame(self.correlations())}{chart(self.plot())}</div>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        found = self.correlations().to_dicts()
+        edges = self.table.to_dicts()
+        return {"head": self.head, "metric": self.metric, "correlations": found, "edges": edges}
 
     def correlations(self) -> pl.DataFrame:
         """Spearman correlation of weight with the fall of attention, and with the fall of the metric."""
@@ -159,19 +183,26 @@ def edges_into_head(
     *,
     reaches: Sequence[Reach] = REACHES,
     scope: Scope = "claim",
+    progress: Progress | None = None,
 ) -> EdgesIntoHead:
     """Ablate every edge into one head (``"L20H0"``) or one firing (``"L20H0 13->9"``), ranked by weight."""
+    many, done = as_circuits(circuits), 0
+    wanted = require_edges_into(many, head)
+    of_all = 2 * sum(len(within_reach(c, e, r)) for c, e in zip(many, wanted, strict=True) for r in reaches)
     rows: list[dict[str, Any]] = []
     metric = None
-    for number, circuit in enumerate(as_circuits(circuits)):
+    for number, (circuit, edges) in enumerate(zip(many, wanted, strict=True)):
+        if not edges:
+            continue
+        check_options(0, reaches[0], scope)
+        recording = open_circuit(circuit, model)
+        read = metric_of(circuit.root, recording)
+        metric = metric or (None if read is None else read.name)
         for reach in reaches:
-            wanted = [e for e in circuit.edges if e.side in ATTENTION_SIDES and _is_head(circuit, e, head)]
-            if reach == "global":
-                wanted = [e for e in wanted if circuit.node(e.source).kind != "offset"]
-            if not wanted:
-                continue
-            report = verify(circuit, model, edges=wanted, controls=0, reach=reach, scope=scope)
-            metric = metric or report.metric
+            chosen = within_reach(circuit, edges, reach)
+            how = Measuring(recording, circuit, read, 0, reach, scope, seed=0)
+            effects = how.measure(chosen, part_of(progress, done, of_all))
+            done += 2 * len(chosen)
             rows += [
                 {
                     "circuit": number,
@@ -183,28 +214,53 @@ def edges_into_head(
                     "attention": e.ablate_attention,
                     "metric": e.ablate_metric,
                 }
-                for e in report.effects
+                for e in effects
             ]
-    if not rows:
-        raise InputError(
-            f"No edge goes into {head!r} in these circuits. Name a head like 'L20H0', or a firing of one."
-        )
     table = pl.DataFrame(rows, infer_schema_length=None).sort("weight", "circuit", "source", "side")
     table = table.with_columns(pl.int_range(pl.len()).over("reach").alias("rank"))
     return EdgesIntoHead(head, table, metric)
 
 
-def _is_head(circuit: Circuit, edge: Edge, head: str) -> bool:
-    name = circuit.node(edge.target).name
-    return name == head or name.split(" ")[0] == head
+def require_edges_into(circuits: Sequence[Circuit], head: str) -> list[list[Edge]]:
+    """The query and key edges into a head, or into one firing of it, in each circuit; an error if there are none."""
+    name = node_name(head)
+    found = [
+        [
+            edge
+            for edge in circuit.edges
+            if edge.side in ATTENTION_SIDES and name in _names(circuit.node(edge.target).name)
+        ]
+        for circuit in circuits
+    ]
+    if not any(found):
+        counts = Counter(
+            head_name(n.layer or 0, n.head or 0) for c in circuits for n in c.heads() if c.edges_into(n)
+        )
+        there = ", ".join(name for name, _ in counts.most_common(8)) or "no head"
+        raise InputError(
+            f"No edge goes into {head!r} in these circuits. Name a head like 'L20H0', or a firing of one; edges go "
+            f"into {there}."
+        )
+    return found
 
 
-@dataclass(frozen=True)
+def _names(firing: str) -> tuple[str, str]:
+    """A firing's own name, and that of its head."""
+    return firing, firing.split(" ")[0]
+
+
+@dataclass(frozen=True, repr=False)
 class ResidualChanges:
     """How little the residual moves: cosine and norm ratio before and after, for edges and for whole sides."""
 
     table: pl.DataFrame
     """circuit, what (edge: one signal; side: all of a firing's side), target, side, action, cosine, norm_ratio."""
+
+    def __repr__(self) -> str:
+        return f"ResidualChanges({self.table.height} rows)"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.quantiles())
 
     def quantiles(self) -> pl.DataFrame:
         """Median, and the 5 % and 95 % quantiles."""

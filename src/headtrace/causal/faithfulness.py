@@ -10,7 +10,7 @@ Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,10 +22,12 @@ from torch import Tensor
 from headtrace.causal.controls import matched, random_like
 from headtrace.causal.edges import open_circuit
 from headtrace.causal.metric import Metric, require_metric
+from headtrace.causal.notebook import chart, paragraph, table
 from headtrace.errors import InputError
 from headtrace.models import door
 from headtrace.models.attention import per_query_head
 from headtrace.models.observer import AttentionCall, Observer
+from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.vocabulary import ROOT, Site
 
@@ -48,7 +50,7 @@ class Kept:
     mlps: Bool[Tensor, "layer token"] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Faithfulness:
     """The metric of the whole model, of the circuit alone, with nothing kept, and without the circuit."""
 
@@ -91,6 +93,29 @@ class Faithfulness:
             f"all but the circuit {self.without:.3f}{controls}\nfaithfulness {self.faithfulness:.3f}"
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "curve"}
+        return {**plain, "faithfulness": self.faithfulness, "curve": self.curve.to_dicts()}
+
+    def __repr__(self) -> str:
+        return (
+            f"Faithfulness({self.faithfulness:.3f}: {self.metric} {self.circuit:.3f} of {self.full:.3f} with "
+            f"{self.kept} of {self.total} head components, {self.ablation} ablation)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("the whole model", self.full),
+            ("the circuit alone", self.circuit),
+            ("nothing kept", self.empty),
+            ("all but the circuit", self.without),
+            ("all but as many at random", self.without_random),
+            ("all but as many with as much attention", self.without_matched),
+        ]
+        told = paragraph(self.summary().split("\n")[0], bold=f"faithfulness {self.faithfulness:.3f}:")
+        return f"<div>{told}{table(rows, ('kept', self.metric))}{chart(self.plot())}</div>"
+
     def plot(self, path: str | Path | None = None) -> Figure:
         from headtrace.figures.causal import faithfulness_curves
 
@@ -111,6 +136,7 @@ def faithfulness(
     reference: Recording | None = None,
     controls: int = 4,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Faithfulness:
     """Run the model with only the circuit's attention, at every circuit size (firings by falling influence).
 
@@ -118,7 +144,7 @@ def faithfulness(
     over the prompt's own positions, or over the prompts of a ``reference`` recording. ``unit`` says what a firing
     keeps: its (dest, src) alone, all sources at its destination (``position``), or its whole head (``head``).
     """
-    _check(ablation, unit, mlps)
+    check_choices(ablation, unit, mlps, controls)
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
@@ -140,7 +166,7 @@ def faithfulness(
     removed = [firings, *shuffled, *attended]
     runs: list[Callable[[], Kept]] = [lambda nodes=nodes: remove(nodes) for nodes in removed]
     runs += [lambda nodes=nodes[:size]: keep(nodes) for nodes in (firings, *shuffled) for size in sizes]
-    values = metric_with(recording, metric, runs, ablation, reference)
+    values = metric_with(recording, metric, runs, ablation, reference, progress)
     without, values = values[: len(removed)], values[len(removed) :]
     curve, others = values[: len(sizes)], values[len(sizes) :]
     full, empty = metric.of(recording), curve[0]
@@ -175,7 +201,10 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _check(ablation: str, unit: str, mlps: str) -> None:
+def check_choices(ablation: str, unit: str, mlps: str, controls: int) -> None:
+    """What can be wrong with the choices, said before anything runs."""
+    if controls < 0:
+        raise InputError(f"controls={controls}: expected 0 or more random draws.")
     for name, given, known in (
         ("ablation", ablation, ("zero", "mean")),
         ("unit", unit, ("component", "position", "head")),
@@ -253,6 +282,7 @@ def metric_with(
     runs: Sequence[Callable[[], Kept]],
     ablation: Ablation,
     reference: Recording | None = None,
+    progress: Progress | None = None,
 ) -> list[float]:
     """The metric of each run, many copies of the prompt at a time; masks exist only while they are in use."""
     instead = replacement(recording, ablation, reference)
@@ -271,4 +301,6 @@ def metric_with(
             keep=torch.tensor(positions, device=recording.model.device).expand(len(keep), -1),
         )
         values += reading.value(logits).tolist()
+        if progress is not None:
+            progress(len(values), len(runs))
     return values

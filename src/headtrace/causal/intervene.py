@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headtrace.causal.edges import ABLATE, Reach, edit, open_circuit, residual_change
 from headtrace.causal.edits import Intervention, run
 from headtrace.causal.metric import metric_of
+from headtrace.causal.notebook import paragraph, table
 from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
 
@@ -33,7 +34,7 @@ class EdgeChange:
     norm_ratio: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Intervened:
     """The model with a set of edges multiplied by ``factor``: attention of the last edge's firing, and the metric."""
 
@@ -63,6 +64,23 @@ class Intervened:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __repr__(self) -> str:
+        moved = [f"attention of {self.firing} {self.attention_before:.4f} -> {self.attention_after:.4f}"]
+        if self.metric_before is not None and self.metric_after is not None:
+            moved.append(f"{self.metric} {self.metric_before:.4f} -> {self.metric_after:.4f}")
+        return f"Intervened({len(self.edges)} edge(s) x {self.factor:g}: {', '.join(moved)})"
+
+    def _repr_html_(self) -> str:
+        edges = [(e.source, e.target, e.side, e.cosine, e.norm_ratio) for e in self.edges[:10]]
+        moved: list[tuple[str, float | None, float | None]] = [
+            (f"attention of {self.firing}", self.attention_before, self.attention_after)
+        ]
+        if self.metric is not None:
+            moved.append((self.metric, self.metric_before, self.metric_after))
+        how = f"times {self.factor:g}, {self.reach}, scope {self.scope}"
+        titles = ("from", "into", "side", "residual cosine", "norm ratio")
+        return f"<div>{table(moved, ('', 'before', 'after'))}{paragraph(how)}{table(edges, titles)}</div>"
 
 
 def _line(name: str, before: float, after: float) -> str:

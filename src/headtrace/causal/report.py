@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headtrace.causal.ledger import Failure, Verdict, shown
+from headtrace.causal.notebook import paragraph, table
+from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge
+from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:
     import polars as pl
 
-SCHEMA = "headtrace.verification/1"
+SCHEMA = "headtrace.verification/2"
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class PredictionCheck:
     clean: float
     predicted: float
     measured: float
+    allowed: float
+    """How far the two may be apart."""
 
     @property
     def error(self) -> float:
@@ -61,11 +68,19 @@ def mean(values: tuple[float | None, ...]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What the model showed when the circuit's claims were put to the test."""
 
     circuit: Circuit
+    tolerance: Tolerance
+    """How far numbers of the file and of the model may be apart, and what that follows from."""
+    failures: tuple[Failure, ...]
+    """What the model contradicts: field, node or edge, value in the file, value measured."""
+    checked: Mapping[str, int]
+    """How many of each field were compared."""
+    not_checked: tuple[str, ...]
+    """What could not be compared, and why."""
     predictions: tuple[PredictionCheck, ...]
     effects: tuple[EdgeEffect, ...]
     metric: str | None
@@ -76,6 +91,29 @@ class Report:
     seed: int
     left_out: int = 0
     """Offset edges that a global intervention cannot reach: no component writes them."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"PASS"``, ``"FAIL"``, or ``"NOTHING TO VERIFY"`` where the circuit makes no prediction."""
+        if self.failures:
+            return "FAIL"
+        return "PASS" if self.predictions else "NOTHING TO VERIFY"
+
+    @property
+    def why(self) -> str:
+        """The reason for the verdict, in a sentence."""
+        compared = sum(self.checked.values())
+        if self.failures:
+            return f"the model contradicts {len(self.failures)} of {compared:,} numbers and flags in the file"
+        if self.predictions:
+            return f"{len(self.predictions)} predictions hold, and the model gives all {compared:,} numbers and flags"
+        empty = (self.circuit.reason or "it is empty").split(";")[0]
+        cause = (
+            f"the method {self.circuit.method.name!r} predicts no attention"
+            if self.circuit.edges
+            else f"there is no circuit: {empty}"
+        )
+        return f"{cause} (the model gives all {compared:,} numbers and flags in the file)"
 
     @property
     def max_prediction_error(self) -> float:
@@ -114,12 +152,19 @@ class Report:
         schema: Any = {"node": pl.Int64, "firing": pl.String, "side": pl.String, **numbers}
         return pl.DataFrame(rows, schema=schema)
 
-    def summary(self) -> str:
-        """A few lines: do the predictions hold, and do claimed signals matter more than random channels?"""
-        lines = [
-            f"Predictions: {len(self.predictions)} firing sides, largest |measured - predicted| attention "
-            f"{self.max_prediction_error:.1e}, median {self.median_prediction_error:.1e}"
-        ]
+    def summary(self, failures: int = 8) -> str:
+        """The verdict and what it rests on, then: do claimed signals matter more than random channels?"""
+        lines = [f"{self.verdict}: {self.why}", f"Tolerance: {self.tolerance}"]
+        lines += [f"  {failure}" for failure in self.failures[:failures]]
+        if len(self.failures) > failures:
+            lines.append(f"  and {len(self.failures) - failures} more")
+        lines += [f"Not checked: {what}" for what in self.not_checked]
+        if self.predictions:
+            lines.append(
+                f"Predictions: {len(self.predictions)} firing sides, largest |measured - predicted| attention "
+                f"{self.max_prediction_error:.1e} (allowed {max(c.allowed for c in self.predictions):.1e}), median "
+                f"{self.median_prediction_error:.1e}"
+            )
         if self.left_out:
             lines.append(
                 f"Left out: {self.left_out} edges from offsets, which no component writes (a global intervention has "
@@ -145,6 +190,30 @@ class Report:
         )
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return (
+            f"Report({self.verdict}: {len(self.failures)} failures, {len(self.predictions)} predictions (largest error "
+            f"{self.max_prediction_error:.1e}), {len(self.effects)} edges measured)"
+        )
+
+    def _repr_html_(self) -> str:
+        parts = [paragraph(self.why, bold=self.verdict), paragraph(f"Tolerance: {self.tolerance}")]
+        if self.failures:
+            rows = [(f.field, f.where, shown(f.in_file), shown(f.measured)) for f in self.failures[:20]]
+            parts.append(table(rows, ("field", "where", "in the file", "in the model")))
+        if self.effects:
+            strongest = [
+                (e.source, e.target, e.edge.side, e.edge.weight, e.ablate_attention, e.ablate_metric)
+                for e in self.strongest(10)
+            ]
+            titles = ("from", "into", "side", "weight", "attention when ablated", self.metric or "metric")
+            parts.append(table(strongest, titles))
+        return f"<div>{''.join(parts)}</div>"
+
+    def strongest(self, k: int = 10) -> list[EdgeEffect]:
+        """The edges whose ablation moves attention most."""
+        return sorted(self.effects, key=lambda e: -abs(e.ablate_attention))[:k]
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the per-edge table, as plain data."""
         circuit = self.circuit
@@ -152,6 +221,12 @@ class Report:
             "schema": SCHEMA,
             "model": {"name": circuit.model.name, "weights_sha256": circuit.model.weights_sha256},
             "prompt": circuit.prompt.text,
+            "verdict": self.verdict,
+            "why": self.why,
+            "tolerance": asdict(self.tolerance),
+            "failures": [asdict(failure) for failure in self.failures],
+            "checked": dict(self.checked),
+            "not_checked": list(self.not_checked),
             "max_prediction_error": self.max_prediction_error,
             "median_prediction_error": self.median_prediction_error,
             "n_predictions": len(self.predictions),
@@ -171,6 +246,7 @@ class Report:
                     "attention": c.clean,
                     "predicted": c.predicted,
                     "measured": None if math.isnan(c.measured) else c.measured,
+                    "allowed": c.allowed,
                 }
                 for c in self.predictions
             ],
@@ -179,15 +255,18 @@ class Report:
     def save(self, folder: str | Path) -> Path:
         """Write ``verification.json``, ``edges.parquet`` and ``circuit.json`` (with measured effects on its edges)."""
         path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "verification.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        self.edges.write_parquet(path / "edges.parquet")
+        write_text(path / "verification.json", json.dumps(self.to_dict(), indent=1) + "\n")
+        with replacing(path / "edges.parquet") as temporary:
+            self.edges.write_parquet(temporary)
         self.annotated().save(path / "circuit.json")
         return path
 
     def annotated(self) -> Circuit:
         """The circuit with the measured effects on its edges."""
-        effects = {(e.edge.source, e.edge.target, e.edge.side): effect_record(e) for e in self.effects}
+        effects = {
+            (e.edge.source, e.edge.target, e.edge.side): effect_record(e, self.reach, self.scope)
+            for e in self.effects
+        }
         edges = tuple(
             replace(e, effect=effects[key]) if (key := (e.source, e.target, e.side)) in effects else e
             for e in self.circuit.edges
@@ -201,9 +280,11 @@ class Report:
         return edge_effects([self], path)
 
 
-def effect_record(effect: EdgeEffect) -> dict[str, float | None]:
-    """What a circuit file keeps of a measured edge."""
+def effect_record(effect: EdgeEffect, reach: str, scope: str) -> dict[str, float | str | None]:
+    """What a circuit file keeps of a measured edge, and how it was measured."""
     return {
+        "reach": reach,
+        "scope": scope,
         "attention": effect.ablate_attention,
         "metric": effect.ablate_metric,
         "boost_attention": effect.boost_attention,

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, Reach, open_circuit
+from headtrace.causal.edges import ABLATE, Reach, edge_name, open_circuit
 from headtrace.causal.edits import run
 from headtrace.causal.experiments import REACHES, as_circuits
 from headtrace.causal.intervene import together
 from headtrace.causal.metric import Metric, require_metric
+from headtrace.causal.notebook import frame, paragraph
 from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
 
@@ -32,13 +33,19 @@ if TYPE_CHECKING:
 Arrangement = Literal["parallel", "serial"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Additivity:
     """Pairs of edges ablated one by one and together."""
 
     table: pl.DataFrame
     """circuit, arrangement, reach, first, second, single_first, single_second, sum, joint (changes of the metric)."""
     metric: str
+
+    def __repr__(self) -> str:
+        return f"Additivity({self.table.height} pairs of edges, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.summary())
 
     def summary(self) -> pl.DataFrame:
         """How far joint effects are sums: slope of joint on sum through zero, correlation, mean |joint - sum|."""
@@ -88,8 +95,8 @@ def edge_pairs(
                             "circuit": number,
                             "arrangement": arrangement,
                             "reach": reach,
-                            "first": _edge_name(circuit, first),
-                            "second": _edge_name(circuit, second),
+                            "first": edge_name(circuit, first),
+                            "second": edge_name(circuit, second),
                             "single_first": one,
                             "single_second": other,
                             "sum": one + other,
@@ -99,10 +106,6 @@ def edge_pairs(
     if not rows:
         raise InputError("No two edges to pair: these circuits are too small.")
     return Additivity(pl.DataFrame(rows), name or "metric")
-
-
-def _edge_name(circuit: Circuit, edge: Edge) -> str:
-    return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
 
 
 def joint_changes(

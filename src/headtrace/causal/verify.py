@@ -5,39 +5,44 @@
     report.save("verification/")
 
 For every firing and side, exactly the claimed signals are removed in the running model and the attention it then shows
-is compared with what the trace predicted. For every edge, ablation and boost are measured against random channels.
+is compared with what the trace predicted. Every other number that the model can reproduce is compared as well, and the
+verdict says whether all agree: PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing. For every edge,
+ablation and boost are measured against random channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from headtrace.causal.edges import (
-    ABLATE,
-    BOOST,
-    Reach,
-    claim,
-    edit,
-    open_circuit,
-    residual_change,
+from headtrace.causal.checks import Checking, check_method, check_prompt, check_root, method_of
+from headtrace.causal.claims import SideClaim
+from headtrace.causal.edges import Reach, open_circuit
+from headtrace.causal.edits import run
+from headtrace.causal.effect_checks import check_effects
+from headtrace.causal.graph_checks import (
+    check_flags,
+    check_influence,
+    check_nodes,
+    check_places,
+    check_root_edges,
+    check_weights,
+    claimed_sides,
 )
-from headtrace.causal.edits import Intervention, run
-from headtrace.causal.metric import Metric, metric_of
-from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
-from headtrace.causal.signals import Scope, Signal, random_channels
-from headtrace.circuits import Circuit, Edge, Node
-from headtrace.errors import InputError
-from headtrace.progress import Progress
-from headtrace.prompts import batches
-from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide
+from headtrace.causal.ledger import Ledger
+from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
+from headtrace.causal.metric import metric_of
+from headtrace.causal.report import PredictionCheck, Report
+from headtrace.causal.signals import Scope
+from headtrace.causal.tolerance import Tolerance
+from headtrace.circuits import Circuit, Edge
+from headtrace.progress import Progress, part_of
 
 if TYPE_CHECKING:
-    from headtrace.models import Model, Recording
+    from headtrace.models import Model
+
+SIDES_AT_ONCE = 64
+"""Sides of firings whose signals exist at a time."""
 
 
 def verify(
@@ -53,17 +58,24 @@ def verify(
 ) -> Report:
     """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
     check_options(controls, reach, scope)
-    recording = open_circuit(circuit, model)
-    predictions = check_predictions(recording, circuit)
     asked = choose_edges(circuit, edges, seed)
-    chosen = asked
-    if reach == "global" and isinstance(edges, str):
-        chosen = [e for e in asked if circuit.node(e.source).kind != "offset"]
+    chosen = within_reach(circuit, asked, reach) if isinstance(edges, str) else asked
+    method_of(circuit.method)  # options that cannot be are an error before anything runs
+    recording = open_circuit(circuit, model)
+    check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
     metric = metric_of(circuit.root, recording)
     how = Measuring(recording, circuit, metric, controls, reach, scope, seed)
-    effects = how.measure(chosen, progress)
+    sides = len(list(claimed_sides(circuit)))
+    of_all = sides + how.per_edge * len(chosen)
+    predictions = check_circuit(check, part_of(progress, 0, of_all))
+    effects = how.measure(chosen, part_of(progress, sides, of_all))
+    check_effects(check, effects, reach, scope)
     return Report(
         circuit=circuit,
+        tolerance=check.tolerance,
+        failures=tuple(check.ledger.failures),
+        checked=dict(check.ledger.checked),
+        not_checked=tuple(check.ledger.not_checked),
         predictions=tuple(predictions),
         effects=tuple(effects),
         metric=None if metric is None else metric.name,
@@ -76,136 +88,41 @@ def verify(
     )
 
 
-def check_options(controls: int, reach: str, scope: str) -> None:
-    """What can be wrong with the options of a verification, said before anything runs."""
-    if controls < 0:
-        raise InputError(f"controls={controls}: expected 0 or more random draws per edge.")
-    if reach not in ("local", "global"):
-        raise InputError(f"reach={reach!r}: expected 'local' (one head) or 'global' (every reader).")
-    if scope not in ("claim", "token"):
-        raise InputError(f"scope={scope!r}: expected 'claim' (every visible key) or 'token' (one position).")
-
-
-def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -> list[Edge]:
-    """Edges that decide attention (query and key side): all, the heaviest, or some drawn at random."""
-    inner = [e for e in circuit.edges if e.side in ATTENTION_SIDES]
-    if not isinstance(which, str):
-        return list(which)
-    if which == "all":
-        return inner
-    if which == "none":
-        return []
-    how, _, number = which.partition(":")
-    if how == "top" and number.isdigit():
-        return sorted(inner, key=lambda edge: -edge.weight)[: int(number)]
-    if how == "random" and number.isdigit():
-        order = torch.randperm(len(inner), generator=torch.Generator().manual_seed(seed)).tolist()
-        return [inner[i] for i in sorted(order[: int(number)])]
-    raise InputError(f"edges={which!r}: expected 'all', 'none', 'top:N' or 'random:N', such as 'top:20'.")
-
-
-def check_predictions(recording: Recording, circuit: Circuit) -> list[PredictionCheck]:
-    """Remove each firing side's claimed signals, run that layer, and compare with the prediction."""
-    asked: list[tuple[Node, AttentionSide, float]] = [
-        (node, side, predicted)
-        for node in circuit.nodes
-        if node.expanded and node.predicted is not None
-        for side in ATTENTION_SIDES
-        if (predicted := node.predicted.get(side)) is not None
-    ]
-    outcome = run(recording, [claim(recording, circuit, node, side) for node, side, _ in asked])
-    return [
-        PredictionCheck(node.id, node.name, side, node.attention or 0.0, predicted, measured)
-        for (node, side, predicted), measured in zip(asked, outcome.attention.tolist(), strict=True)
-    ]
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """How the edges of one circuit are measured."""
-
-    recording: Recording
-    circuit: Circuit
-    metric: Metric | None
-    controls: int
-    reach: Reach
-    scope: Scope
-    seed: int
-
-    @cached_property
-    def clean(self) -> float | None:
-        """The metric without any intervention."""
-        return None if self.metric is None else self.metric.of(self.recording)
-
-    def measure(self, edges: Sequence[Edge], progress: Progress | None = None) -> list[EdgeEffect]:
-        """Ablation and boost of every edge and of its random-channel controls: attention and metric.
-
-        Edges whose signals enter at similar layers run together; the interventions of a few edges exist at a time, so
-        that memory does not grow with the circuit.
-        """
-        generator = torch.Generator().manual_seed(self.seed)
-        variants = [self._variants(edge, generator) for edge in edges]
-        per_edge = 2 * (self.controls + 1)
-        order = sorted(range(len(edges)), key=lambda i: self._entry(variants[i][0]))
-        effects: dict[int, EdgeEffect] = {}
-        for places in batches([self.recording.lengths[0] * per_edge] * len(order)):
-            group = [order[place] for place in places]
-            interventions = [
-                Intervention((edit(self.recording, variant, factor, self.reach, self.scope),), variant.firing)
-                for i in group
-                for variant in variants[i]
-                for factor in (ABLATE, BOOST)
-            ]
-            outcome = run(self.recording, interventions, self.metric)
-            attention = outcome.attention.reshape(len(group), per_edge).tolist()
-            values = [None] * len(group)
-            if outcome.metric is not None:
-                values = outcome.metric.reshape(len(group), per_edge).tolist()
-            for place, i in enumerate(group):
-                effects[i] = self._effect(edges[i], variants[i][0], attention[place], values[place])
-            if progress is not None:
-                progress(per_edge * len(effects), per_edge * len(edges))
-        return [effects[i] for i in range(len(edges))]
-
-    def _variants(self, edge: Edge, generator: torch.Generator) -> tuple[Signal, ...]:
-        """The claimed signal, and the same in channels drawn at random."""
-        signal = Signal.of(self.circuit, edge)
-        draws = random_channels(signal.channels, self.recording.model.d_head, self.controls, generator)
-        return (signal, *(signal.with_channels(draw) for draw in draws))
-
-    def _entry(self, signal: Signal) -> int:
-        """The layer where an intervention on the signal begins."""
-        return signal.firing.layer if self.reach == "local" else signal.component.layer or 0
-
-    def _effect(
-        self, edge: Edge, signal: Signal, attention: list[float], values: list[float] | None
-    ) -> EdgeEffect:
-        f = signal.firing
-        before = float(self.recording.patterns[f.layer, 0, f.head, f.dest, f.src])
-
-        def change(numbers: list[float] | None, start: float | None) -> list[Any]:
-            if numbers is None or start is None:
-                return [None] * len(attention)
-            return [n - start for n in numbers]
-
-        d_attention, d_metric = change(attention, before), change(values, self.clean)
-        cosine, ratio = residual_change(self.recording, signal)
-        cosine_boost, ratio_boost = residual_change(self.recording, signal, BOOST)
-        return EdgeEffect(
-            edge=edge,
-            source=self.circuit.node(edge.source).name,
-            target=self.circuit.node(edge.target).name,
-            attention=before,
-            ablate_attention=d_attention[0],
-            boost_attention=d_attention[1],
-            ablate_metric=d_metric[0],
-            boost_metric=d_metric[1],
-            control_ablate_attention=tuple(d_attention[2::2]),
-            control_boost_attention=tuple(d_attention[3::2]),
-            control_ablate_metric=tuple(d_metric[2::2]),
-            control_boost_metric=tuple(d_metric[3::2]),
-            cosine=cosine,
-            norm_ratio=ratio,
-            boost_cosine=cosine_boost,
-            boost_norm_ratio=ratio_boost,
+def check_circuit(check: Checking, progress: Progress | None = None) -> list[PredictionCheck]:
+    """Everything in the file that the model can reproduce; predictions are measured in the running model."""
+    for part in (check_method, check_prompt, check_root, check_nodes, check_flags, check_influence):
+        part(check)
+    check_places(check)
+    check_root_edges(check)
+    sides, found = list(claimed_sides(check.circuit)), list[PredictionCheck]()
+    for start in range(0, len(sides), SIDES_AT_ONCE):
+        group = sides[start : start + SIDES_AT_ONCE]
+        found += _check_sides(
+            check, [SideClaim.of(check.recording, check.circuit, node, side) for node, side in group]
         )
+        if progress is not None:
+            progress(start + len(group), len(sides))
+    for one in found:
+        name, values = f"predicted.{one.side}", {"in_file": one.predicted, "measured": one.measured}
+        check.ledger.compare(name, one.firing, **values, allowed=one.allowed)
+    return found
+
+
+def _check_sides(check: Checking, claims: list[SideClaim]) -> list[PredictionCheck]:
+    """The weights of some sides, and their predictions in the running model, all at once."""
+    for claim in claims:
+        check_weights(check, claim)
+    asked = [(c, p) for c in claims if (p := (c.node.predicted or {}).get(c.side)) is not None]
+    measured = run(check.recording, [claim.intervention for claim, _ in asked]).attention.tolist()
+    return [
+        PredictionCheck(
+            claim.node.id,
+            claim.node.name,
+            claim.side,
+            claim.node.attention or 0.0,
+            predicted,
+            value,
+            check.tolerance.attention(claim.size),
+        )
+        for (claim, predicted), value in zip(asked, measured, strict=True)
+    ]

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.export import CircuitSource
 from headtrace.cli.options import console
-from headtrace.cli.verify import CircuitFile, ModelChoice, ReachChoice, ScopeChoice, load_model_of
+from headtrace.cli.verify import ModelChoice, ModelsOf, ReachChoice, ScopeChoice
 
 
 def register(app: typer.Typer) -> None:
@@ -16,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def intervene(
-    circuit: CircuitFile,
+    circuit: CircuitSource,
     source: Annotated[str, typer.Option(help="The component that writes, like 'MLP 12 @13'.")],
     target: Annotated[str, typer.Option(help="The firing that reads, like 'L20H0 13->9'.")],
     side: Annotated[str, typer.Option(help="query or key.")],
@@ -26,7 +27,8 @@ def intervene(
     reach: ReachChoice = "local",
     scope: ScopeChoice = "claim",
     model: ModelChoice = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the numbers as JSON.")] = None,
+    out: options.NumbersFile = None,
+    json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
 ) -> None:
@@ -38,18 +40,28 @@ def intervene(
 
       headtrace intervene circuit.json --source "MLP 0 @9" --target "L8H1 9->3" --side query
       --factor 2 --reach global --scope token
-    """
-    from headtrace.circuits import load_circuit
 
-    asked = load_circuit(circuit)
+      headtrace intervene many.parquet#3 --source "MLP 0 @9" --target "L8H1 9->3" --side key --json
+    """
+    from headtrace.circuits import read_circuit
+
+    options.check_output(json, out)
+    options.check_numbers(out)
+    asked = read_circuit(circuit)
     from headtrace.causal import find_edge
     from headtrace.causal import intervene as change
-    from headtrace.causal.verify import check_options
+    from headtrace.causal.measuring import check_options
 
     check_options(0, reach, scope)
     edge = find_edge(asked, source, target, side)
-    loaded = load_model_of(asked, model, dtype, device)
+    loaded = ModelsOf(model, dtype, device)(asked)
     done = change(asked, loaded, edge, factor=factor, reach=reach, scope=scope)  # type: ignore[arg-type]
-    console.print(done.summary(), markup=False, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        options.write_json(json_file, done.to_dict())
+    content = done.to_dict()
+    options.emit(
+        content,
+        as_json=json,
+        show=lambda: console.print(done.summary(), markup=False, highlight=False, soft_wrap=True),
+        out=out,
+    )
+    if out is not None:
+        options.write_json(out, content)

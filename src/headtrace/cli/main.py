@@ -33,6 +33,8 @@ COMMANDS = [
     "verify",
     "sufficiency",
     "intervene",
+    "edges",
+    "faithfulness",
     "tasks",
     "toy",
 ]

@@ -62,7 +62,8 @@ def _show_models() -> None:
         names.add_row(alias, hub + packaged)
     options.show_table("Ready names", names)
     console.print(
-        "Any other hub name, local folder in Hugging Face format or GGUF file of these families works too."
+        "Any other hub name (name@revision for one of its revisions), local folder in Hugging Face format or GGUF file "
+        "of these families works too. Weights are read from safetensors and GGUF files only, never from pickles."
     )
 
 

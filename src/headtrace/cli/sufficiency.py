@@ -9,8 +9,9 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
+from headtrace.cli.export import CircuitSource
 from headtrace.cli.options import console
-from headtrace.cli.verify import CircuitFile, ModelChoice, load_model_of
+from headtrace.cli.verify import ModelChoice, ModelsOf
 
 if TYPE_CHECKING:
     from headtrace.causal import Sufficiency
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sufficiency(
-    circuit: CircuitFile,
+    circuit: CircuitSource,
     counterfactual: Annotated[
         str | None,
         typer.Option(help="A prompt of as many tokens, with other words where the answer is decided."),
@@ -46,7 +47,7 @@ def sufficiency(
     seed: Annotated[int, typer.Option(help="Seed of the random components.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder for sufficiency.json and sufficiency.png.")] = None,
     model: ModelChoice = None,
-    as_json: options.Json = False,
+    json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
 ) -> None:
@@ -62,7 +63,7 @@ def sufficiency(
       headtrace sufficiency circuit.json --counterfactual-ids 1,5,9 --baselines --out sufficiency
     """
     from headtrace.causal import sufficiency as measure
-    from headtrace.circuits.sources import read_circuit
+    from headtrace.circuits import read_circuit
     from headtrace.errors import InputError
 
     if out is not None:
@@ -71,7 +72,7 @@ def sufficiency(
         raise InputError("Give the counterfactual as text or as token ids (--counterfactual-ids), not both.")
     other = counterfactual if counterfactual_ids is None else options.parse_ids(counterfactual_ids)
     asked = read_circuit(circuit)
-    loaded = load_model_of(asked, model, dtype, device)
+    loaded = ModelsOf(model, dtype, device)(asked)
     with options.progress_bar("Sets of components") as progress:
         found = measure(
             asked,
@@ -86,7 +87,7 @@ def sufficiency(
     if out is not None:
         found.save(out)
         options.note(f"Wrote {out}: sufficiency.json, sufficiency.png")
-    options.emit(found.to_dict(), as_json=as_json, show=lambda: _show(found))
+    options.emit(found.to_dict(), as_json=json, show=lambda: _show(found))
 
 
 def _show(found: Sufficiency) -> None:

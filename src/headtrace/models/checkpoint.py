@@ -25,6 +25,7 @@ from headtrace.models.memory import available_bytes, human
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+MOST_LABELS = 1_000_000
 FLOATS = ("F64", "F32", "F16", "BF16")
 RECOMPUTED: dict[str, Callable[[tuple[int, ...]], bool]] = {
     r"(^|\.)rotary_emb\.inv_freq$": lambda shape: len(shape) == 1,
@@ -193,6 +194,9 @@ def _file_header(path: Path) -> dict[str, Header]:
 
 def _check_layers(folder: Path, facts: Mapping[str, Any], n_tensors: int) -> None:
     """Before transformers makes lists of that length: every layer has at least one tensor."""
+    labels = facts.get("num_labels")
+    if isinstance(labels, (int, float)) and labels > MOST_LABELS:
+        raise InputError(f"config.json of {str(folder)!r} says num_labels = {labels}. Is the file damaged?")
     for key in LAYER_COUNTS:
         value = facts.get(key)
         if isinstance(value, (int, float)) and value > n_tensors:

@@ -133,6 +133,9 @@ def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
     stack.callback(watching.reset, watching.set(Watch(observers, model.head_order)))
     config._attn_implementation = NAME
+    if not config.return_dict:  # outputs by name, whatever the model's own setting
+        stack.callback(setattr, config, "return_dict", config.return_dict)
+        config.return_dict = True
 
 
 def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStack) -> None:

@@ -134,13 +134,13 @@ def _check_sizes(path: Path, header: GGUFHeader) -> None:
 
 def converted(path: Path, *, anew: bool = False) -> Path:
     """A GGUF file as a Hugging Face folder, converted once and kept in the cache (``anew``: even if it is there)."""
-    header = read_header(path)
-    _check_sizes(path, header)
     folder = cache_folder("gguf") / f"{_digest(path)}-{CONVERSION}"
     if anew:
         shutil.rmtree(folder, ignore_errors=True)
     if (folder / "config.json").exists():
         return folder
+    header = read_header(path)
+    _check_sizes(path, header)
     from rich.console import Console
 
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
@@ -163,9 +163,12 @@ def converted(path: Path, *, anew: bool = False) -> Path:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 22), b""):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(1 << 22), b""):
+                digest.update(block)
+    except OSError as error:
+        raise _unreadable(path, str(error)) from error
     return digest.hexdigest()
 
 

@@ -68,8 +68,10 @@ def load(
     place, source = find_device(device, wanted), find_source(name_or_path_or_model, revision)
     with _quiet():
         hf, found = _read(source, wanted, with_tokenizer=tokenizer is None)
-    found = found if tokenizer is None else tokenizer
-    return Model(hf.to(place), found, name=source.name, revision=source.revision)  # type: ignore[arg-type]
+        found = found if tokenizer is None else tokenizer
+        model = Model(hf.to(place), found, name=source.name, revision=source.revision)  # type: ignore[arg-type]
+        _try(model)
+    return model
 
 
 def _loaded(
@@ -92,6 +94,23 @@ def _loaded(
             f"(model.to({device!r})), or leave device out."
         )
     return Model(hf, tokenizer)
+
+
+def _try(model: Model) -> None:
+    """One token through the model: a config may have the right sizes and still describe nothing that runs."""
+    try:
+        logits = model.record([0]).logits
+    except HeadtraceError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{model.name!r} was read, but it does not run: {reason[:300]}. Does its config.json belong to it?"
+        ) from error
+    if not bool(torch.isfinite(logits).all()):
+        raise InputError(
+            f"{model.name!r} was read, but its output is not finite. Does its config.json belong to it?"
+        )
 
 
 @contextmanager

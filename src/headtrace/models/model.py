@@ -20,7 +20,7 @@ from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
 from headtrace.models.record import Recording, record
 from headtrace.models.sound import check_parameters
-from headtrace.models.stamp import Stamp
+from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
 from headtrace.prompts import PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
@@ -65,7 +65,7 @@ class Model:
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
-        self._stamp = Stamp(hf)
+        self._watcher, self._stamp = Watcher(hf), Stamp()
         self._check_layers()
 
     @property
@@ -137,10 +137,10 @@ class Model:
 
     @property
     def stamp(self) -> Stamp:
-        """What the weights look like now: another object whenever they were seen to have changed."""
+        """Stands for the weights as they are now: another object whenever they were seen to have changed."""
         if not getattr(self._inside, "settled", False):
             with self._making:
-                if not self._stamp.holds():
+                if not self._watcher.holds():
                     self.forget()
         return self._stamp
 
@@ -154,7 +154,7 @@ class Model:
             check_parameters(self.hf)
             self._check_layers()
             self._made.clear()
-            self._stamp = Stamp(self.hf)
+            self._watcher, self._stamp = Watcher(self.hf), Stamp()
 
     @contextmanager
     def settled(self) -> Generator[None]:

@@ -29,7 +29,11 @@ _edits = attrgetter("_version")
 
 
 class Stamp:
-    """What a model's weights look like at one moment."""
+    """Stands for one state of a model's weights, without holding them: another object after every change."""
+
+
+class Watcher:
+    """What a model's weights look like at one moment, to be held against what they look like later."""
 
     def __init__(self, hf: nn.Module) -> None:
         # Dictionaries of the modules themselves: they show what is added, replaced or taken away.

@@ -6,6 +6,7 @@ Norms are frozen, so every component has an exact share of the output logits, or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
@@ -112,6 +113,42 @@ class Shares:
         return Cause(self.catalogue.component(number).at(self.position), weight)
 
 
+@dataclass(frozen=True)
+class Part:
+    """One position that a root is read at, and what every component there contributes, in the unit of the root."""
+
+    shares: Shares
+    contributions: Float[Tensor, " component"]
+
+
+@dataclass(frozen=True)
+class RootShares:
+    """What a root is worth in one prompt (value and place are filled in), and what every component gives of it."""
+
+    root: Root
+    parts: tuple[Part, ...]
+    size: float
+    """The largest numbers that the value is added up from: what errors are measured against."""
+
+    def weight(self, site: Site) -> float | None:
+        """What a component contributes where it is read; None where the root does not read it."""
+        if site.kind == "offset":
+            return getattr(self.root, "bias", None) if site.layer is None and self.reads(site) else None
+        part = self.reads(site)
+        number = None if part is None else part.shares.catalogue.number(site.component)
+        return None if part is None or number is None else float(part.contributions[number])
+
+    def reads(self, site: Site) -> Part | None:
+        """The part at the site's position."""
+        return next((part for part in self.parts if part.shares.position == site.dest), None)
+
+
+@singledispatch
+def root_shares(root: Root, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+    """The value of a root in one prompt of a recording, and every component's contribution to it."""
+    raise InputError(f"There are no shares of a {type(root).__name__}.")
+
+
 def _final(recording: Recording, prompt: int, position: int | None = None) -> Shares:
     last = recording.lengths[prompt] - 1
     return Shares(recording, prompt, last if position is None else position, recording.model.n_layers)
@@ -128,28 +165,37 @@ def _uncapped(shares: Shares) -> Float[Tensor, " vocab"]:
 # -- logit difference ----------------------------------------------------------------------------------------
 
 
-@seeds.register(LogitDifference)
-def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+@root_shares.register(LogitDifference)
+def _(root: LogitDifference, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
     reader = _difference(weights.W_U, root)
     contributions = shares.onto(shares.unembedded(reader))
     bias = float(_difference(weights.output_bias, root))
     uncapped = _uncapped(shares)
-    total = float(contributions.sum())
-    shares.require(total + bias, float(_difference(uncapped, root)), float(uncapped.abs().max()))
-    found = [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)]
+    size = float(uncapped.abs().max())
+    shares.require(float(contributions.sum()) + bias, float(_difference(uncapped, root)), size)
     value = float(_difference(recording.logits_at(prompt, shares.position), root))
     root = replace(root, value=value, position=shares.position, bias=bias)
+    return RootShares(root, (Part(shares, contributions),), size)
+
+
+@seeds.register(LogitDifference)
+def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    worth = root_shares(root, recording, prompt)
+    assert isinstance(worth.root, LogitDifference)
+    root, (part,) = worth.root, worth.parts
+    total, bias = float(part.contributions.sum()), root.bias or 0.0
     if total <= 0:
         above = "the vocabulary's mean" if root.wrong is None else "the wrong answer's"
         without = " without the output's own bias" if bias else ""
         reason = f"the answer's logit is not above {above}{without} (total {total:.4g}), so there is nothing to explain"
         swap = "" if root.wrong is None else "swap the two answers, "
-        return _nothing(root, reason, [(shares, contributions)], f"{swap}ask for a probability root")
+        return _nothing(root, reason, worth.parts, f"{swap}ask for a probability root")
+    found = [part.shares.cause(number, weight) for number, weight in _above_cutoff(part.contributions)]
     if bias > 0:  # a seed is what the root rests on: a bias against the answer is in the root's value only
-        found.append(Cause(Component("offset").at(shares.position), bias))
-    return _finish(root, found, [(shares, contributions)], "ask for a probability root")
+        found.append(Cause(Component("offset").at(part.shares.position), bias))
+    return _finish(root, found, worth.parts, "ask for a probability root")
 
 
 def _difference(per_token: Float[Tensor, "vocab *rest"], root: LogitDifference) -> Float[Tensor, "*rest"]:
@@ -173,9 +219,9 @@ def _above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int,
 # -- direction -----------------------------------------------------------------------------------------------
 
 
-@seeds.register(Direction)
-def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
-    """Shares of the residual before a layer along a vector, as for a logit difference."""
+@root_shares.register(Direction)
+def _(root: Direction, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+    """Shares of the residual before a layer along a vector."""
     model, length = recording.model, recording.lengths[prompt]
     position = length - 1 if root.position is None else root.position
     if root.layer > model.n_layers:
@@ -194,14 +240,21 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
     vector = recording.residuals.new_tensor(root.vector)
     contributions = shares.onto(vector)
     value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
-    total = float(contributions.sum())
-    shares.require(total, value, size)
-    root = replace(root, value=value, position=position)
+    shares.require(float(contributions.sum()), value, size)
+    return RootShares(replace(root, value=value, position=position), (Part(shares, contributions),), size)
+
+
+@seeds.register(Direction)
+def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """As for a logit difference."""
+    worth = root_shares(root, recording, prompt)
+    (part,) = worth.parts
+    total = float(part.contributions.sum())
     if total <= 0:
         reason = f"the residual has no positive part along the direction (total {total:.4g})"
-        return _nothing(root, reason, [(shares, contributions)], "turn the direction round")
-    found = [shares.cause(number, weight) for number, weight in _above_cutoff(contributions)]
-    return _finish(root, found, [(shares, contributions)], "ask for another layer or position")
+        return _nothing(worth.root, reason, worth.parts, "turn the direction round")
+    found = [part.shares.cause(number, weight) for number, weight in _above_cutoff(part.contributions)]
+    return _finish(worth.root, found, worth.parts, "ask for another layer or position")
 
 
 # -- heads ---------------------------------------------------------------------------------------------------
@@ -228,13 +281,9 @@ def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) 
 # -- likelihood ----------------------------------------------------------------------------------------------
 
 
-@seeds.register(Likelihood)
-def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
-    """Components without which the log-likelihood falls most of the way to the bias-only value.
-
-    A continuation is read at several positions; its log-likelihood is the sum over them, and so is what a component
-    takes away.
-    """
+@root_shares.register(Likelihood)
+def _(root: Likelihood, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+    """Attributions of a log-likelihood. A continuation is read at several positions, and adds up over them."""
     length = recording.lengths[prompt]
     if root.continuation:
         first = length - len(root.answer)
@@ -243,21 +292,28 @@ def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_ST
         first = length - 1
         supports = [_support(root, recording, prompt)]
         root = replace(root, support=tuple(supports[0]))
-    parts = [
+    parts = tuple(
         _Part.of(_final(recording, prompt, first + i), support, ig_steps)
         for i, support in enumerate(supports)
-    ]
-    ranked = [(part.shares, part.attributions) for part in parts]
+    )
+    size = max(float(part.objective.clean.abs().max()) for part in parts)
+    return RootShares(replace(root, value=sum(part.ends[0] for part in parts), position=first), parts, size)
+
+
+@seeds.register(Likelihood)
+def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+    """Components without which the log-likelihood falls most of the way to the bias-only value."""
+    worth = root_shares(root, recording, prompt, ig_steps)
+    parts = [part for part in worth.parts if isinstance(part, _Part)]
     clean, floor = (sum(part.ends[i] for part in parts) for i in (0, 1))
-    root = replace(root, value=clean, position=first)
     if clean <= floor:
         reason = (
             f"the answer is no likelier (log-likelihood {clean:.4g}) than from the model's biases alone ({floor:.4g}), "
             "so there is nothing to explain"
         )
-        return _nothing(root, reason, ranked, "ask for the likeliest answers (top_k)")
+        return _nothing(worth.root, reason, worth.parts, "ask for the likeliest answers (top_k)")
     found = _remove_shares(parts, clean, clean - DROP * (clean - floor))
-    return _finish(root, found, ranked, "compare with a wrong answer (a linear root)")
+    return _finish(worth.root, found, worth.parts, "compare with a wrong answer (a linear root)")
 
 
 def _support(root: Likelihood, recording: Recording, prompt: int) -> list[int]:
@@ -304,12 +360,10 @@ class _Objective:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One position of a likelihood: its objective, and every component's attribution."""
+class _Part(Part):
+    """One position of a likelihood: contributions are attributions, by integrated gradients of its objective."""
 
-    shares: Shares
     objective: _Objective
-    attributions: Float[Tensor, " component"]
     ends: tuple[float, float]
     """The log-likelihood as it is, and from biases alone."""
 
@@ -324,7 +378,7 @@ class _Part:
             max(1.0, float(attributions.abs().sum())),
         )
         ends = float(objective.value(objective.clean)), float(objective.value(objective.base))
-        return cls(shares, objective, attributions, ends)
+        return cls(shares, attributions, objective, ends)
 
     def drops(
         self, left: Float[Tensor, " vocab"], numbers: Int[Tensor, " n"]
@@ -337,9 +391,9 @@ class _Part:
 
 def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Cause]:
     """Remove components by attribution (positive ones only) until the log-likelihood is at or below the target."""
-    values, order = torch.cat([part.attributions for part in parts]).sort(descending=True, stable=True)
+    values, order = torch.cat([part.contributions for part in parts]).sort(descending=True, stable=True)
     order, values = order[values > 0], values[values > 0]
-    starts = torch.tensor([0] + [len(part.attributions) for part in parts], device=order.device).cumsum(0)
+    starts = torch.tensor([0] + [len(part.contributions) for part in parts], device=order.device).cumsum(0)
     of_part = torch.searchsorted(starts, order, right=True) - 1
     numbers = order - starts[of_part]
     left = [part.objective.clean for part in parts]
@@ -362,31 +416,31 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
 
 # -- nothing to trace ----------------------------------------------------------------------------------------
 
-Ranked = list[tuple[Shares, Float[Tensor, " component"]]]
-"""What every component contributes to a root, at each position where it is read."""
 
-
-def _finish(root: Root, found: list[Cause], ranked: Ranked, advice: str) -> Seeds:
+def _finish(root: Root, found: list[Cause], parts: Sequence[Part], advice: str) -> Seeds:
     if not any(cause.site.kind == "head" for cause in found):
         reason = f"no head is among the {len(found)} component(s) that the root rests on"
-        return _nothing(root, reason, ranked, advice)
+        return _nothing(root, reason, parts, advice)
     return Seeds(root, tuple(found))
 
 
-def _nothing(root: Root, reason: str, ranked: Ranked, advice: str) -> Seeds:
+def _nothing(root: Root, reason: str, parts: Sequence[Part], advice: str) -> Seeds:
     """No seeds: why, what speaks most for and against the root, and what to try instead."""
-    heads = [cause for cause in _strongest(ranked, only_heads=True) if cause.weight > 0]
-    ends = (("for", _strongest(ranked)), ("against", _strongest(ranked, against=True)))
+    heads = [cause for cause in _strongest(parts, only_heads=True) if cause.weight > 0]
+    ends = (("for", _strongest(parts)), ("against", _strongest(parts, against=True)))
     told = "; ".join(f"strongest {word} it: {_listed(causes)}" for word, causes in ends if causes)
     names = dict.fromkeys(head_name(cause.site.layer or 0, cause.site.head or 0) for cause in heads)
     start = f", or start from heads that speak for it ({', '.join(names)})" if names else ""
     return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}")
 
 
-def _strongest(ranked: Ranked, *, only_heads: bool = False, against: bool = False, k: int = 3) -> list[Cause]:
+def _strongest(
+    parts: Sequence[Part], *, only_heads: bool = False, against: bool = False, k: int = 3
+) -> list[Cause]:
     """The components that contribute most, of one sign."""
     found: list[Cause] = []
-    for shares, contributions in ranked:
+    for part in parts:
+        shares, contributions = part.shares, part.contributions
         first = shares.catalogue.n_plain if only_heads else 0
         signed = -contributions[first:] if against else contributions[first:]
         values, numbers = signed.topk(min(k, len(signed)))

@@ -72,6 +72,27 @@ class Catalogue:
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
 
+    def number(self, component: Component) -> int | None:
+        """The number of a component; None for one that is not upstream of the layer.
+
+        >>> catalogue = Catalogue(layer=3, n_heads=4, length=5)
+        >>> all(catalogue.number(catalogue.component(n)) == n for n in range(catalogue.n_components))
+        True
+        """
+        l, layer = self.layer, component.layer
+        if component.kind == "embedding":
+            return 0
+        if component.kind == "offset":
+            return 2 * l + 1
+        if layer is None or not 0 <= layer < l:
+            return None
+        if component.kind in ("mlp", "attention_bias"):
+            return 1 + layer + (l if component.kind == "attention_bias" else 0)
+        head, src = component.head, component.src
+        if head is None or src is None or head >= self.n_heads or src >= self.length:
+            return None
+        return self.n_plain + (layer * self.n_heads + head) * self.length + src
+
 
 @dataclass
 class Composer:

@@ -1,0 +1,158 @@
+"""What a circuit claims about one side of a firing: signals, what each adds to the firing's logits, and their removal.
+
+Everything is computed from the components' recorded writes, not from the tracer's candidates: the two must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from headtrace.causal.edits import Intervention, LocalEdit
+from headtrace.causal.signals import Reader, Signal
+from headtrace.circuits import Circuit, Edge, Elsewhere, Node
+from headtrace.models.attention import softcap
+from headtrace.vocabulary import AttentionSide, Component, Firing
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+
+
+@dataclass(frozen=True)
+class Row:
+    """One firing's row of attention as it was recorded, in float64 (prompt 0)."""
+
+    recording: Recording
+    firing: Firing
+
+    @cached_property
+    def logits(self) -> Float[Tensor, " token"]:
+        """Before softcap and mask."""
+        rec, f = self.recording, self.firing
+        keys = rec.keys[f.layer, 0, f.head // rec.model.weights.group].double()
+        return (keys @ rec.queries[f.layer, 0, f.head, f.dest].double()) * rec.scales[f.layer]
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, " token"]:
+        return self.recording.visible[self.firing.layer][0, self.firing.dest]
+
+    @cached_property
+    def size(self) -> float:
+        """The largest logit that counts."""
+        return float(self.logits.masked_fill(~self.visible, 0.0).abs().max())
+
+    @property
+    def attention(self) -> float:
+        f = self.firing
+        return float(self.recording.patterns[f.layer, 0, f.head, f.dest, f.src])
+
+    def attention_with(self, logits: Float[Tensor, "*n token"]) -> Float[Tensor, "*n"]:
+        """Attention on the source with other logits."""
+        scores = softcap(logits, self.recording.softcaps[self.firing.layer])
+        return scores.masked_fill(~self.visible, -torch.inf).softmax(dim=-1)[..., self.firing.src]
+
+
+@dataclass(frozen=True)
+class SideClaim:
+    """The signals that hold up one side of a firing, as a circuit has them: its edges, and what is `elsewhere`."""
+
+    recording: Recording
+    node: Node
+    side: AttentionSide
+    parts: tuple[Edge | Elsewhere, ...]
+    """Where the file says so, one for each signal."""
+    signals: tuple[Signal, ...]
+
+    @classmethod
+    def of(cls, recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> SideClaim:
+        edges = [edge for edge in circuit.edges_into(node) if edge.side == side]
+        signals = [Signal.of(circuit, edge) for edge in edges]
+        others = (node.elsewhere or ()) if side == "key" else ()
+        firing = node.site.firing
+        signals += [
+            Signal(firing, side, Component("head", e.layer, e.head, e.src), e.channels) for e in others
+        ]
+        return cls(recording, node, side, (*edges, *others), tuple(signals))
+
+    @property
+    def firing(self) -> Firing:
+        return self.node.site.firing
+
+    @cached_property
+    def row(self) -> Row:
+        return Row(self.recording, self.firing)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.recording, self.firing, self.side)
+
+    @property
+    def keys(self) -> Float[Tensor, "token d_head"]:
+        """The keys that the firing's head reads."""
+        rec, f = self.recording, self.firing
+        return rec.keys[f.layer, 0, f.head // rec.model.weights.group]
+
+    def coefficients(self, components: Sequence[Component]) -> Float[Tensor, "component token channel"]:
+        """Channel coefficients of components at every token."""
+        return torch.stack([self.reader.coefficients(component) for component in components])
+
+    @cached_property
+    def _own(self) -> Float[Tensor, "signal token channel"]:
+        return self.coefficients([signal.component for signal in self.signals])
+
+    @cached_property
+    def owner(self) -> Int[Tensor, " claimed"]:
+        """The signal that each claimed (component, channel) belongs to."""
+        numbers = [i for i, signal in enumerate(self.signals) for _ in set(signal.channels)]
+        return self._index(numbers)
+
+    @cached_property
+    def channel(self) -> Int[Tensor, " claimed"]:
+        return self._index([k for signal in self.signals for k in sorted(set(signal.channels))])
+
+    def _index(self, numbers: list[int]) -> Int[Tensor, " claimed"]:
+        return torch.tensor(numbers, dtype=torch.long, device=self.recording.token_ids.device)
+
+    @cached_property
+    def rows(self) -> Float[Tensor, "claimed token"]:
+        """What each claimed (component, channel) adds to the logits: ``scale a^c b`` or ``scale a b^c``; float64."""
+        f, rec = self.firing, self.recording
+        channels, scale = rec.model.channels, rec.scales[f.layer]
+        if self.side == "query":
+            other = (self.keys.double() @ channels.to_key[f.layer, f.head].double())[:, self.channel].T
+            own = self._own[self.owner, f.dest, self.channel][:, None]
+        else:
+            query = rec.queries[f.layer, 0, f.head, f.dest].double()
+            other = (query @ channels.to_query[f.layer, f.head].double())[self.channel][:, None]
+            own = self._own[self.owner, :, self.channel]
+        return own.double() * other * scale
+
+    @cached_property
+    def size(self) -> float:
+        """The largest number that a removal computes with: a logit, or what is taken from one."""
+        if not len(self.channel):
+            return self.row.size
+        return max(self.row.size, float((self.rows * self.row.visible).abs().max()))
+
+    def by_signal(self, values: Float[Tensor, " claimed"]) -> Float[Tensor, " signal"]:
+        """Numbers of every claimed (component, channel), added up by signal."""
+        return values.new_zeros(len(self.signals)).index_add_(0, self.owner, values)
+
+    @property
+    def intervention(self) -> Intervention:
+        """Every claimed signal removed at once; on the key side from every visible key."""
+        if not self.signals:
+            return Intervention((), self.firing)
+        mask = self._own.new_zeros(len(self.signals), self._own.shape[-1])
+        mask[self.owner, self.channel] = 1.0
+        claimed = (self._own * mask[:, None]).sum(0) * self.reader.positions("claim")[:, None]
+        moved = self.reader.in_head(-claimed)
+        if self.side == "query":
+            return Intervention((LocalEdit(self.firing, query=moved[self.firing.dest]),), self.firing)
+        return Intervention((LocalEdit(self.firing, keys=moved),), self.firing)

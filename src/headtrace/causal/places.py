@@ -1,0 +1,104 @@
+"""Does a model have the places that a circuit names? Asked before anything runs.
+
+>>> import headtrace
+>>> from headtrace.circuits.describe import example
+>>> require_places(example(), headtrace.load("builtin"))
+Traceback (most recent call last):
+headtrace.errors.InputError: nodes[1].layer: expected 0 to 2 (layers of 'builtin'), got 9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from headtrace.circuits.messages import fail
+from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
+from headtrace.errors import InputError
+from headtrace.models.memory import available_bytes
+from headtrace.vocabulary import parse_head
+
+if TYPE_CHECKING:
+    from headtrace.circuits import Circuit, Node
+    from headtrace.models import Model
+
+PATHS = 5
+"""How many tensors as large as the path of integrated gradients exist at a time."""
+
+
+def require_places(circuit: Circuit, model: Model) -> None:
+    """Tokens, layers, heads and channels exist in the model; the error names the field that says otherwise."""
+    ids = circuit.prompt.token_ids
+    if not ids:
+        raise InputError("prompt.token_ids: expected at least one token, got an empty list")
+    if model.max_positions is not None and len(ids) > model.max_positions:
+        fail("prompt.token_ids", f"at most {model.max_positions} (the context of {model.name!r})", len(ids))
+    _require_tokens("prompt.token_ids", ids, model)
+    _require_root(circuit.root, len(ids), model)
+    _require_steps(circuit, model)
+    for i, node in enumerate(circuit.nodes):
+        _require_node(f"nodes[{i}]", node, model)
+    for i, edge in enumerate(circuit.edges):
+        _require_each(f"edges[{i}].channels", edge.channels or (), model.d_head, "channels of a head", model)
+
+
+def _require_steps(circuit: Circuit, model: Model) -> None:
+    """Integrated gradients hold every step of their path at once: over the vocabulary for a likelihood."""
+    steps = circuit.method.ig_steps or 0
+    width = model.d_vocab if isinstance(circuit.root, Likelihood) else len(circuit.prompt.token_ids)
+    most = available_bytes() // (PATHS * 8 * width)
+    if steps >= most:
+        fail("method.ig_steps", f"fewer than {most:,} steps, for which there is memory", steps)
+
+
+def _require_below(path: str, value: int | None, end: int, what: str, model: Model) -> None:
+    if value is not None and not 0 <= value < end:
+        fail(path, f"0 to {end - 1} ({what} of {model.name!r})", value)
+
+
+def _require_each(path: str, values: Iterable[int], end: int, what: str, model: Model) -> None:
+    for i, value in enumerate(values):
+        _require_below(f"{path}[{i}]", value, end, what, model)
+
+
+def _require_tokens(path: str, ids: Iterable[int], model: Model) -> None:
+    _require_each(path, ids, model.d_vocab, "token ids", model)
+
+
+def _require_node(path: str, node: Node, model: Model) -> None:
+    _require_below(f"{path}.layer", node.layer, model.n_layers, "layers", model)
+    _require_below(f"{path}.head", node.head, model.n_heads, "heads of a layer", model)
+    for i, signal in enumerate(node.elsewhere or ()):
+        inner = f"{path}.elsewhere[{i}]"
+        below = node.layer or 0
+        if signal.layer >= below:
+            fail(f"{inner}.layer", f"a layer below {below}, that of {node.name!r}", signal.layer)
+        _require_below(f"{inner}.head", signal.head, model.n_heads, "heads of a layer", model)
+        _require_each(f"{inner}.channels", signal.channels, model.d_head, "channels of a head", model)
+
+
+def _require_root(root: Root, length: int, model: Model) -> None:
+    match root:
+        case LogitDifference():
+            _require_tokens("root.answer", root.answer, model)
+            _require_tokens("root.wrong", root.wrong or (), model)
+        case Likelihood():
+            _require_tokens("root.answer", root.answer, model)
+            _require_tokens("root.support", root.support or (), model)
+            if root.continuation and not 0 < len(root.answer) <= length:
+                fail("root.answer", f"1 to {length} tokens that the prompt ends with", len(root.answer))
+            if not (root.answer or root.support or root.top_k or root.top_p):
+                fail("root.answer", "token ids, or top_k, top_p or support", [])
+        case Direction():
+            _require_below(
+                "root.layer", root.layer, model.n_layers + 1, "layers, and behind the last,", model
+            )
+            if root.vector is not None and len(root.vector) != model.d_model:
+                fail(
+                    "root.vector", f"{model.d_model} numbers (the width of {model.name!r})", len(root.vector)
+                )
+        case Heads():
+            for i, name in enumerate(root.heads):
+                layer, head = parse_head(name)
+                _require_below(f"root.heads[{i}]", layer, model.n_layers, "layers", model)
+                _require_below(f"root.heads[{i}]", head, model.n_heads, "heads of a layer", model)

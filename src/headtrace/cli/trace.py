@@ -10,7 +10,7 @@ from headtrace.cli import options
 from headtrace.cli.destinations import Destination, destination
 from headtrace.cli.options import console, notes, printable
 from headtrace.errors import InputError
-from headtrace.lines import prompt_of, read_records
+from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -36,8 +36,12 @@ def trace(
     tokens: options.TokenIds = None,
     chat: options.Chat = False,
     prompts: Annotated[
-        str | None, typer.Option(help="JSONL with text (or tokens), answer, wrong: one per line.")
+        str | None, typer.Option(help="JSONL with text (or tokens, messages), answer, wrong: one per line.")
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="A bad line of --prompts is an error (default: skipped, and told)."),
+    ] = False,
     answer: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,7 +110,7 @@ def trace(
     where = None if out is None else destination(out, many=prompts is not None)
     if where is not None:
         where.check()
-    items = None if prompts is None else _read_prompts(prompts, chat)
+    items = None if prompts is None else _read_prompts(prompts, chat, strict)
     given = None if prompts is not None else options.read_prompt(prompt, tokens, prompt_file, chat)
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
@@ -124,7 +128,7 @@ def trace(
     how["answer"] = _one_or_many(answer, answer_id, "answer")
     how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
     if items is not None:
-        _finish_many(_trace_many(tracer, items, how), where, force, json)
+        _finish_many(_trace_many(tracer, items, how, strict), where, force, json)
         return
     assert given is not None
     with options.progress_bar("Tracing firings") as progress:
@@ -156,22 +160,25 @@ def show(circuit: Circuit) -> None:
     console.print(printable(circuit.summary(), lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
-def _read_prompts(path: str, chat: bool) -> list[dict[str, Any]]:
+def _read_prompts(path: str, chat: bool, strict: bool) -> Lines[dict[str, Any]]:
     """The prompts of a file with their own answers, which come before those of the command line."""
-    items: list[dict[str, Any]] = []
-    for number, record in read_records(path):
-        given = prompt_of(record, f"{path}, line {number}")
-        own = {name: record[name] for name in ("answer", "wrong") if record.get(name) is not None}
-        kind = "text" if isinstance(given, str) else "tokens"
-        if chat and isinstance(given, str):
-            kind, given = "messages", options.as_chat(given)
-        items.append({kind: given, **own})
-    return items
+
+    def parse(record: Record, where: str) -> dict[str, Any]:
+        item = prompt_and_answers(record, where)
+        return {"messages": options.as_chat(item.pop("text")), **item} if chat and "text" in item else item
+
+    return read_lines(path, parse, strict=strict)
 
 
-def _trace_many(tracer: Tracer, items: list[dict[str, Any]], how: dict[str, Any]) -> list[Circuit]:
-    with options.progress_bar("Tracing prompts", len(items)) as progress:
-        return tracer.trace_batch(items, **how, progress=progress)
+def _trace_many(
+    tracer: Tracer, items: Lines[dict[str, Any]], how: dict[str, Any], strict: bool
+) -> list[Circuit]:
+    """The circuits of all lines of use; the others are told, and nothing runs before that is known."""
+    questions = items.then(lambda item, _: tracer.ask(item, **how), strict=strict)
+    for line in questions.report().splitlines():
+        options.warn(line)
+    with options.progress_bar("Tracing prompts", len(questions)) as progress:
+        return tracer.trace_batch(questions.values, progress=progress)
 
 
 def _finish_many(circuits: list[Circuit], where: Destination | None, force: bool, as_json: bool) -> None:

@@ -103,10 +103,12 @@ def load_task(
     n_per_cell: int | None = None,
     seed: int = 0,
     variant: str = STANDARD,
+    strict: bool = False,
 ) -> TaskSet:
     """A balanced set of prompts for one tokenizer; the same arguments give the same set on any machine.
 
-    ``name`` is a task of ``TASKS``, or the path of a JSONL file (see ``read_jsonl``), taken as it is.
+    ``name`` is a task of ``TASKS``, or the path of a JSONL file (see ``read_jsonl``), taken as it is; with ``strict`` a
+    line of it that is not valid is an error.
 
     >>> import headtrace
     >>> task_set = load_task("ioi", headtrace.load("builtin").tokenizer, n_per_cell=2)      # 15 forms x 2 orders x 2
@@ -118,7 +120,7 @@ def load_task(
             "A task needs a tokenizer. Pass tokenizer= to headtrace.load, if the model has none."
         )
     if str(name).endswith(".jsonl"):
-        return read_jsonl(name, tokenizer)
+        return read_jsonl(name, tokenizer, strict=strict)
     if name not in TASKS:
         raise InputError(f"There is no task {str(name)!r}. Use one of {', '.join(TASKS)}, or a .jsonl file.")
     task = TASKS[str(name)]

@@ -13,7 +13,7 @@ Firing(layer=2, head=0, dest=14, src=10)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,12 @@ from headtrace.errors import InputError
 from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
-from headtrace.tasks.examples import Example
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
-from headtrace.tracing.questions import Answer, Question, ask
+from headtrace.tracing.questions import Answer, Asked, Question, as_asked, ask
 from headtrace.tracing.roots import seeds
 from headtrace.tracing.sweep import Budget, sweep
 from headtrace.tracing.upstream import Composer, Firings
@@ -70,7 +69,7 @@ class Tracer:
 
     def trace(
         self,
-        prompt: Prompt | Mapping[str, Any] | Example,
+        prompt: Asked,
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
@@ -84,7 +83,8 @@ class Tracer:
         bos: bool | None = None,
         progress: Progress | None = None,
     ) -> Circuit:
-        """The circuit of one prompt (text, token ids, an example of a task, or a mapping with text and answers).
+        """The circuit of one prompt: text, token ids in any form, a conversation, an example of a task, or a mapping
+        with a prompt and its answers.
 
         ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. Without ``root``, a wrong answer
         makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
@@ -97,7 +97,7 @@ class Tracer:
 
     def trace_batch(
         self,
-        prompts: Sequence[Prompt | Mapping[str, Any] | Example],
+        prompts: Asked | Sequence[Asked],
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
@@ -113,12 +113,12 @@ class Tracer:
     ) -> list[Circuit]:
         """Circuits of many prompts, recorded and traced together; options mean what they mean in ``trace``.
 
-        Prompts with answers of their own are mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``, or
-        examples of a task; ``answer`` and ``wrong`` here hold for all others.
+        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer`` and
+        ``wrong``, or examples of a task; ``answer`` and ``wrong`` here hold for all others.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
-        questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in prompts]
+        questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in as_asked(prompts)]
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
             inside = share_of(progress, len(circuits), len(group), len(questions))
@@ -127,6 +127,18 @@ class Tracer:
             if progress is not None:
                 progress(len(circuits), len(questions))
         return [circuits[i] for i in range(len(questions))]
+
+    def ask(
+        self, prompt: Asked, *, root: str | Root | None = None, bos: bool | None = None, **how: Any
+    ) -> Question:
+        """A question that ``trace_batch`` takes as it is, with the options of ``trace``: what is wrong with it is found
+        before anything runs.
+
+        >>> import headtrace
+        >>> headtrace.Tracer(headtrace.load("builtin")).ask("When Mary and John", answer=" went").root.question()
+        '"went"'
+        """
+        return ask(self.model, prompt, root=root, bos=bos, **how)
 
     def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
         """Why does this head attend here? The causes of one firing, side by side."""

@@ -1,15 +1,15 @@
 """Causal: interventions in the running model, and the verification of circuits.
 
 ``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``edits.py`` runs many at once,
-``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``verify.py`` puts a
-circuit to the test, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
-circuit and ablates the rest, ``sufficiency.py`` gives the rest what it had in a counterfactual run.
 ``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``measuring.py`` ablates
 and boosts edges, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
-circuit.
+circuit and ablates the rest.
+
+``sufficiency.py`` keeps only the circuit and gives the rest what it had in a counterfactual run: ``components.py``
+patches the run, ``rankings.py`` has the baselines, ``controls.py`` other components to take away, ``curves.py`` areas.
 
 ``verify.py`` puts a circuit to the test: ``places.py`` asks whether the model has what the file names, ``tolerance.py``
-how exactly numbers must agree, ``checks.py``, ``graph_checks.py`` and ``effect_checks.py`` compare them, ``claims.py``
+how exactly numbers must agree, ``checks.py``, ``graph_checks.py``, ``content_checks.py`` and ``effect_checks.py`` compare them, ``claims.py``
 and ``weights.py`` compute what is claimed about a firing, ``ledger.py`` keeps the account, ``report.py`` gives it.
 """
 

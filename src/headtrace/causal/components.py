@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headtrace.causal.faithfulness import replacement
 from headtrace.causal.metric import Metric
+from headtrace.causal.tolerance import rounded_sums
 from headtrace.errors import InputError, OutOfMemoryError
 from headtrace.models import door
 from headtrace.models.attention import per_query_head
@@ -140,17 +141,11 @@ class Case:
         live = (pattern * kept) @ (values - bias)
         return live + self.instead.mixture(layer, pattern, 1 - kept) + bias
 
-    @property
-    def hidden(self) -> int:
-        """Hidden units of an MLP."""
-        return getattr(self.model.hf.config, "intermediate_size", None) or 4 * self.model.d_model
-
     def rounding(self) -> float:
         """How far apart two right computations of the metric may be: errors of a pass grow as a random walk."""
-        model = self.model
-        terms = model.n_layers * (2 * model.d_model + model.d_head + self.hidden) + model.d_model
+        dtype = self.model.dtype
         size = max(float(self.recording.logits.abs().max()), abs(self.clean), 1.0)
-        return torch.finfo(model.dtype).eps * math.sqrt(terms) * size
+        return 2 * torch.finfo(dtype).eps * math.sqrt(rounded_sums(self.model, dtype)) * size
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,10 +248,9 @@ def mask_gradients(case: Case, levels: Sequence[float]) -> Float[Tensor, "layer 
 def _copies_that_fit(case: Case, wanted: int) -> int:
     """How many copies can be differentiated at once; an error if not even one can."""
     model = case.model
+    hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
     # Kept for the way back: per layer some seven tensors like a pattern, and what each block computes per token.
-    numbers = 8 * math.prod(case.shape) + model.n_layers * case.length * (
-        16 * model.d_model + 6 * case.hidden
-    )
+    numbers = 8 * math.prod(case.shape) + model.n_layers * case.length * (16 * model.d_model + 6 * hidden)
     needed = torch.finfo(model.dtype).bits // 8 * (numbers + 3 * model.d_vocab)
     on_gpu = model.device.type == "cuda"
     available = (torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()) // 2

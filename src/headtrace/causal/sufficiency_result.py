@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 
 from headtrace.causal.components import Case, Keep, measure
 from headtrace.causal.curves import SHARES, SHOWN, areas
+from headtrace.causal.notebook import chart, frame, paragraph
 from headtrace.causal.rankings import Ranking
 from headtrace.errors import InputError
 from headtrace.writing import write_text
@@ -250,13 +250,8 @@ class Sufficiency:
         )
 
     def _repr_html_(self) -> str:
-        table = self.baselines
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>"
-            for row in table.iter_rows()
-        )
-        return f"<pre>{html.escape(self.summary())}</pre><table><tr>{head}</tr>{rows}</table>"
+        lines = self.summary().splitlines()
+        return "".join(map(paragraph, lines)) + frame(self.baselines) + chart(self.plot())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
@@ -295,7 +290,3 @@ def _whole_heads(case: Case, heads: set[tuple[int, int]]) -> torch.Tensor:
     code = layer * case.shape[1] + head
     wanted = torch.tensor([l * case.shape[1] + h for l, h in sorted(heads)], device=code.device)
     return case.places[torch.isin(code, wanted)]
-
-
-def _cell(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else html.escape("" if value is None else str(value))

@@ -47,7 +47,7 @@ def sufficiency(
     seed: Annotated[int, typer.Option(help="Seed of the random components.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder for sufficiency.json and sufficiency.png.")] = None,
     model: ModelChoice = None,
-    as_json: options.Json = False,
+    json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
 ) -> None:
@@ -63,7 +63,7 @@ def sufficiency(
       headtrace sufficiency circuit.json --counterfactual-ids 1,5,9 --baselines --out sufficiency
     """
     from headtrace.causal import sufficiency as measure
-    from headtrace.circuits.sources import read_circuit
+    from headtrace.circuits import read_circuit
     from headtrace.errors import InputError
 
     if out is not None:
@@ -87,7 +87,7 @@ def sufficiency(
     if out is not None:
         found.save(out)
         options.note(f"Wrote {out}: sufficiency.json, sufficiency.png")
-    options.emit(found.to_dict(), as_json=as_json, show=lambda: _show(found))
+    options.emit(found.to_dict(), as_json=json, show=lambda: _show(found))
 
 
 def _show(found: Sufficiency) -> None:

@@ -144,7 +144,9 @@ def test_contrasts_follow_what_is_new(builtin: headtrace.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"paths": "both"}, "choose 'attention', 'content', 'complete'"),
+        pytest.param(
+            {"paths": "both"}, "choose 'attention', 'content', 'complete'", marks=pytest.mark.ill_typed
+        ),
         ({"paths": "attention", "counterfactual": OTHER}, "goes with"),
         ({"paths": "content", "counterfactual": PROMPT}, "nothing is new"),
         ({"paths": "content", "counterfactual": "When Mary and John went"}, "equally long"),

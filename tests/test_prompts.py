@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from itertools import pairwise
@@ -50,8 +51,10 @@ def test_a_text_is_what_stands_in_front_and_its_own_tokens_and_nothing_behind(ki
     (encoded,) = encode(tokenizer, [text])
     own = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert encoded.own == own
-    if own:
+    if own and own[: front.front] != front.ids[: front.front]:
         assert encoded.ids[: encoded.front] == front.ids[: front.front]
+    elif own:  # the text brings what would stand in front of it
+        assert encoded.front == 0
     if encoded.offsets is not None:
         assert len(encoded.offsets) == len(encoded.ids)
 
@@ -61,10 +64,24 @@ def test_a_special_token_that_the_text_spells_is_kept(kind: str) -> None:
     tokenizer = vocabularies.make(kind)
     end = tokenizer.eos_token or tokenizer.bos_token
     front = encode(tokenizer, ["When"])[0].front
-    for text, length in (("When" + end, 2), (end, 1), ("When" + end + end, 3)):
+    for text, length in (("When" + end, 2), ("When" + end + end, 3)):
         ids = reader_of(kind).ids(text)
         assert len(ids) == front + length
         assert ids[-1] == tokenizer.convert_tokens_to_ids(end)
+
+
+@kinds
+def test_a_text_that_spells_its_beginning_does_not_get_another(kind: str) -> None:
+    """As a chat template that was applied by hand does."""
+    reader = reader_of(kind)
+    plain, bos = reader.ids("When Mary"), reader.tokenizer.bos_token_id
+    spelled = reader.ids(reader.tokenizer.bos_token + "When Mary")
+    assert spelled.count(bos) == max(1, plain.count(bos))
+    assert spelled[0] == bos
+    assert reader.ids(reader.tokenizer.bos_token) == [bos]
+    assert reader.continuation(reader.tokenizer.bos_token + "When", " Mary") == reader.continuation(
+        "When", " Mary"
+    )
 
 
 @kinds
@@ -227,10 +244,30 @@ def test_a_range_is_a_sequence_of_ids_too() -> None:
         ([5.0], r"list with 5.0 \(float\) at place 0"),
         (np.array([5.0]), r"list with 5.0 \(float\) at place 0"),
         (np.array([True]), "bool"),
-        ([[5, 6]], r"list with \[5, 6\] \(list\) at place 0"),
-        (torch.tensor([[5, 6]]), r"list with \[5, 6\] \(list\) at place 0"),
+        ([[5, 6], [7]], "Expected one prompt, got 2"),
+        (torch.tensor([[5, 6], [7, 8]]), "Expected one prompt, got 2.*trace_batch"),
+        (["When Mary", "When John"], "Expected one prompt, got 2"),
         ([5, "Mary"], r"'Mary' \(str\) at place 1"),
-        ({"input_ids": [5]}, r"a mapping \(dict\). Give the text"),
+        ({"text": "When Mary"}, r"a mapping \(dict\) with 'text'. Give the text"),
+        ({}, r"a mapping \(dict\) with nothing"),
+        ({"input_ids": "When Mary"}, "text in place of token ids: 'When Mary'"),
+        ({"input_ids": [5.0]}, r"list with 5.0 \(float\)"),
+        ({"input_ids": []}, "The prompt is empty"),
+        ({"input_ids": [[5], [6]]}, "Expected one prompt, got 2"),
+        ({"input_ids": [5], "position_ids": [9]}, "come with 'position_ids', which .* without effect"),
+        (
+            {"input_ids": [5, 6], "attention_mask": [1]},
+            "do not belong together: 1 of length 2 and 1 of length 1",
+        ),
+        ({"input_ids": [[5, 6]], "attention_mask": [1, 1, 1]}, "do not belong together"),
+        ({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]}, "hides tokens inside row 0"),
+        ({"input_ids": [5, 6], "attention_mask": [0, 0]}, "hides all of row 0"),
+        ({"input_ids": [5, 6], "attention_mask": [1, 2]}, "holds 2 in row 0"),
+        ([{"role": "user"}], "Message 0 of the conversation is .*expected a role and text"),
+        ([{"role": "user", "content": "When"}, "Mary"], "Message 1 of the conversation is 'Mary'"),
+        ([{"role": "user", "content": None}], "Message 0 .*apply the chat template yourself"),
+        ([{"role": "user", "content": "a", "name": "Mary"}], "Message 0 .*nothing else"),
+        ([{"role": "user", "content": "When Mary"}], "'a model' has no chat template"),
         (b"Mary", "got bytes"),
         ({5, 6}, "got set"),
         (5, "got int"),
@@ -251,11 +288,87 @@ def test_what_is_no_prompt_is_named(given: Any, message: str) -> None:
         reader_of("builtin", max_positions=64).ids(given)
 
 
-def test_a_tokenizers_own_output_is_refused_for_now() -> None:
-    batch = vocabularies.make("builtin")("When Mary")
-    for read in (reader_of("builtin").ids, as_prompts):
-        with pytest.raises(InputError, match=r"a mapping \(BatchEncoding\)"):
-            read(batch)
+@kinds
+@pytest.mark.parametrize("tensors", [None, "pt", "np"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_a_tokenizer_returns_is_its_tokens_without_padding(
+    kind: str, tensors: str | None, side: str
+) -> None:
+    tokenizer = copy.deepcopy(vocabularies.make(kind))
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.bos_token, side
+    reader = PromptReader(tokenizer, "a model", len(tokenizer))
+    texts = ["When Mary", "When Mary and John"]
+    plain = [tokenizer(text)["input_ids"] for text in texts]
+    batch = tokenizer(texts, padding=True, return_tensors=tensors)
+    assert as_prompts(batch) == plain
+    assert as_prompts(dict(batch)) == plain
+    for text, ids in zip(texts, plain, strict=True):
+        one = tokenizer(text, return_tensors=tensors)
+        assert reader.ids(one) == ids
+        assert reader.ids(one["input_ids"]) == ids
+        assert reader.text(one) is None
+    assert [reader.ids(each) for each in as_prompts([tokenizer(text) for text in texts])] == plain
+
+
+@pytest.mark.ill_typed
+@pytest.mark.parametrize(
+    "given", [[[5, 6]], torch.tensor([[5, 6]]), np.array([[5, 6]]), [torch.tensor([5, 6])]]
+)
+def test_a_batch_of_one_is_one_prompt(given: Any) -> None:
+    assert PromptReader(None, "a model", 50).ids(given) == [5, 6]
+    assert chatting("builtin").ids([CHAT]) == chatting("builtin").ids(CHAT)
+
+
+def test_bos_is_refused_where_it_would_be_without_effect() -> None:
+    with pytest.raises(InputError, match="bos=False says how text is read, and this prompt is token ids"):
+        reader_of("builtin").ids([5, 6], bos=False)
+
+
+# -- conversations -----------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role not in ('user', 'assistant') %}{{ raise_exception('who is ' + message.role) }}{% endif %}"
+    "When {{ message.content }},{% endfor %}{% if add_generation_prompt %} and{% endif %}"
+)
+CHAT = [{"role": "user", "content": "Mary"}, {"role": "assistant", "content": "John"}]
+
+
+def chatting(kind: str) -> PromptReader:
+    tokenizer = copy.deepcopy(vocabularies.make(kind))
+    tokenizer.chat_template = TEMPLATE
+    return PromptReader(tokenizer, "a model", len(tokenizer))
+
+
+@kinds
+def test_a_conversation_is_what_the_tokenizers_own_template_makes_of_it(kind: str) -> None:
+    reader = chatting(kind)
+    own = reader.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
+    assert reader.ids(CHAT) == list(own["input_ids"])
+    assert reader.ids(CHAT) == reader.ids(own)
+    assert reader.ids(CHAT).count(reader.tokenizer.bos_token_id) == 1
+    assert reader.text(CHAT).endswith("When Mary,When John, and")
+    assert reader.ids(CHAT, bos=False) == reader.ids(CHAT)[1:]
+    assert as_prompts(CHAT) == [CHAT]
+    assert as_prompts([CHAT, CHAT[:1], "When"]) == [CHAT, CHAT[:1], "When"]
+
+
+@kinds
+def test_an_answer_is_read_as_it_follows_a_conversation(kind: str) -> None:
+    reader = chatting(kind)
+    longer = reader.tokenizer(reader.text(CHAT) + " Mary", add_special_tokens=False)["input_ids"]
+    assert [*reader.ids(CHAT), *reader.continuation(CHAT, " Mary")] == longer
+
+
+def test_messages_that_the_template_refuses_are_an_error() -> None:
+    with pytest.raises(InputError, match=r"chat template of 'a model' refuses .*who is system"):
+        chatting("builtin").ids([{"role": "system", "content": "Mary"}])
+    with pytest.raises(InputError, match="half a character"):
+        chatting("builtin").ids([{"role": "user", "content": "\ud800"}])
+    with pytest.raises(InputError, match="without a tokenizer: messages cannot be read"):
+        PromptReader(None, "a model", 50).text(CHAT)
+    with pytest.raises(InputError, match=r"changes how .*token id, or as the chat's next words begin"):
+        chatting("builtin").continuation(CHAT, "Mary")
 
 
 def test_unknown_words_without_offsets() -> None:

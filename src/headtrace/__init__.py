@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         toy,
         tracing,
     )
-    from headtrace.causal import verify
+    from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
     from headtrace.tracing import Tracer
@@ -45,6 +45,7 @@ _HOME = {
     "Tracer": "tracing",
     "load": "models",
     "load_circuit": "circuits",
+    "sufficiency": "causal",
     "verify": "causal",
 }
 _ROOMS = (
@@ -80,6 +81,7 @@ __all__ = [
     "load_circuit",
     "models",
     "prompts",
+    "sufficiency",
     "tasks",
     "toy",
     "tracing",

@@ -6,6 +6,10 @@ traceback and ends with exit code 2.
 
 from __future__ import annotations
 
+import json
+from reprlib import repr as brief
+from typing import Any
+
 
 class HeadtraceError(Exception):
     """Base of every error that a user can act on."""
@@ -25,3 +29,26 @@ class IdentityError(HeadtraceError):
 
 class OutOfMemoryError(HeadtraceError, MemoryError):
     """The estimate for a run is larger than the memory at hand."""
+
+
+def shown(value: Any, width: int = 80) -> str:
+    """A value in an error as JSON would have it, cut short. Whatever it is, it can be shown, and printed.
+
+    >>> shown(["Mary", None]), shown(10**5000), shown("half of \\ud83d")
+    ('["Mary", null]', 'a value of type int', '"half of \\\\ud83d"')
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        text.encode()
+    except UnicodeEncodeError:  # half a character: only its escape can be printed
+        text = json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):
+        text = _named(value)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _named(value: Any) -> str:
+    try:
+        return brief(value)
+    except (ValueError, RecursionError):  # Python refuses to write integers of thousands of digits
+        return f"a value of type {type(value).__name__}"

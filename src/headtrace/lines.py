@@ -3,37 +3,142 @@
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
 ...     path = Path(folder) / "prompts.jsonl"
-...     _ = path.write_text('{"text": "When Mary"}\\n\\n{"tokens": [5, 17]}\\n', encoding="utf-8")
-...     [(number, prompt_of(record, f"line {number}")) for number, record in read_records(path)]
-[(1, 'When Mary'), (3, (5, 17))]
+...     _ = path.write_text('{"text": "When Mary"}\\n\\n{"tokens": [5, true]}\\n{"tokens": [5, 17]}\\n')
+...     lines = read_prompts(path)
+>>> list(lines)
+[(1, {'text': 'When Mary'}), (4, {'tokens': (5, 17)})]
+>>> print(lines.report())
+1 of 3 lines skipped:
+  line 3: 'tokens' must be a list of token ids, like [1, 2, 3], got [5, true].
+
+A line that cannot be used is skipped and counted, with its reason; with ``strict=True`` the first of them is an error.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from headtrace.errors import InputError
+from headtrace.errors import shown as _shown
 
+T = TypeVar("T")
+U = TypeVar("U")
 Record = dict[str, object]
 """A JSON object: what its fields hold is for the reader to check."""
 
+LONGEST = 1 << 24
+"""No line has more bytes: a longer one is another format, and would fill the memory."""
 
-def read_records(path: str | Path, *, what: str = "prompts") -> list[tuple[int, Record]]:
-    """The objects of a file with the numbers of their lines; blank lines are passed over.
+_LARGEST_ID = 2**63 - 1
+_FIELDS = ("text", "tokens", "messages", "answer", "wrong")
 
+
+@dataclass(frozen=True)
+class Skipped:
+    """A line that could not be used, and why."""
+
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Lines(Generic[T]):
+    """What the lines of a file hold. Iterates over pairs: the number of the line, from 1, and what it holds."""
+
+    entries: tuple[tuple[int, T], ...]
+    skipped: tuple[Skipped, ...] = ()
+    """In the order of the file."""
+    source: str = field(default="", compare=False)
+    """The name of the file."""
+
+    def then(self, parse: Callable[[T, str], U], *, strict: bool = False) -> Lines[U]:
+        """What ``parse`` makes of what the lines hold, as in ``read_lines``: lines that it refuses are skipped, too."""
+        return _parsed(self.source, self.entries, parse, strict, self.skipped)
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def values(self) -> list[T]:
+        """What the lines hold, without their numbers."""
+        return [value for _, value in self.entries]
+
+    def report(self, first: int = 3) -> str:
+        """How many lines were skipped, and why the first few of them were; empty where none was."""
+        if not self.skipped:
+            return ""
+        total, more = len(self.entries) + len(self.skipped), len(self.skipped) - first
+        told = [
+            f"{len(self.skipped)} of {total} lines skipped:",
+            *(f"  {each}" for each in self.skipped[:first]),
+        ]
+        return "\n".join([*told, f"  and {more} more."] if more > 0 else told)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_lines(
+    path: str | Path, parse: Callable[[Record, str], T], *, what: str = "prompts", strict: bool = False
+) -> Lines[T]:
+    """What ``parse`` makes of each object of a file; blank lines are passed over.
+
+    ``parse`` gets an object and its place (``prompts.jsonl, line 3``), and raises ``InputError`` for one that cannot be
+    used: it is skipped, or with ``strict`` the error is raised. Without a single line of use, it is always an error.
     ``what`` says what a line is, for errors.
     """
-    lines = _text(path, what).split("\n")
-    records = [
-        (number, _record(line, f"{path}, line {number}"))
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    if not records:
+
+    def parse_raw(raw: bytes, where: str) -> T | None:
+        record = _record(raw, where)
+        return None if record is None else parse(record, where)
+
+    lines = _parsed(str(path), _raw_lines(path, what), parse_raw, strict)
+    if not lines.entries:
         raise InputError(f"{str(path)!r} holds no {what}: write one JSON object per line.")
-    return records
+    return lines
+
+
+def read_records(path: str | Path, *, what: str = "prompts", strict: bool = False) -> Lines[Record]:
+    """The objects of a file, as they are."""
+    return read_lines(path, lambda record, _: record, what=what, strict=strict)
+
+
+def read_prompts(path: str | Path, *, strict: bool = False) -> Lines[dict[str, Any]]:
+    """Prompts with their answers, each as ``Tracer.trace_batch`` takes it."""
+    return read_lines(path, prompt_and_answers, strict=strict)
+
+
+def prompt_and_answers(record: Record, where: str) -> dict[str, Any]:
+    """The prompt of a line (``text``, ``tokens`` or ``messages``) with its ``answer`` and ``wrong``, if it has them.
+
+    Other fields are for other readers, unless they look like a slip of the pen.
+    """
+    for name in record:
+        meant = get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
+        if name not in _FIELDS and meant and meant[0] not in record:
+            raise InputError(f"{where}: unknown field {name!r}. Did you mean {meant[0]!r}?")
+    answers = {
+        name: _answer(record[name], name, where)
+        for name in ("answer", "wrong")
+        if record.get(name) is not None
+    }
+    if "messages" in record and not {"text", "tokens"} & set(record):
+        return {"messages": _messages(record["messages"], where), **answers}
+    prompt = prompt_of(record, where)
+    return {"text" if isinstance(prompt, str) else "tokens": prompt, **answers}
 
 
 def prompt_of(record: Record, where: str) -> str | tuple[int, ...]:
@@ -47,7 +152,7 @@ def prompt_of(record: Record, where: str) -> str | tuple[int, ...]:
             return text
         case {"text": given}:
             raise InputError(f"{where}: 'text' must be a string that is not empty, got {shown(given)}.")
-        case {"tokens": [_, *_] as ids} if all(type(token) is int for token in ids):
+        case {"tokens": [_, *_] as ids} if all(_is_id(token) for token in ids):
             return tuple(ids)
         case _:
             given = shown(record["tokens"])
@@ -56,38 +161,132 @@ def prompt_of(record: Record, where: str) -> str | tuple[int, ...]:
 
 def shown(value: object) -> str:
     """A value of a line as it was written, cut where it is long."""
-    if value is None:
-        return "nothing"
-    written = json.dumps(value, ensure_ascii=False)
-    return written if len(written) <= 60 else written[:57] + "..."
+    return "nothing" if value is None else _shown(value, 60)
 
 
-def _text(path: str | Path, what: str) -> str:
+# -- inside ------------------------------------------------------------------------------------------------------
+
+
+def _parsed(
+    source: str,
+    lines: Iterable[tuple[int, T]],
+    parse: Callable[[T, str], U | None],
+    strict: bool,
+    before: tuple[Skipped, ...] = (),
+) -> Lines[U]:
+    """Lines sorted into those of use and those without; where none is of use, that is an error."""
+    entries: list[tuple[int, U]] = []
+    skipped = list(before)
+    for number, line in lines:
+        where = f"{source}, line {number}"
+        try:
+            found = parse(line, where)
+        except InputError as error:
+            reason = str(error).removeprefix(where).lstrip(" ,:")
+            if strict:
+                raise InputError(
+                    str(error) if str(error).startswith(where) else f"{where}: {reason}"
+                ) from error
+            skipped.append(Skipped(number, reason))
+            continue
+        if found is not None:
+            entries.append((number, found))
+    skipped.sort(key=lambda each: each.line)
+    if skipped and not entries:
+        raise InputError(f"None of the {len(skipped)} lines of {source} can be used. {source}, {skipped[0]}")
+    return Lines(tuple(entries), tuple(skipped), source)
+
+
+def _is_id(token: object) -> bool:
+    return type(token) is int and 0 <= token <= _LARGEST_ID
+
+
+def _answer(value: object, name: str, where: str) -> object:
+    """Text or a token id, or several; an empty one would mean nothing."""
+    several = value if isinstance(value, list) else [value]
+    if several and all(_is_id(each) or (isinstance(each, str) and each) for each in several):
+        return value
+    raise InputError(
+        f"{where}: {name!r} must be text, a token id, or a list of them, none empty, got {shown(value)}."
+    )
+
+
+def _messages(value: object, where: str) -> object:
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return value
+    raise InputError(
+        f"{where}: 'messages' must be a list of messages, each with a role and content, got {shown(value)}."
+    )
+
+
+def _raw_lines(path: str | Path, what: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers, one at a time; of one that is too long, only as much as shows it."""
     try:
-        content = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            number = 0
+            while raw := file.readline(LONGEST + 1):
+                if len(raw) > LONGEST:
+                    _pass_over(file, raw)
+                number += 1
+                yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"The file of {what} {str(path)!r} cannot be read: {reason}. Give a file with one JSON object per line."
         ) from error
-    content = content.removeprefix(codecs.BOM_UTF8)
+
+
+def _pass_over(file: BinaryIO, raw: bytes) -> None:
+    """Go to the end of a line."""
+    while raw and not raw.endswith(b"\n"):
+        raw = file.readline(LONGEST + 1)
+
+
+def _record(raw: bytes, where: str) -> Record | None:
+    """The object of a line; None for a blank one."""
+    if len(raw) > LONGEST:
+        raise InputError(f"{where} is longer than {LONGEST >> 20} MB. Is it one JSON object per line?")
     try:
         # Not in text mode, which would take a lone "\r" for the end of a line: only "\n" ends a line of JSONL.
-        return content.decode("utf-8")
+        line = raw.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {number} is not UTF-8 text. Save the file as UTF-8.") from error
-
-
-def _record(line: str, where: str) -> Record:
+        raise InputError(f"{where} is not UTF-8 text. Save the file as UTF-8.") from error
+    if not line.strip():
+        return None
     try:
-        value: object = json.loads(line, parse_constant=_refuse_constant)
+        value: object = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON ({error.msg} at column {error.colno}).") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON that can be read ({error}).") from error
     if not isinstance(value, dict):
         raise InputError(f'{where}: expected a JSON object, like {{"text": "..."}}, got {shown(value)}.')
+    _require_whole(value, where)
+    return value
+
+
+def _require_whole(record: Record, where: str) -> None:
+    """No text of the record has half a character, which JSON can spell (``\\ud800``) and UTF-8 cannot hold."""
+    for name, value in record.items():
+        problem = _problem(name, value)
+        if problem:
+            raise InputError(f"{where}: {shown(name)} {problem}, got {shown(value)}.")
+
+
+def _problem(name: str, value: object) -> str:
+    try:
+        json.dumps({name: value}, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "holds half a character (a lone surrogate; was the text cut in two?)"
+    except RecursionError:
+        return "is nested too deeply"
+    return ""
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large a number")
     return value
 
 

@@ -11,14 +11,26 @@ MLP 5 @13
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from headtrace.errors import InputError
 
-Prompt = str | Sequence[int]
-"""What a user gives: text, or token ids."""
+
+@runtime_checkable
+class Array(Protocol):
+    """Numbers as numpy, torch and others hold them."""
+
+    def tolist(self) -> Any: ...
+
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: ``{"role": "user", "content": "Who ..."}``."""
+
+Prompt = str | Sequence[int] | Array | Mapping[str, Any] | Sequence[Message]
+"""What a user gives: text; token ids as a list, an array, a tensor or what a tokenizer returns (a mapping with
+``input_ids``); or the messages of a conversation, which go through the model's chat template."""
 
 Kind = Literal["root", "head", "mlp", "attention_bias", "offset", "rounding", "embedding"]
 Side = Literal["query", "key", "value", "input", "root"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headtrace.causal.faithfulness import Kept, _matched, _random_like, faithfulness, metric_with, replacement
+from headtrace.causal.controls import matched, random_like
+from headtrace.causal.faithfulness import Kept, faithfulness, metric_with, replacement
 from headtrace.causal.metric import metric_of
 from headtrace.circuits import Node
 from headtrace.circuits.roots import Direction
@@ -127,7 +128,7 @@ def test_the_curve_goes_from_nothing_to_the_circuit(ablation: str, tmp_path) -> 
 def test_matched_controls_lie_outside_the_circuit_and_carry_as_much_attention() -> None:
     model, circuit, recording, _ = opened("qwen2")
     firings = [node.site for node in circuit.heads()]
-    drawn = _matched(recording, firings, torch.Generator().manual_seed(0))
+    drawn = matched(recording, firings, torch.Generator().manual_seed(0))
     places = [(n.layer, n.head, n.dest, n.src) for n in drawn]
     assert [n.layer for n in drawn] == [n.layer for n in firings]
     assert len(set(places)) == len(places)
@@ -137,7 +138,7 @@ def test_matched_controls_lie_outside_the_circuit_and_carry_as_much_attention() 
         abs(float(attention[a.layer, a.head, a.dest, a.src] - attention[b.layer, b.head, b.dest, b.src]))
         for a, b in zip(firings, drawn, strict=True)
     ]
-    any_places = [_random_like(recording, n, torch.Generator().manual_seed(1)) for n in firings]
+    any_places = [random_like(recording, n, torch.Generator().manual_seed(1)) for n in firings]
     far = [
         abs(float(attention[a.layer, a.head, a.dest, a.src] - attention[b.layer, b.head, b.dest, b.src]))
         for a, b in zip(firings, any_places, strict=True)

@@ -176,7 +176,7 @@ def test_networkx_has_every_node_and_edge_with_its_fields():
 
 
 def test_graphml_is_read_back_by_networkx_even_with_hostile_tokens(tmp_path):
-    circuit = small_circuit(("<&\"'>", "\x00\x07", "\ud800", "\uffff", *TOKENS[4:]))
+    circuit = small_circuit(("<&\"'>", "\x00\x07", "\ufffe", "\uffff", *TOKENS[4:]))
     graph = nx.read_graphml(circuit.to_graphml(tmp_path / "c.graphml"), node_type=int, force_multigraph=True)
     assert graph.number_of_nodes() == 10
     assert graph.number_of_edges() == 11

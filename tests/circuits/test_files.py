@@ -23,6 +23,7 @@ from headtrace.circuits import (
     Heads,
     Likelihood,
     LogitDifference,
+    Node,
     load_circuit,
     read_parquet,
     write_parquet,
@@ -68,7 +69,7 @@ def test_what_says_nothing_is_not_written_except_where_the_schema_asks_for_it():
 
 @settings(max_examples=50, deadline=None)
 @given(
-    text=st.text(max_size=20) | st.just("\ud800 half a pair"),
+    text=st.text(st.characters(codec="utf-8"), max_size=20),
     weight=st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_text_and_weights_survive_exactly(text, weight):
@@ -114,6 +115,13 @@ DAMAGE = [
     (_set("edges", 2, "weight", "0.5"), 'edges[2].weight: expected a finite number, got "0.5"'),
     (_set("edges", 2, "weight", math.nan), "edges[2].weight: expected a finite number, got NaN"),
     (_set("edges", 2, "weight", -math.inf), "edges[2].weight: expected a finite number, got -Infinity"),
+    (_set("prompt", "tokens", 1, "\ud800"), "prompt.tokens[1]: expected text without half characters, got"),
+    (_set("prompt", "text", "\udfff"), 'prompt.text: expected text without half characters, got "\\udfff"'),
+    (_set("method", "tau", "\ud800"), "method.tau: expected text without half characters"),
+    (_set("method", "settings", {"\ud800": 1}), "method.settings"),
+    (_set("prompt", "token_ids", 1, 10**400), "prompt.token_ids[1]: expected a number of at most"),
+    (_set("nodes", 1, "dest", -1), "nodes[1].dest: expected a number of at least 0, got -1"),
+    (_set("nodes", 1, "attention", 10**400), "nodes[1].attention: expected a finite number, got 1000"),
     (_set("edges", 2, "weight", 10**400), "edges[2].weight: expected a finite number, got 1000"),
     (_set("edges", 2, "source", 2**63), "edges[2].source: expected a number of at most 9223372036854775807"),
     (
@@ -194,6 +202,8 @@ DAMAGE = [
     ),
     (_set("extra", 1), "extra: unknown key; expected one of model, prompt, root"),
     (_set("unexplained", []), "unexplained: unknown key"),
+    (_set("x" * 5000, 1), "xxx...: unknown key"),
+    (_set("\ud800", 1), 'expected text without half characters, got "\\ud800"'),
     (_drop("method"), "method: missing"),
     (_drop("nodes"), "nodes: missing"),
 ]
@@ -246,6 +256,18 @@ def test_a_damaged_file_names_the_field(change, message):
         ('{"schema": "headtrace.circuit/1", "model": NaN}', "model: expected a JSON object, got NaN"),
         ('{"schema": ' + "9" * 5000 + "}", "a number that cannot be read"),
         ("[" * 100_000, "nested too deeply"),
+        (
+            '{"schema": "headtrace.circuit/2", "model": ' + "[" * 400 + "]" * 400 + "}",
+            "model: expected a JSON object",
+        ),
+        (
+            dumps(small_circuit()).replace('"weight": 2.5', '"weight": 1e400'),
+            "expected a finite number, got Infinity",
+        ),
+        (
+            dumps(small_circuit()).replace('"nodes"', '"edges": [], "nodes"', 1),
+            'the key "edges" occurs more than once in one object',
+        ),
     ],
 )
 def test_text_that_is_no_circuit_is_refused_with_a_reason(text, message):
@@ -262,9 +284,41 @@ def test_a_second_edge_between_the_same_ends_is_refused():
 def test_what_could_not_be_loaded_is_not_even_made():
     with pytest.raises(InputError, match=r"edges\[0\].target: expected the id of a node, got 99"):
         small_circuit().with_edges((Edge(1, 99, "query", 0.1),))
-    for weight in (math.nan, True, "0.5"):
-        with pytest.raises(ValueError, match="weight"):
+    for weight in (math.nan, True, "0.5", 10**400, 10**5000, None):
+        with pytest.raises(InputError, match=r"^Edge.weight: expected a finite number, got"):
             Edge(4, 1, "key", weight=weight)
+        with pytest.raises(InputError, match=r"^Edge.weight: expected a finite number, got"):
+            Edge(4, 1, "key", weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Node(-1, "head"), "Node.id: expected a number of at least 0, got -1"),
+        (lambda: Node(1, "neuron"), 'Node.kind: expected one of root, head, .*got "neuron"'),
+        (
+            lambda: Node(1, "mlp", label="\ud800"),
+            r"Node.label: expected text without half characters, got .\\ud800",
+        ),
+        (lambda: Node(1, "mlp", colour="red"), "Node.colour: unknown key; expected one of id, kind"),
+        (lambda: Node(1), "Node.kind: missing"),
+        (lambda: Edge(1, 0, "root", 1.0, None, None, None, None, 5), "Edge: expected at most 8 values"),
+        (lambda: Edge(1, 0, "root", 1.0, effect={"a": math.inf}), "Edge.effect.a: expected a finite number"),
+        (lambda: Edge(1, 0, "root", 1.0, (1, "x")), r"Edge.channels\[1\]: expected a valid integer"),
+        (lambda: replace(Edge(1, 0, "root", 1.0), side="left"), "Edge.side: expected one of"),
+        (lambda: LogitDifference(()), "LogitDifference.answer: expected at least 1"),
+        (lambda: Likelihood(top_p=2.0), "Likelihood.top_p: expected a number of at most 1"),
+        (lambda: Heads(("\udfff",)), r"Heads.heads\[0\]: expected text without half characters"),
+        (lambda: replace(small_circuit(), nodes=("head",)), r'nodes\[0\]: expected a Node, got "head"'),
+        (lambda: replace(small_circuit(), edges=None), "edges: expected a tuple of Edge, got null"),
+        (lambda: replace(small_circuit(), root="linear"), "root: expected LogitDifference or Likelihood or"),
+        (lambda: replace(small_circuit(), reason="\ud800"), "reason: expected text without half characters"),
+        (lambda: replace(small_circuit(), influence_kept=True), "influence_kept: expected a finite number"),
+    ],
+)
+def test_what_is_made_in_python_is_checked_like_a_file(make, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        make()
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path):
@@ -275,6 +329,11 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path):
             replace(small_circuit(), **{field: value}).save(path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["c.json"]
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    (tmp_path / "c.json").write_text(dumps(small_circuit()), encoding="utf-8-sig")
+    assert load_circuit(tmp_path / "c.json") == small_circuit()
 
 
 def test_unreadable_places_are_named(tmp_path):
@@ -312,8 +371,107 @@ def test_a_damaged_table_names_the_circuit_and_the_field(tmp_path):
     path = write_parquet([small_circuit(), content_circuit()], tmp_path / "c.parquet")
     table = pl.read_parquet(path).with_columns(side=pl.col("side").str.replace("value", "values"))
     table.write_parquet(path)
-    with pytest.raises(InputError, match=r"c.parquet: circuit 1: edges\[\d\].side: expected one of"):
+    with pytest.raises(InputError, match=r"c.parquet: circuit \w{32}: edges\[\d\].side: expected one of"):
         read_parquet(path)
+
+
+CIRCUITS = [small_circuit(), content_circuit(), random_circuit(40)]
+
+
+@pytest.fixture
+def table(tmp_path):
+    import polars as pl
+
+    return pl.read_parquet(write_parquet(CIRCUITS, tmp_path / "whole.parquet"))
+
+
+def _read(frame, folder):
+    frame.write_parquet(folder / "changed.parquet")
+    return read_parquet(folder / "changed.parquet")
+
+
+def test_tables_put_together_keep_every_circuit(table, tmp_path):
+    import polars as pl
+
+    others = [random_circuit(30, seed=5), small_circuit()]
+    other = pl.read_parquet(write_parquet(others, tmp_path / "other.parquet"))
+    assert _read(pl.concat([table, other]), tmp_path) == [*CIRCUITS, *others]
+    assert _read(pl.concat([table, table]), tmp_path) == [*CIRCUITS, *CIRCUITS]
+
+
+def test_rows_in_another_order_are_the_same_circuits(table, tmp_path):
+    for frame in (table.reverse(), table.sort("weight"), table.sample(fraction=1, shuffle=True, seed=1)):
+        found = _read(frame, tmp_path)
+        assert sorted(c.content_id for c in found) == sorted(c.content_id for c in CIRCUITS)
+        assert all(circuit in CIRCUITS for circuit in found)
+
+
+def test_circuits_are_picked_by_their_id(table, tmp_path):
+    import polars as pl
+
+    one = table.filter(pl.col("circuit") == content_circuit().content_id)
+    assert _read(one, tmp_path) == [content_circuit()]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda t: t.filter(t["weight"] > 0.2),
+        lambda t: t.filter(t["source_kind"] == "head"),
+        lambda t: t[1:],
+        lambda t: t[:-1],
+        lambda t: t.filter(t["circuit_json"].is_null()),
+    ],
+    ids=["weight", "kind", "first row", "last row", "all first rows"],
+)
+def test_a_part_of_a_circuit_is_not_taken_for_the_whole(table, tmp_path, part):
+    with pytest.raises(InputError, match=r"only a part of it is here \(\d+ of \d+ edges.*circuit\.prune"):
+        _read(part(table), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.with_columns(weight=t["weight"] * 2), "its content id differs"),
+        (lambda t: t.with_columns(channels=None), "its content id differs"),
+        (lambda t: t.with_columns(n_nodes=t["n_nodes"] + 1), "its content id differs"),
+        (lambda t: t.with_columns(n_edges=t["source"]), "do not agree on how many"),
+        (lambda t: t.with_columns(n_edges=None), "do not agree on how many"),
+        (lambda t: t.with_columns(circuit_json=t["circuit_json"].str.slice(0, 40)), "not valid JSON"),
+        (
+            lambda t: t.with_columns(circuit_json=t["circuit_json"].str.replace(".+", "5")),
+            "expected a JSON object",
+        ),
+        (
+            lambda t: t.with_columns(
+                circuit_json=t["circuit_json"].str.replace('"value": 3.5', '"value": 1e400')
+            ),
+            "finite number",
+        ),
+        (lambda t: t.with_columns(effect=t["side"]), "not valid JSON"),
+        (lambda t: t.with_columns(source=t["channels"]), "a part|valid integer"),
+        (lambda t: t.with_columns(circuit=None), "column 'circuit' must hold the id"),
+        (lambda t: t.with_columns(circuit=t["channels"]), "column 'circuit' must hold the id"),
+        (lambda t: t.vstack(t[5:6]), "here more often than others"),
+        (lambda t: t.drop("circuit_json"), "columns circuit_json are missing"),
+    ],
+)
+def test_a_changed_table_is_refused_with_what_to_do(table, tmp_path, change, message):
+    with pytest.raises(InputError, match=rf"changed\.parquet.*({message})"):
+        _read(change(table), tmp_path)
+
+
+def test_a_content_id_is_of_what_is_said_not_of_how():
+    circuit = small_circuit()
+    assert (
+        circuit.content_id
+        == replace(circuit, nodes=circuit.nodes[::-1]).content_id
+        == small_circuit().content_id
+    )
+    one = replace(circuit, method=replace(circuit.method, settings={"a": 1, "b": 0.0}))
+    same = replace(circuit, method=replace(circuit.method, settings={"b": -0.0, "a": 1.0}))
+    assert one == same
+    assert one.content_id == same.content_id != circuit.content_id
 
 
 def test_tables_of_version_1_are_read(tmp_path):
@@ -322,8 +480,33 @@ def test_tables_of_version_1_are_read(tmp_path):
     data = json.loads((DATA / "linear-1.json").read_text())
     rows = [{"circuit": 0, "effect": None, **edge} for edge in data.pop("edges")]
     rows[0]["circuit_json"] = json.dumps(data)
-    pl.DataFrame(rows).write_parquet(tmp_path / "1.parquet")
-    assert read_parquet(tmp_path / "1.parquet") == [load_circuit(DATA / "linear-1.json")]
+    assert _read(pl.DataFrame(rows), tmp_path) == [load_circuit(DATA / "linear-1.json")]
+
+
+def test_tables_that_number_their_circuits_are_read_where_they_can_be_told_apart(tmp_path):
+    """``numbered.parquet`` was written by the version that had no content ids."""
+    import polars as pl
+
+    empty = replace(
+        small_circuit(), edges=(), nodes=(), reason="the answer is less likely than the wrong one"
+    )
+    assert read_parquet(DATA / "numbered.parquet") == [
+        small_circuit(),
+        empty,
+        content_circuit(),
+        random_circuit(40),
+    ]
+    table = pl.read_parquet(DATA / "numbered.parquet")
+    last = table.filter(pl.col("circuit") == 3)
+    assert _read(last, tmp_path) == [random_circuit(40)]
+    for frame, message in (
+        (table.vstack(table), r"circuit 0: it is there 2 times.*Read each file by itself"),
+        (last[1:], r"circuit 3: it has no first row"),
+        (last[:20], r"circuit 3: only a part of it is here: no edge names"),
+        (table.vstack(table[3:4]), r"circuit 0: an edge of it is there more than once"),
+    ):
+        with pytest.raises(InputError, match=message):
+            _read(frame, tmp_path)
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path):

@@ -95,10 +95,23 @@ def test_bad_input_ends_with_exit_code_two(case, arguments, message: str) -> Non
 
 def test_a_damaged_prompts_file_names_the_line(case, tmp_path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"tokens": [5, 6]}\n{"tokens": [5,\n')
+    file.write_text('{"tokens": [5, 6]}\n{"tokens": [5,\n{"tokens": [5, 99]}\n')
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 3 lines skipped" in done.stderr
+    assert "line 2: is not JSON" in done.stderr
+    assert "line 3: Unknown token id 99" in done.stderr
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5", "--strict")
+    assert done.returncode == 2
+    assert "line 2 is not JSON" in done.stderr
+    file.write_text('{"tokens": [5, 6]}\n{"tokens": [5, 99]}\n')
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5", "--strict")
+    assert done.returncode == 2
+    assert "line 2: Unknown token id 99" in done.stderr
+    file.write_text('{"tokens": [5,\n')
     done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
     assert done.returncode == 2
-    assert "line 2" in done.stderr
+    assert "line 1" in done.stderr
 
 
 def test_heads_start_every_prompt_of_a_file(case, tmp_path) -> None:

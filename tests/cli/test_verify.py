@@ -96,6 +96,9 @@ def test_bad_input_ends_with_code_two(made, tmp_path, capsys) -> None:
         (("verify", file, "--model", other), "only be tested on its own model"),
         (("verify", file, "--edges", "some"), "top:N"),
         (("verify", file, "--reach", "everywhere"), "reach"),
+        (("verify", file, "--seed", str(2**80)), "seed"),
+        (("faithfulness", file, "--seed", "-1"), "seed"),
+        (("intervene", file, "--source", source, *into, edge.side, "--factor", "nan"), "finite"),
         (("verify", tmp_path / "broken.json"), "broken.json"),
         (("verify", tmp_path / "none.json"), "none.json"),
         (

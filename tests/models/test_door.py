@@ -177,3 +177,32 @@ def test_the_lock_is_free_after_an_error_inside_the_model() -> None:
         model.record(prompts()[0])
     handle.remove()
     model.record(prompts()[0]).check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pass_with_gradients_gives_the_same_logits_and_leaves_the_model_as_it_was(name: str) -> None:
+    model = tiny_model(name)
+    ids = torch.tensor([prompts()[0]])
+    next(iter(model.hf.parameters())).requires_grad_(False)
+    before = state(model.hf)
+    expected = model.run(ids)
+
+    class Scaled(Observer):
+        def __init__(self) -> None:
+            self.factor = torch.ones((), requires_grad=True)
+
+        def attention_write(self, layer, write):
+            return self.factor * write
+
+    scaled = Scaled()
+    logits = model.run(ids, scaled, grad=True)
+    assert state(model.hf) == before
+    allowed = rounding(torch.float32, forward_terms(model), float(expected.abs().max()))
+    assert float((logits.detach() - expected).abs().max()) <= allowed
+    logits[0, -1].max().backward()
+    assert scaled.factor.grad is not None
+    assert all(parameter.grad is None for parameter in model.hf.parameters())
+    assert not expected.requires_grad
+    with pytest.raises(KeyboardInterrupt):
+        model.run(ids, Interrupts("see"), grad=True)
+    assert state(model.hf) == before

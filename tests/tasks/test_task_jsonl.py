@@ -1,4 +1,4 @@
-"""Your own prompts: a bad line is an error with its number and field, a bad fit is counted."""
+"""Your own prompts: a bad line is counted with its reason (an error, if strict), and so is a bad fit."""
 
 from __future__ import annotations
 
@@ -52,14 +52,23 @@ def test_fields_arrive(tmp_path: Path, tokenizer: Any) -> None:
         (GOOD | {"labels": {"x": 1}}, r"line 2, field 'labels'"),
         (GOOD | {"roles": {"a": [3, 99]}}, r"line 2, field 'roles'.*0 to 24"),
         (GOOD | {"roles": {"end": [0, 3]}}, r"line 2, field 'roles'.*'end'"),
+        (GOOD | {"roles": {"a": [False, True]}}, r"line 2, field 'roles'.*got \[false, true\]"),
+        ('{"text": "a", "answer": NaN}', r"line 2 is not JSON that can be read"),
+        ('{"text": "a", "answer": "\\ud800"}', r"line 2: .answer. holds half a character"),
         (GOOD | {"anwser": " x"}, r"line 2: unknown field 'anwser'"),
     ],
 )
-def test_bad_line_is_an_error_with_number_and_field(
+def test_bad_line_is_counted_or_an_error_with_number_and_field(
     tmp_path: Path, builtin_tokenizer: Any, line: object, message: str
 ) -> None:
+    path = write(tmp_path, GOOD, line)
     with pytest.raises(InputError, match=message):
-        read_jsonl(write(tmp_path, GOOD, line), builtin_tokenizer)
+        read_jsonl(path, builtin_tokenizer, strict=True)
+    with pytest.raises(InputError, match=message):
+        load_task(path, builtin_tokenizer, strict=True)
+    task_set = load_task(path, builtin_tokenizer)
+    assert len(task_set) == 1
+    assert [each.item for each in task_set.excluded] == ["line 2"]
 
 
 def test_answer_of_several_tokens_is_counted(tmp_path: Path, gpt2_tokenizer: Any) -> None:
@@ -93,7 +102,7 @@ def test_words_the_vocabulary_does_not_hold_are_counted(tmp_path: Path, builtin_
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "holds no prompts"), (b"\xff\xfe", "line 1 is not UTF-8"), (None, "cannot be read")],
+    [(b"", "holds no prompts"), (b"\xff\xfe", "line 1: is not UTF-8"), (None, "cannot be read")],
 )
 def test_unreadable_file_is_an_error(
     tmp_path: Path, builtin_tokenizer: Any, content: bytes | None, message: str

@@ -108,6 +108,8 @@ def test_prompts_bring_their_own_answers(builtin) -> None:
     others = tracer.trace_batch([example, IOI], answer=" Mary", wrong=" John")
     assert others[0].root.answer == traced[0].root.answer
     assert others[1].root.answer_tokens == ("Mary",)
+    bare = tracer.trace_batch([{"text": IOI}, {"text": IOI, "answer": None}], answer=" Mary", wrong=" John")
+    assert [circuit.root.answer_tokens for circuit in bare] == [("Mary",)] * 2
     with pytest.raises(InputError, match="needs 'text' or 'tokens'"):
         tracer.trace({"prompt": IOI})
 
@@ -123,9 +125,9 @@ def test_prompts_bring_their_own_answers(builtin) -> None:
             {"root": "sideways", "answer": 5},
             "no root 'sideways'.*'linear', 'probability', 'direction', 'heads'",
         ),
-        ({"top_k": 0}, "top_k=0"),
+        ({"top_k": 0}, "top_k: expected a number of at least 1, got 0"),
         ({"top_k": 1000}, "top_k=1000: expected 1 to 61"),
-        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"top_p": 1.5}, "top_p: expected a number of at most 1.0, got 1.5"),
         ({"answer": []}, "list of answers is empty"),
         ({"direction": [1.0, 2.0], "layer": 1}, "has 2 numbers; the model's residual has 32"),
         ({"direction": torch.ones(32), "layer": 9}, "before layer 0 to 4"),

@@ -87,8 +87,9 @@ def single_edges(
     many = as_circuits(circuits)
     rows: list[dict[str, Any]] = []
     metric = None
+    for reach in reaches:
+        check_options(controls, reach, scope, seed)
     for number, circuit in enumerate(many):
-        check_options(controls, reaches[0], scope)
         recording = open_circuit(circuit, model)
         read = metric_of(circuit.root, recording)
         metric = metric or (None if read is None else read.name)
@@ -187,6 +188,8 @@ def edges_into_head(
 ) -> EdgesIntoHead:
     """Ablate every edge into one head (``"L20H0"``) or one firing (``"L20H0 13->9"``), ranked by weight."""
     many, done = as_circuits(circuits), 0
+    for reach in reaches:
+        check_options(0, reach, scope)
     wanted = require_edges_into(many, head)
     of_all = 2 * sum(len(within_reach(c, e, r)) for c, e in zip(many, wanted, strict=True) for r in reaches)
     rows: list[dict[str, Any]] = []
@@ -194,7 +197,6 @@ def edges_into_head(
     for number, (circuit, edges) in enumerate(zip(many, wanted, strict=True)):
         if not edges:
             continue
-        check_options(0, reaches[0], scope)
         recording = open_circuit(circuit, model)
         read = metric_of(circuit.root, recording)
         metric = metric or (None if read is None else read.name)

@@ -19,7 +19,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headtrace.causal.controls import matched, random_like
 from headtrace.causal.edges import open_circuit
+from headtrace.causal.measuring import check_seed
 from headtrace.causal.metric import Metric, require_metric
 from headtrace.causal.notebook import chart, paragraph, table
 from headtrace.errors import InputError
@@ -143,13 +145,13 @@ def faithfulness(
     over the prompt's own positions, or over the prompts of a ``reference`` recording. ``unit`` says what a firing
     keeps: its (dest, src) alone, all sources at its destination (``position``), or its whole head (``head``).
     """
-    check_choices(ablation, unit, mlps, controls)
+    check_choices(ablation, unit, mlps, controls, seed)
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
     sizes = range(len(firings) + 1)
     generator = torch.Generator().manual_seed(seed)
-    shuffled = [[_random_like(recording, n, generator) for n in firings] for _ in range(controls)]
+    shuffled = [[random_like(recording, n, generator) for n in firings] for _ in range(controls)]
 
     def keep(sites: Sequence[Site]) -> Kept:
         return Kept(
@@ -161,8 +163,8 @@ def faithfulness(
         whole = keep(sites)
         return Kept(~whole.heads, None if whole.mlps is None else ~whole.mlps)
 
-    matched = [_matched(recording, firings, generator) for _ in range(controls)]
-    removed = [firings, *shuffled, *matched]
+    attended = [matched(recording, firings, generator) for _ in range(controls)]
+    removed = [firings, *shuffled, *attended]
     runs: list[Callable[[], Kept]] = [lambda nodes=nodes: remove(nodes) for nodes in removed]
     runs += [lambda nodes=nodes[:size]: keep(nodes) for nodes in (firings, *shuffled) for size in sizes]
     values = metric_with(recording, metric, runs, ablation, reference, progress)
@@ -200,8 +202,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def check_choices(ablation: str, unit: str, mlps: str, controls: int) -> None:
+def check_choices(ablation: str, unit: str, mlps: str, controls: int, seed: int = 0) -> None:
     """What can be wrong with the choices, said before anything runs."""
+    check_seed(seed)
     if controls < 0:
         raise InputError(f"controls={controls}: expected 0 or more random draws.")
     for name, given, known in (
@@ -232,39 +235,6 @@ def _mlp_mask(recording: Recording, circuit: Circuit, sites: Sequence[Site]) -> 
         if source.kind == "mlp" and circuit.node(edge.target).site in targets:
             mask[source.layer, source.dest] = True
     return mask
-
-
-def _random_like(recording: Recording, site: Site, generator: torch.Generator) -> Site:
-    """A firing of the same layer that is somewhere else: any head, any destination, any key it sees."""
-    layer: Any = site.layer
-    places = recording.visible[layer][0].nonzero()
-    dest, src = places[int(torch.randint(len(places), (1,), generator=generator))].tolist()
-    head = int(torch.randint(recording.model.n_heads, (1,), generator=generator))
-    return Site("head", layer, head, dest, src)
-
-
-def _matched(recording: Recording, firings: Sequence[Site], generator: torch.Generator) -> list[Site]:
-    """For each firing a component of its layer, none of them a firing and none twice, of about its attention.
-
-    Drawn from the sixteen components whose attention is nearest.
-    """
-    free = torch.stack([v[0] for v in recording.visible])[:, None] & ~_head_mask(
-        recording, firings, "component"
-    )
-    chosen: list[Site] = []
-    for site in firings:
-        layer: Any = site.layer
-        if not free[layer].any():
-            continue  # a circuit that holds the whole layer leaves nothing to draw
-        pattern = recording.patterns[layer, 0]
-        gap = (pattern - pattern[site.head, site.dest, site.src]).abs()
-        gap = gap.masked_fill(~free[layer], float("inf"))
-        near = gap.flatten().topk(min(16, int(free[layer].sum())), largest=False).indices
-        place = int(near[int(torch.randint(len(near), (1,), generator=generator))])
-        head, dest, src = (int(i) for i in torch.unravel_index(torch.tensor(place), pattern.shape))
-        free[layer, head, dest, src] = False
-        chosen.append(Site("head", layer, head, dest, src))
-    return chosen
 
 
 class _Keeping(Observer):

@@ -38,8 +38,6 @@ def check_nodes(check: Checking) -> None:
         if check.method is not None and check.rule_known:
             limit = check.method.threshold(int(recording.visible_keys[f.layer, 0, f.dest]))
             ledger.compare("threshold", node.name, in_file=node.threshold, measured=limit, allowed=WRITTEN)
-    if any(node.contribution is not None for node in check.circuit.nodes):
-        ledger.skip("contributions of nodes: no path through values and MLPs is followed here")
 
 
 # -- flags and influence -------------------------------------------------------------------------------------
@@ -56,6 +54,8 @@ def check_flags(check: Checking) -> None:
                 check.ledger.require("explained", node.name, in_file=False, measured=True)
             continue
         said = bool([e for e in causes if e.side in ATTENTION_SIDES] or node.elsewhere or node.predicted)
+        if not said and any(edge.side == "value" for edge in causes):
+            continue  # expanded for what it moved
         if not node.expanded:
             check.ledger.require("expanded", node.name, in_file=False, measured=said)
             check.ledger.require("explained", node.name, in_file=node.explained, measured=True)
@@ -107,6 +107,9 @@ def check_influence(check: Checking) -> None:
         ledger.compare(
             "influence", node.name, in_file=node.influence, measured=found[node.id], allowed=allowed
         )
+    if (circuit.method.settings or {}).get("paths", "attention") != "attention":
+        ledger.skip("influence_kept: which values and MLPs the budget cut off is not in the file")
+        return
     leaves = [node for node in circuit.heads() if not node.expanded]
     followed = {node.id: _follows(check, node) for node in leaves}
     if check.method is not None and circuit.influence_kept is not None:
@@ -156,7 +159,7 @@ def check_places(check: Checking) -> None:
                 measured=(target.layer, target.head),
             )
     if any(e.side in ("value", "input") for e in circuit.edges):
-        check.ledger.skip("edges into values and MLPs: only the causes of attention and of the root are")
+        check.ledger.skip("weights of edges into values and MLPs: contributions of their sources are")
     if any(e.contribution is not None for e in circuit.edges):
         check.ledger.skip("contributions of edges: no path through values and MLPs is followed here")
 
@@ -169,6 +172,9 @@ def check_root_edges(check: Checking) -> None:
         _check_head_seeds(check, edges)
         return
     if found is None:
+        return
+    if (circuit.method.settings or {}).get("counterfactual") is not None:
+        check.ledger.skip("weights of the root's edges: they are contrasts with the counterfactual prompt")
         return
     largest = max(float(part.contributions.abs().max()) for part in found.parts)
     allowed = check.tolerance.number(max(found.size, largest))

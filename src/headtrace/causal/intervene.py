@@ -6,12 +6,14 @@ print(done.summary())
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headtrace.causal.edges import ABLATE, Reach, edit, open_circuit, residual_change
 from headtrace.causal.edits import Intervention, run
+from headtrace.causal.measuring import check_options
 from headtrace.causal.metric import metric_of
 from headtrace.causal.notebook import paragraph, table
 from headtrace.causal.signals import Scope, Signal
@@ -98,6 +100,7 @@ def intervene(
 ) -> Intervened:
     """Multiply the signals of one edge, or of several in one forward pass, by ``factor``: 0 ablates, 2 boosts."""
     chosen = list(edges) if isinstance(edges, Sequence) else [edges]
+    check_change(factor, reach, scope)
     if not chosen:
         raise InputError("There is no edge to intervene on: give one, or a list of edges.")
     recording = open_circuit(circuit, model)
@@ -127,6 +130,13 @@ def intervene(
         metric_before=None if metric is None else metric.of(recording),
         metric_after=None if outcome.metric is None else float(outcome.metric[0]),
     )
+
+
+def check_change(factor: float, reach: str, scope: str) -> None:
+    """What can be wrong with an intervention, said before anything runs."""
+    check_options(0, reach, scope)
+    if not math.isfinite(factor):
+        raise InputError(f"factor={factor}: expected a finite number, like 0 (ablate) or 2 (boost).")
 
 
 def together(

@@ -11,9 +11,10 @@ attention of L8H1 14->3: 0.9 in the file, 0.2 in the model (allowed 0.0001)
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["PASS", "FAIL", "NOTHING TO VERIFY"]
@@ -40,6 +41,11 @@ class Failure:
     """What it is in the model."""
     allowed: float | None = None
     """How far apart the two may be; none where they must be equal."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON, which has no number for what is none."""
+        values = asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
     def __str__(self) -> str:
         of = f" of {self.where}" if self.where else ""

@@ -24,14 +24,21 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 
-def check_options(controls: int, reach: str, scope: str) -> None:
+def check_options(controls: int, reach: str, scope: str, seed: int = 0) -> None:
     """What can be wrong with the options of a verification, said before anything runs."""
+    check_seed(seed)
     if controls < 0:
         raise InputError(f"controls={controls}: expected 0 or more random draws per edge.")
     if reach not in ("local", "global"):
         raise InputError(f"reach={reach!r}: expected 'local' (one head) or 'global' (every reader).")
     if scope not in ("claim", "token"):
         raise InputError(f"scope={scope!r}: expected 'claim' (every visible key) or 'token' (one position).")
+
+
+def check_seed(seed: int) -> None:
+    """Generators of random numbers take 64 bits."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed={seed}: expected a whole number from 0 to 2^63 - 1.")
 
 
 def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -> list[Edge]:

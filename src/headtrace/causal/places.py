@@ -4,7 +4,7 @@
 >>> from headtrace.circuits.describe import example
 >>> require_places(example(), headtrace.load("builtin"))
 Traceback (most recent call last):
-headtrace.errors.InputError: nodes[1].layer: expected 0 to 2 (layers of 'builtin'), got 9
+headtrace.errors.InputError: prompt.token_ids[1]: expected 0 to 484 (token ids of 'builtin'), got 5390
 """
 
 from __future__ import annotations

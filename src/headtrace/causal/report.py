@@ -94,10 +94,14 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """``"PASS"``, ``"FAIL"``, or ``"NOTHING TO VERIFY"`` where the circuit makes no prediction."""
+        """``"PASS"``, ``"FAIL"``, or ``"NOTHING TO VERIFY"`` where the circuit claims nothing about causes.
+
+        Claims are predictions of attention, contributions of content, and what an MLP still writes.
+        """
         if self.failures:
             return "FAIL"
-        return "PASS" if self.predictions else "NOTHING TO VERIFY"
+        claims = self.predictions or self.checked.get("contribution") or self.checked.get("left")
+        return "PASS" if claims else "NOTHING TO VERIFY"
 
     @property
     def why(self) -> str:
@@ -105,6 +109,8 @@ class Report:
         compared = sum(self.checked.values())
         if self.failures:
             return f"the model contradicts {len(self.failures)} of {compared:,} numbers and flags in the file"
+        if self.verdict == "PASS" and not self.predictions:
+            return f"contributions and all else agree: the model gives all {compared:,} numbers and flags"
         if self.predictions:
             return f"{len(self.predictions)} predictions hold, and the model gives all {compared:,} numbers and flags"
         empty = (self.circuit.reason or "it is empty").split(";")[0]
@@ -224,7 +230,7 @@ class Report:
             "verdict": self.verdict,
             "why": self.why,
             "tolerance": asdict(self.tolerance),
-            "failures": [asdict(failure) for failure in self.failures],
+            "failures": [failure.to_dict() for failure in self.failures],
             "checked": dict(self.checked),
             "not_checked": list(self.not_checked),
             "max_prediction_error": self.max_prediction_error,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headtrace.causal.checks import Checking, check_method, check_prompt, check_root, method_of
 from headtrace.causal.claims import SideClaim
+from headtrace.causal.content_checks import check_content
 from headtrace.causal.edges import Reach, open_circuit
 from headtrace.causal.edits import run
 from headtrace.causal.effect_checks import check_effects
@@ -57,7 +58,7 @@ def verify(
     progress: Progress | None = None,
 ) -> Report:
     """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
-    check_options(controls, reach, scope)
+    check_options(controls, reach, scope, seed)
     asked = choose_edges(circuit, edges, seed)
     chosen = within_reach(circuit, asked, reach) if isinstance(edges, str) else asked
     method_of(circuit.method)  # options that cannot be are an error before anything runs
@@ -94,6 +95,7 @@ def check_circuit(check: Checking, progress: Progress | None = None) -> list[Pre
         part(check)
     check_places(check)
     check_root_edges(check)
+    check_content(check)
     sides, found = list(claimed_sides(check.circuit)), list[PredictionCheck]()
     for start in range(0, len(sides), SIDES_AT_ONCE):
         group = sides[start : start + SIDES_AT_ONCE]

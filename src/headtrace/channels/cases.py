@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headtrace.errors import InputError
-from headtrace.lines import Record, prompt_of, read_records
+from headtrace.lines import Record, prompt_of, read_lines
 from headtrace.vocabulary import Firing
 
 
@@ -21,8 +21,11 @@ class Case:
 
 
 def read_cases(path: str | Path) -> list[Case]:
-    """Read firings from JSONL: ``{"text": ..., "firing": "L9H6:14:3"}`` or ``{"tokens": ...``."""
-    return [_case(record, f"{path}, line {number}") for number, record in read_records(path, what="firings")]
+    """Read firings from JSONL: ``{"text": ..., "firing": "L9H6:14:3"}`` or ``{"tokens": ...``.
+
+    A line that cannot be used is an error: what is followed through training should be what was asked for.
+    """
+    return read_lines(path, _case, what="firings", strict=True).values
 
 
 def _case(record: Record, where: str) -> Case:

@@ -13,7 +13,7 @@ True
 >>> why.sparseness < 0.5, why.n_recon < 20 < len(why.terms)           # few of the 32 do it
 (True, True)
 
-``why.plot("why.png")`` draws it.
+``print(why)`` shows the strongest channels as a table, ``why.plot("why.png")`` draws them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import Tensor
 from headtrace.channels.sparsity import Control, RotationControl
 from headtrace.channels.svd import Bias
 from headtrace.channels.terms import FiringTerms, firing_places, terms_of
+from headtrace.tables import html_table
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ChannelTerm:
     in_signal_set: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
     """A firing's attention logit (before softcap) and relative attention, channel by channel."""
 
@@ -89,6 +90,34 @@ class Decomposition:
             for c in order
         ]
 
+    def __repr__(self) -> str:
+        return (
+            f"Decomposition({self.firing}, attention {self.attention:.3f}, logit {self.logit:.3f} = "
+            f"{len(self.terms)} channels, {len(self.signal_set)} in the signal set)"
+        )
+
+    def __str__(self) -> str:
+        """The strongest channels as a table."""
+        titles, rows = _TITLES, [_cells(term) for term in self.top(_SHOWN)]
+        widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in (titles, *rows)]
+        return "\n".join([self._title(), *lines, *self._rest()])
+
+    def _repr_html_(self) -> str:
+        rows = [_cells(term) for term in self.top(_SHOWN)]
+        return html_table(_TITLES, rows, title=" ".join([self._title(), *self._rest()]))
+
+    def _title(self) -> str:
+        firing = self.firing
+        return (
+            f"{firing}: {self.tokens[firing.dest]!r} attends to {self.tokens[firing.src]!r} with {self.attention:.3f} "
+            f"(logit {self.logit:.3f}, relative {self.relative:.3f})"
+        )
+
+    def _rest(self) -> list[str]:
+        more = self.rank - _SHOWN
+        return [f"and {more} more channels; * in the signal set"] if more > 0 else ["* in the signal set"]
+
     def rotated(self, rotations: int = 100, control: Control = "basis", seed: int = 0) -> RotationControl:
         """The same firing under random rotations of its channels."""
         return self.batch.rotated(rotations, control, seed)
@@ -118,6 +147,15 @@ class Decomposition:
             "n_recon": self.n_recon,
             "sparseness": self.sparseness,
         }
+
+
+_SHOWN = 8
+_TITLES = ("channel", "", "term", "relative", "singular value")
+
+
+def _cells(term: ChannelTerm) -> tuple[str, ...]:
+    numbers = (term.term, term.relative_term, term.singular_value)
+    return str(term.channel), "*" if term.in_signal_set else "", *(f"{number:.3f}" for number in numbers)
 
 
 def decompose(

@@ -29,6 +29,7 @@ from headtrace.channels.cases import Case
 from headtrace.channels.sparsity import CONTROLS, random_rotations, rotated_terms
 from headtrace.channels.terms import FiringTerms, terms_of
 from headtrace.errors import InputError
+from headtrace.prompts import as_prompts
 from headtrace.vocabulary import Firing, Prompt
 
 if TYPE_CHECKING:
@@ -183,14 +184,16 @@ def step_of(label: str) -> float | None:
     return float(match.group(1)) if match else None
 
 
-def strongest_cases(model: Model, prompts: Sequence[Prompt], n: int = 20, least_keys: int = 4) -> list[Case]:
+def strongest_cases(
+    model: Model, prompts: Prompt | Sequence[Prompt], n: int = 20, least_keys: int = 4
+) -> list[Case]:
     """The n heads that attend most sharply on these prompts, each at its strongest firing.
 
     Left out: the first token (the usual sink), tokens that attend to themselves, destinations with few keys.
     """
     best: dict[tuple[int, int], tuple[float, Case]] = {}
-    for prompt in prompts:
-        given = prompt if isinstance(prompt, str) else tuple(prompt)
+    for prompt in as_prompts(prompts):
+        given = prompt if isinstance(prompt, str) else tuple(model.to_ids(prompt))
         recording = model.record(given, last_logits=True)
         length = recording.lengths[0]
         wanted = torch.ones(length, length, dtype=torch.bool, device=model.device).tril(-1)

@@ -32,6 +32,7 @@ from headtrace.channels.svd import layer_svd
 from headtrace.channels.terms import FiringTerms, Places, firing_places, real_positions, terms_of
 from headtrace.errors import InputError
 from headtrace.progress import Progress
+from headtrace.prompts import as_prompts
 from headtrace.vocabulary import AttentionSide, Prompt, head_name
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Survey:
 
 def survey(
     model: Model,
-    prompts: Sequence[Prompt],
+    prompts: Prompt | Sequence[Prompt],
     *,
     above: float = FIRES_ABOVE,
     quiet_per_head: int = 2,
@@ -118,6 +119,7 @@ def survey(
     The first token, the usual sink, counts neither as source nor as destination. ``progress`` hears of
     prompts.
     """
+    prompts = as_prompts(prompts)
     frames: list[pl.DataFrame] = []
     sets: list[Tensor] = []
     for start, recording in _batches(model, prompts, batch_size):
@@ -229,7 +231,7 @@ def rotation_test(found: Survey, control: Control) -> RotationTest:
 @torch.inference_mode()
 def token_strengths(
     model: Model,
-    prompts: Sequence[Prompt],
+    prompts: Prompt | Sequence[Prompt],
     layer: int,
     head: int,
     channels: Sequence[int],
@@ -245,6 +247,7 @@ def token_strengths(
     ``groups`` names, for each prompt, the group of some positions (``{1: "name", 3: "name"}``); all others
     are ``other``. The first token is left out. Columns: token, group, strength, n; strongest first.
     """
+    prompts = as_prompts(prompts)
     if len(groups) != len(prompts):
         raise InputError(f"{len(prompts)} prompts need {len(prompts)} mappings of groups, not {len(groups)}.")
     svd = layer_svd(model, layer)

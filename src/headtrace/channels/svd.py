@@ -34,6 +34,7 @@ from torch import Tensor
 
 from headtrace.cache import cache_folder
 from headtrace.errors import IdentityError, InputError
+from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ CACHE_FROM_NUMBERS = 1_000_000
 """Models with fewer numbers in their change-of-basis matrices are decomposed anew: it takes no time."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelChannels:
     """The channels of all heads of a model."""
 
@@ -73,6 +74,24 @@ class ModelChannels:
     def deficient(self) -> list[tuple[int, int]]:
         """Heads (layer, head) of rank below d_head; their attention has a remainder outside all channels."""
         return [(int(l), int(h)) for l, h in (self.rank < self.singular_values.shape[-1]).nonzero()]
+
+    def __repr__(self) -> str:
+        layers, heads, channels = self.singular_values.shape
+        return (
+            f"ModelChannels({layers} layers x {heads} heads x {channels} channels, bias {self.bias!r}, "
+            f"{len(self.deficient)} heads of lower rank)"
+        )
+
+    def _repr_html_(self) -> str:
+        """By head, the first singular values and the rank: the heads of the largest ones first."""
+        largest = self.singular_values[..., 0].flatten()
+        rows = [self._html_row(int(i)) for i in largest.argsort(descending=True)[:10]]
+        return html_table(("head", "rank", "singular values"), rows, title=repr(self))
+
+    def _html_row(self, place: int) -> tuple[str, ...]:
+        layer, head = divmod(place, self.singular_values.shape[1])
+        values = ", ".join(f"{value:.2f}" for value in self.singular_values[layer, head, :5].tolist())
+        return head_name(layer, head), str(int(self.rank[layer, head])), f"{values} ..."
 
     def tensors(self) -> dict[str, Tensor]:
         names = ("singular_values", "to_query", "to_key", "rank", "reconstruction_error")

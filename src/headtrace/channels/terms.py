@@ -66,7 +66,7 @@ def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
     return kept[bias]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FiringTerms:
     """Many firings, each score a sum over channels. Everything in float64."""
 
@@ -89,6 +89,9 @@ class FiringTerms:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def __repr__(self) -> str:
+        return f"FiringTerms({len(self)} firings x {self.query.shape[1]} channels)"
 
     def __getitem__(self, rows: int | slice | Tensor) -> FiringTerms:
         """Some of the firings (one number gives a batch of one)."""

@@ -2,8 +2,8 @@
 
 ``parts.py``, ``roots.py`` and ``circuit.py`` state what a circuit is, field by field; ``checks.py`` says what must hold
 between them and ``messages.py`` how an error reads. ``files.py`` reads and writes circuit files, ``versions.py`` those
-of earlier versions, ``describe.py`` makes their documentation, ``parquet.py`` keeps many circuits in one table,
-``sources.py`` finds circuits wherever they are kept.
+of earlier versions, ``describe.py`` makes their documentation, ``content.py`` gives a circuit its id, ``parquet.py``
+keeps many circuits in one table, ``sources.py`` finds circuits wherever they are kept.
 ``influence.py`` says what each edge carries, ``subgraphs.py`` cuts a circuit down, ``summary.py`` puts it into words,
 ``exports.py`` and ``neuronpedia.py`` speak to other tools.
 """

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.messages import fail
+from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.roots import ROOTS, is_whole
 from headtrace.errors import InputError
 from headtrace.vocabulary import SIDES_OF, Kind, Site
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
-    from headtrace.circuits.parts import Edge, Node
 
 _PLACE: dict[Kind, tuple[str, ...]] = {
     "root": (),
@@ -30,6 +32,7 @@ _ANYWHERE = ("embedding", "offset", "rounding")
 
 def check(circuit: Circuit) -> None:
     """Ids exist once, positions lie in the prompt, edges lead upwards into sides that their targets have."""
+    _check_parts(circuit)
     prompt = circuit.prompt
     length = len(prompt.tokens)
     if len(prompt.token_ids) != length:
@@ -46,6 +49,28 @@ def check(circuit: Circuit) -> None:
         known[node.id] = node
         sites.add(node.site)
     _check_edges(circuit.edges, known)
+
+
+def _check_parts(circuit: Circuit) -> None:
+    """Each part is what it should be. A file's parts are; a circuit that is made in Python may have anything."""
+    kinds = {"model": ModelInfo, "prompt": PromptInfo, "method": MethodInfo, "root": tuple(ROOTS.values())}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(circuit, name), kind):
+            names = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,))]
+            fail(name, " or ".join(names), getattr(circuit, name))
+    for name, kind in (("nodes", Node), ("edges", Edge)):
+        parts: Any = getattr(circuit, name)
+        if not isinstance(parts, (tuple, list)):
+            fail(name, f"a tuple of {kind.__name__}", parts)
+        for i, part in enumerate(parts):
+            if not isinstance(part, kind):
+                fail(f"{name}[{i}]", f"a {kind.__name__}", part)
+    reason, kept = circuit.reason, circuit.influence_kept
+    if reason is not None and not (isinstance(reason, str) and is_whole(reason)):
+        fail("reason", "text without half characters", reason)
+    number = isinstance(kept, (int, float)) and not isinstance(kept, bool)
+    if kept is not None and not (number and isfinite(kept)):
+        fail("influence_kept", "a finite number", kept)
 
 
 def _check_position(path: str, position: int | None, length: int) -> None:

@@ -12,8 +12,8 @@
 >>> for edge in circuit.top(5):
 ...     print(circuit.node(edge.source), "->", edge.side, "of", circuit.node(edge.target), edge.weight)
 MLP 3 @1 -> query of L9H6 1->0 0.3
->>> circuit.prune(min_weight=0.5).edges
-(Edge(source=1, target=0, side='root', weight=2.5, channels=None, effect=None, description=None, contribution=None),)
+>>> [(edge.source, edge.target, edge.side) for edge in circuit.prune(min_weight=0.5).edges]
+[(1, 0, 'root')]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Circuit:
     """A root, the firings that cause it, and the signals that cause those.
 
@@ -69,6 +69,21 @@ class Circuit:
         edges = sorted(self.edges, key=lambda edge: (edge.target, order[edge.side], edge.source))
         object.__setattr__(self, "nodes", tuple(nodes))
         object.__setattr__(self, "edges", tuple(edges))
+
+    def __repr__(self) -> str:
+        from headtrace.circuits.summary import question
+
+        return (
+            f"Circuit({question(self, repr)}, {self.model.name!r}, {len(self.prompt.tokens)} tokens, "
+            f"{len(self.nodes)} nodes, {len(self.edges)} edges)"
+        )
+
+    @cached_property
+    def content_id(self) -> str:
+        """A hash of everything that the circuit says: equal circuits have equal ids, wherever they are kept."""
+        from headtrace.circuits.content import content_id
+
+        return content_id(self)
 
     # Finding one's way
 

@@ -48,9 +48,9 @@ A small one:
 {example}```
 
 Loading checks every value, and an error names the field that is wrong:
-`edges[3].channels[0]: expected a valid integer, got "x"`. Numbers are finite, counts and ids are not negative, and a
-key that is not listed here is refused. In the tables, "yes" marks what is in every file; the rest may be left out, and
-is written only where it says something.
+`edges[3].channels[0]: expected a valid integer, got "x"`. Numbers are finite, counts and ids are not negative, text
+has no half characters (lone surrogates), and a key that is not listed here, or occurs twice, is refused. In the
+tables, "yes" marks what is in every file; the rest may be left out, and is written only where it says something.
 
 {sections}
 ## What holds between them
@@ -80,8 +80,9 @@ Files of version 1 still load, and are saved as version 2:
 ## Other formats
 
 Many circuits go to one Parquet table, one row per edge: `headtrace.circuits.write_parquet(circuits, path)` and
-`read_parquet(path)`. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and `.to_neuronpedia()` speak to other
-tools.
+`read_parquet(path)` ([how to](how-to/trace-many-prompts.md)). Rows name their circuit by `circuit.content_id`, a hash
+of all it says; a part of a circuit is refused. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and
+`.to_neuronpedia()` speak to other tools.
 """
 
 _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}

@@ -25,7 +25,7 @@ from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.messages import input_error
 from headtrace.circuits.roots import ALWAYS
 from headtrace.circuits.versions import SCHEMA, upgrade
-from headtrace.errors import InputError
+from headtrace.errors import InputError, shown
 from headtrace.writing import write_text
 
 _CIRCUIT = TypeAdapter(Circuit)
@@ -35,7 +35,7 @@ def load_circuit(path: str | Path) -> Circuit:
     """Read a circuit file, of this version or an earlier one. A damaged one gets an error that names the field."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(
             f"No circuit file at {path}. `headtrace trace ... --out {path}` writes one."
@@ -56,8 +56,13 @@ def load_circuit(path: str | Path) -> Circuit:
 
 def loads(text: str) -> Circuit:
     """A circuit from the text of a circuit file."""
+    return from_json(parse(text))
+
+
+def parse(text: str) -> Any:
+    """JSON data, or an error that says what is wrong with the text."""
     try:
-        data = json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise InputError(
             f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); the file is damaged "
@@ -65,9 +70,20 @@ def loads(text: str) -> Circuit:
         ) from None
     except RecursionError:
         raise InputError("nested too deeply to be a circuit file") from None
+    except InputError:
+        raise
     except ValueError as error:  # Python refuses to read integers of thousands of digits
         raise InputError(f"holds a number that cannot be read ({error}); the file is damaged") from None
-    return from_json(data)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys occur once: of two lists of edges, neither is the circuit's."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(f"the key {shown(twice)} occurs more than once in one object; the file is damaged")
+    return made
 
 
 def from_json(data: Any) -> Circuit:
@@ -76,6 +92,8 @@ def from_json(data: Any) -> Circuit:
         return _CIRCUIT.validate_python(upgrade(data))
     except ValidationError as error:
         raise input_error(error, Circuit) from None
+    except RecursionError:
+        raise InputError("nested too deeply to be a circuit file") from None
 
 
 def save_circuit(circuit: Circuit, path: str | Path) -> Path:

@@ -5,14 +5,13 @@ edges[3].channels[0]: expected a valid integer, got "x"
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headtrace.errors import InputError
+from headtrace.errors import InputError, shown
 
 # pydantic's words, except where it speaks of Python and the file is JSON.
 _EXPECTED = {
@@ -27,16 +26,11 @@ _EXPECTED = {
     "model_attributes_type": "a JSON object",
     "none_required": "null",
     "string_type": "text",
+    "string_unicode": "text without half characters",
     "too_short": "at least {min_length} of them",
     "tuple_type": "a list",
     "union_tag_invalid": "one of {expected_tags}",
 }
-
-
-def shown(value: Any) -> str:
-    """A value as JSON would have it, cut short."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def fail(path: str, expected: str, value: Any) -> NoReturn:
@@ -44,10 +38,14 @@ def fail(path: str, expected: str, value: Any) -> NoReturn:
     raise InputError(f"{path + ': ' if path else ''}expected {expected}, got {shown(value)}")
 
 
-def input_error(error: ValidationError, shape: type) -> InputError:
-    """The first of pydantic's complaints about data for ``shape``, a dataclass, in the form of ``fail``."""
+def input_error(error: ValidationError, shape: type, name: str = "") -> InputError:
+    """The first of pydantic's complaints about data for ``shape``, a dataclass, in the form of ``fail``.
+
+    ``name`` stands before the field: for an object made in Python, that of its class.
+    """
     first = error.errors(include_url=False)[0]
     path, owner = _place(shape, first["loc"])
+    path = f"{name}.{path}" if name else path
     context = first.get("ctx", {})
     match first["type"]:
         case "missing":
@@ -57,6 +55,8 @@ def input_error(error: ValidationError, shape: type) -> InputError:
         case "unexpected_keyword_argument":
             allowed = ", ".join(field.name for field in fields(owner)) if is_dataclass(owner) else ""
             return InputError(f"{path}: unknown key; expected one of {allowed}")
+        case "unexpected_positional_argument":
+            return InputError(f"{name}: expected at most {len(fields(shape))} values, got more")
         case "value_error":  # raised by our own checks, which name the field themselves
             return InputError(str(context["error"]))
         case _:
@@ -76,16 +76,25 @@ def _unexpected(path: str, first: ErrorDetails, context: dict[str, Any]) -> Inpu
 def _place(shape: type, location: tuple[int | str, ...]) -> tuple[str, type | None]:
     """The path as a person writes it, and the dataclass that its last step belongs to."""
     path, owners, owner = "", [shape], None
+    if location and isinstance(location[0], int):  # a value that was given by its place
+        names = [field.name for field in fields(shape)]
+        location = (*names[location[0] : location[0] + 1], *location[1:])
     for step in location:
         if isinstance(step, int):
             path += f"[{step}]"
         elif len(owners) > 1:  # pydantic names the member of a union here; it is no step of the data
             owners = [each for each in owners if getattr(each, "kind", None) == step]
         elif step != "[key]":
-            path += f".{step}" if path else step
+            path += f".{_key(step)}" if path else _key(step)
             owner = owners[0] if owners else None
             owners = [] if owner is None else _dataclasses(get_type_hints(owner).get(step))
     return path, owner
+
+
+def _key(key: str) -> str:
+    """A key as it can be printed: of a damaged file, it may be anything."""
+    plain = key.encode(errors="backslashreplace").decode()
+    return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
 def _dataclasses(annotation: Any) -> list[type]:

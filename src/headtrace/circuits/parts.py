@@ -3,10 +3,13 @@
 This is the one statement of what a circuit file may hold: `files.py` reads and writes these fields, `describe.py` makes
 the documentation from their docstrings. Positions are integers; token text is a label, never a key.
 
->>> Edge(source=1, target=0, side="root", weight=2.5)
-Edge(source=1, target=0, side='root', weight=2.5, channels=None, effect=None, description=None, contribution=None)
+>>> Edge(source=1, target=0, side="root", weight=2.5).weight
+2.5
 >>> Node(1, "head", layer=9, head=6, dest=14, src=3).name
 'L9H6 14->3'
+>>> Edge(source=1, target=0, side="root", weight=float("nan"))
+Traceback (most recent call last):
+headtrace.errors.InputError: Edge.weight: expected a finite number, got NaN
 """
 
 from __future__ import annotations
@@ -17,10 +20,20 @@ from dataclasses import field
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
-from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from headtrace.circuits.roots import CHECKED, LARGEST, Flag, Ids, Index, Number, Text, Words, Written
+from headtrace.circuits.roots import (
+    LARGEST,
+    Flag,
+    Ids,
+    Index,
+    Number,
+    Text,
+    Words,
+    Written,
+    checked,
+    whole,
+)
 from headtrace.vocabulary import Kind, Side, Site
 
 
@@ -37,7 +50,7 @@ def _one_of(*types: type) -> PlainValidator:
         else:
             good = value is None or isinstance(value, types)
         if good:
-            return value
+            return whole(value) if isinstance(value, str) else value
         raise PydanticCustomError("scalar", f"Input should be {expected}")  # type: ignore[arg-type]
 
     return PlainValidator(read)
@@ -47,7 +60,7 @@ Scalar = Annotated[float | str | bool | None, _one_of(str, bool)]
 NumberOrText = Annotated[float | str | None, _one_of(str)]
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class ModelInfo:
     """The model that was traced."""
 
@@ -61,7 +74,7 @@ class ModelInfo:
     """A hash of the weights, which tells the model from every other."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class PromptInfo:
     """The prompt, token by token."""
 
@@ -73,7 +86,7 @@ class PromptInfo:
     """How each token reads."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class MethodInfo:
     """How the circuit was found."""
 
@@ -89,7 +102,7 @@ class MethodInfo:
     """Further settings, such as the budget, by name."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Elsewhere:
     """A key-side signal that a head wrote only at other keys than the firing's source.
 
@@ -109,7 +122,7 @@ class Elsewhere:
     """The attention that removing it takes away."""
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Node:
     """A component at its place.
 
@@ -164,7 +177,7 @@ class Node:
         return self.name
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Edge:
     """A signal: what `source` writes into `channels` of `target`, on one side."""
 
@@ -186,3 +199,8 @@ class Edge:
     """What the signal says, in words."""
     contribution: Number | None = None
     """The contribution to the root that passes through the edge, in the unit of the root."""
+    through: Ids | None = None
+    """For a signal that an mlp wrote: the ids of the nodes whose writes, removed from the mlp's input, take the signal
+    below half of what it was."""
+    left: Number | None = None
+    """The share of the signal that the mlp then still writes: a claim that `headtrace verify` tests."""

@@ -11,18 +11,42 @@ all dispatch on the type.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal, TypeVar, get_args
+from dataclasses import field
+from functools import wraps
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+from typing_extensions import dataclass_transform
+
+from headtrace.circuits.messages import input_error
 
 T = TypeVar("T")
+
+
+def is_whole(text: str) -> bool:
+    """False for text with half a character (a lone surrogate): no file in UTF-8, table or terminal can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def whole(text: str) -> str:
+    """Refuse half a character."""
+    if is_whole(text):
+        return text
+    raise PydanticCustomError("half", "Input should be text without half characters")
+
+
 LARGEST = 2**63 - 1
 """No integer of a circuit is larger, so each fits into a column of a table."""
 
 Index = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Text = Annotated[str, Field(strict=True)]
+Text = Annotated[str, Field(strict=True), AfterValidator(whole)]
 Flag = Annotated[bool, Field(strict=True)]
 Ids = tuple[Index, ...]
 Words = tuple[Text, ...]
@@ -33,6 +57,24 @@ Written = Annotated[T, ALWAYS]
 
 CHECKED = ConfigDict(extra="forbid")
 """Fields are checked when an object is made; a name that is not one of them is refused."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def checked(cls: type[T]) -> type[T]:
+    """A frozen dataclass that checks its fields when it is made, and says which is wrong in an ``InputError``."""
+    made: Any = dataclass(frozen=True, config=CHECKED)(cls)
+    check = made.__init__
+
+    @wraps(check)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            check(self, *args, **kwargs)
+        except ValidationError as error:
+            raise input_error(error, made, made.__name__) from None
+
+    made.__init__ = __init__
+    return made
+
 
 Quote = Callable[[str], str]
 
@@ -47,7 +89,7 @@ def words(ids: Ids, tokens: Words | None, joint: str = " / ") -> str:
     return joint.join(tokens or [f"token {i}" for i in ids])
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class LogitDifference:
     """The logit of an answer (the mean over several) less that of a wrong one, or less the vocabulary's mean."""
 
@@ -75,7 +117,7 @@ class LogitDifference:
         return f"{answer} rather than {quote(words(self.wrong, self.wrong_tokens))}"
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Likelihood:
     """The log-likelihood of one or more alternatives for the next token, or of a continuation of several tokens."""
 
@@ -110,7 +152,7 @@ class Likelihood:
         return "the next token" if self.top_p is None else f"the likeliest next tokens up to {self.top_p:g}"
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Direction:
     """The residual at the input of a layer (or of the final norm) and one position, along a vector: a probe."""
 
@@ -131,7 +173,7 @@ class Direction:
         return self.label or f"a direction at layer {self.layer}"
 
 
-@dataclass(frozen=True, config=CHECKED)
+@checked
 class Heads:
     """The attention of given heads at the last position, each on the source that it attends to most."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from headtrace.circuits.messages import fail, shown
+from headtrace.circuits.messages import fail
 from headtrace.circuits.roots import ROOTS
-from headtrace.errors import InputError
+from headtrace.errors import InputError, shown
 
 SCHEMA = "headtrace.circuit/2"
 _FIRST = "headtrace.circuit/1"

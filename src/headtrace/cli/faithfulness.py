@@ -66,7 +66,7 @@ def faithfulness(
     options.check_output(json, out)
     options.check_numbers(out)
     options.check_figure(png)
-    check_choices(ablation, unit, mlps, controls)
+    check_choices(ablation, unit, mlps, controls, seed)
     asked = read_circuit(circuit)
     loaded = ModelsOf(model, dtype, device)(asked)
     with options.progress_bar("Runs of the model") as progress:

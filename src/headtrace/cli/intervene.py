@@ -50,9 +50,9 @@ def intervene(
     asked = read_circuit(circuit)
     from headtrace.causal import find_edge
     from headtrace.causal import intervene as change
-    from headtrace.causal.measuring import check_options
+    from headtrace.causal.intervene import check_change
 
-    check_options(0, reach, scope)
+    check_change(factor, reach, scope)
     edge = find_edge(asked, source, target, side)
     loaded = ModelsOf(model, dtype, device)(asked)
     done = change(asked, loaded, edge, factor=factor, reach=reach, scope=scope)  # type: ignore[arg-type]

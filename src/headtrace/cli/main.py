@@ -31,6 +31,7 @@ COMMANDS = [
     "view",
     "export",
     "verify",
+    "sufficiency",
     "intervene",
     "edges",
     "faithfulness",

@@ -10,13 +10,14 @@ from headtrace.cli import options
 from headtrace.cli.destinations import Destination, destination
 from headtrace.cli.options import console, notes, printable
 from headtrace.errors import InputError
-from headtrace.lines import prompt_of, read_records
+from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.tracing import Tracer
     from headtrace.tracing.explanation import Explanation
 
+PATHS = ("attention", "content", "complete")
 MethodName = Annotated[str, typer.Option(help="acc++, acc, svt, or one that a package adds.")]
 TauNumber = Annotated[
     float | None,
@@ -36,8 +37,12 @@ def trace(
     tokens: options.TokenIds = None,
     chat: options.Chat = False,
     prompts: Annotated[
-        str | None, typer.Option(help="JSONL with text (or tokens), answer, wrong: one per line.")
+        str | None, typer.Option(help="JSONL with text (or tokens, messages), answer, wrong: one per line.")
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="A bad line of --prompts is an error (default: skipped, and told)."),
+    ] = False,
     answer: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,14 +65,25 @@ def trace(
     heads: Annotated[
         str | None, typer.Option(help="Start from these heads at the last token: L9H9,L10H0.")
     ] = None,
+    paths: Annotated[
+        str,
+        typer.Option(
+            help="attention (why heads attend), content (what is moved, through values and MLPs) or complete (both)."
+        ),
+    ] = "attention",
+    counterfactual: Annotated[
+        str | None,
+        typer.Option(help="With content: a prompt of as many tokens; followed is what is new against it."),
+    ] = None,
     method: MethodName = "acc++",
     tau: TauNumber = None,
     max_firings: Annotated[
         int, typer.Option(help="Expand at most this many firings per prompt (0: no limit).")
     ] = 200,
     min_influence: Annotated[
-        float, typer.Option(help="Do not expand firings with less influence than this.")
-    ] = 0.0,
+        float | None,
+        typer.Option(help="Do not expand what has less influence (default: 0 for attention, else 0.02)."),
+    ] = None,
     ig_steps: Annotated[
         int | None, typer.Option(help="For acc++: intervals of the integrated gradients (default: 64).")
     ] = None,
@@ -94,6 +110,9 @@ def trace(
       headtrace trace smollm2-135m -p "When Mary and John went to the store, John gave a drink to"
       --answer " Mary" --wrong " John" --out circuit.json
 
+      headtrace trace builtin -p "When Mary and John went to the store, John gave a drink to"
+      --answer " Mary" --wrong " John" --paths complete --out complete.html
+
       headtrace trace path/to/model --tokens 5,17,42 --answer-id 7 --wrong-id 9
 
       headtrace trace smollm2-135m --prompts prompts.jsonl --out circuits.parquet
@@ -102,11 +121,17 @@ def trace(
     """
     if sum(x is not None for x in (prompt, prompt_file, tokens, prompts)) != 1:
         raise InputError("Give one of: -p TEXT, --prompt-file FILE, --tokens 1,2,3 or --prompts FILE.jsonl.")
+    if paths not in PATHS:
+        raise InputError(f"--paths {paths!r}: choose {', '.join(PATHS)}.")
+    if counterfactual is not None and prompts is not None:
+        raise InputError(
+            "--counterfactual is for a single prompt: leave it out, or trace prompts one at a time."
+        )
     options.check_output(json, out)
     where = None if out is None else destination(out, many=prompts is not None)
     if where is not None:
         where.check()
-    items = None if prompts is None else _read_prompts(prompts, chat)
+    items = None if prompts is None else _read_prompts(prompts, chat, strict)
     given = None if prompts is not None else options.read_prompt(prompt, tokens, prompt_file, chat)
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.tracing import Tracer
@@ -124,9 +149,10 @@ def trace(
     how["answer"] = _one_or_many(answer, answer_id, "answer")
     how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
     if items is not None:
-        _finish_many(_trace_many(tracer, items, how), where, force, json)
+        _finish_many(_trace_many(tracer, items, how, strict, paths), where, force, json)
         return
     assert given is not None
+    how |= {"paths": paths, "counterfactual": counterfactual}
     with options.progress_bar("Tracing firings") as progress:
         circuit = tracer.trace(given, **how, progress=progress)
     from headtrace.circuits.files import to_json
@@ -156,22 +182,25 @@ def show(circuit: Circuit) -> None:
     console.print(printable(circuit.summary(), lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
-def _read_prompts(path: str, chat: bool) -> list[dict[str, Any]]:
+def _read_prompts(path: str, chat: bool, strict: bool) -> Lines[dict[str, Any]]:
     """The prompts of a file with their own answers, which come before those of the command line."""
-    items: list[dict[str, Any]] = []
-    for number, record in read_records(path):
-        given = prompt_of(record, f"{path}, line {number}")
-        own = {name: record[name] for name in ("answer", "wrong") if record.get(name) is not None}
-        kind = "text" if isinstance(given, str) else "tokens"
-        if chat and isinstance(given, str):
-            kind, given = "messages", options.as_chat(given)
-        items.append({kind: given, **own})
-    return items
+
+    def parse(record: Record, where: str) -> dict[str, Any]:
+        item = prompt_and_answers(record, where)
+        return {"messages": options.as_chat(item.pop("text")), **item} if chat and "text" in item else item
+
+    return read_lines(path, parse, strict=strict)
 
 
-def _trace_many(tracer: Tracer, items: list[dict[str, Any]], how: dict[str, Any]) -> list[Circuit]:
-    with options.progress_bar("Tracing prompts", len(items)) as progress:
-        return tracer.trace_batch(items, **how, progress=progress)
+def _trace_many(
+    tracer: Tracer, items: Lines[dict[str, Any]], how: dict[str, Any], strict: bool, paths: str
+) -> list[Circuit]:
+    """The circuits of all lines of use; the others are told, and nothing runs before that is known."""
+    questions = items.then(lambda item, _: tracer.ask(item, **how), strict=strict)
+    for line in questions.report().splitlines():
+        options.warn(line)
+    with options.progress_bar("Tracing prompts", len(questions)) as progress:
+        return tracer.trace_batch(questions.values, paths=paths, progress=progress)  # type: ignore[arg-type]
 
 
 def _finish_many(circuits: list[Circuit], where: Destination | None, force: bool, as_json: bool) -> None:

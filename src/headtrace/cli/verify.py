@@ -91,7 +91,7 @@ def verify(
     from headtrace.causal.measuring import check_options, choose_edges
     from headtrace.circuits.sources import named_circuits
 
-    check_options(controls, reach, scope)
+    check_options(controls, reach, scope, seed)
     if out is not None:
         options.check_folder_writable(out)
     named = named_circuits(circuit)

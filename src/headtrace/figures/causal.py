@@ -144,7 +144,9 @@ def single_edge_violins(found: SingleEdges, path: str | Path | None = None) -> F
                 violins(axis, four, scale)
                 edges = found.table.filter(reach=reach, action="ablate", measure=measure).height
                 axis.set_title(f"{reach}: {edges} edges", loc="left")
-            row[0].set_ylabel(f"change of {with_unit(found.metric if measure == 'metric' else measure)}")
+            row[0].set_ylabel(
+                f"change of {with_unit((found.metric or 'metric') if measure == 'metric' else measure)}"
+            )
         for axis in axes[-1]:
             axis.set_xlabel(DONE)
         headline(figure, "Single edges: claimed signals, and random channels of the same heads", VIOLINS)
@@ -173,7 +175,8 @@ def edges_into_head_bars(found: EdgesIntoHead, path: str | Path | None = None) -
                 axis.axhline(0, color=INK, linewidth=0.6)
                 axis.set_title(f"{reach} ablation", loc="left")
                 axis.set_ylabel(
-                    f"change of {with_unit(found.metric if name == 'metric' else name)}", fontsize=8
+                    f"change of {with_unit((found.metric or 'metric') if name == 'metric' else name)}",
+                    fontsize=8,
                 )
         for axis in axes[-1]:
             axis.set_xlabel("edge, by rising weight")

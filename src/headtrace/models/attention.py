@@ -81,7 +81,9 @@ def attention(
     for observer in watch.observers:
         observer.edit_scores(call, scores)
     if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
+        scores = scores.div_(softcap).tanh_()
+        # The slope of tanh is computed from its value, which must not change where gradients are wanted.
+        scores = scores * softcap if scores.requires_grad else scores.mul_(softcap)
     if attention_mask is not None:
         scores = scores.add_(attention_mask)
     buffer = _first(observer.pattern_buffer(call) for observer in watch.observers)

@@ -56,7 +56,6 @@ def turn_of(hf: nn.Module) -> Turn:
         return _turns.setdefault(hf, Turn())
 
 
-@torch.inference_mode()
 def run(
     model: Model,
     token_ids: Int[Tensor, "batch token"],
@@ -65,19 +64,28 @@ def run(
     keep: Int[Tensor, "batch kept"] | None = None,
     layers: range | None = None,
     residual: Float[Tensor, "batch token d_model"] | None = None,
+    grad: bool = False,
 ) -> Float[Tensor, "batch kept vocab"]:
     """One forward pass of the model itself on right-padded prompts, watched by observers; its output logits.
 
     ``keep`` says at which positions of each prompt logits are wanted (None: everywhere). With ``layers`` only those
     run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
+    With ``grad`` what observers put in can be differentiated through (the model's own parameters cannot).
     """
     model.stamp  # noqa: B018 (looks at the weights: what is wrong with them is said before they are used)
     options: dict[str, Any] = {"use_cache": False}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
-    with turn_of(model.hf), ExitStack() as stack:
+    with (
+        turn_of(model.hf),
+        torch.inference_mode(not grad),
+        torch.set_grad_enabled(grad),
+        ExitStack() as stack,
+    ):
         _evaluate(model.hf, stack)
+        if grad:
+            _constant(model.hf, stack)
         if model.dtype == torch.float64:  # first, so that the hooks below see what it returns
             _full_precision_norms(model, stack)
         if layers is not None:
@@ -97,6 +105,13 @@ def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
     if training:
         stack.callback(_set_training, training, True)
         _set_training(training, False)
+
+
+def _constant(hf: nn.Module, stack: ExitStack) -> None:
+    """Parameters are constants of this pass: nothing is kept for gradients that nobody asks for."""
+    for parameter in [parameter for parameter in hf.parameters() if parameter.requires_grad]:
+        stack.callback(parameter.requires_grad_, True)
+        parameter.requires_grad_(False)
 
 
 def _every_module(root: nn.Module) -> Iterator[nn.Module]:

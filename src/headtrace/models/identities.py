@@ -17,7 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.errors import IdentityError
+from headtrace.models import door
 from headtrace.models.attention import softcap
+from headtrace.models.observer import Observer, Rotary
 from headtrace.models.stamp import require_same_weights
 
 if TYPE_CHECKING:
@@ -37,10 +39,14 @@ class IdentityReport:
     output: float
     """The shares at the final norm reproduce the output logits."""
     tolerance: float
+    pattern: float = 0.0
+    """Attention logits, softcap and mask give the attention patterns."""
+    tokens: float = 0.0
+    """The tokens, embedded by the model, are the residual at the first layer."""
 
     @property
     def worst(self) -> float:
-        return max(self.residual, self.attention, self.output)
+        return max(self.residual, self.attention, self.output, self.pattern, self.tokens)
 
 
 def tolerance_for(dtype: torch.dtype) -> float:
@@ -49,20 +55,34 @@ def tolerance_for(dtype: torch.dtype) -> float:
 
 @torch.inference_mode()
 def check_identities(recording: Recording, tolerance: float | None = None) -> IdentityReport:
-    """Measure the three identities; an error beyond tolerance names where it is and stops."""
+    """Measure the identities; an error beyond tolerance names where it is and stops."""
     require_same_weights(recording)
     allowed = tolerance_for(recording.model.dtype) if tolerance is None else tolerance
-    residual = attention = 0.0
+    tokens = check_tokens(recording, allowed)
+    residual = attention = pattern = 0.0
     total = recording.embedding.clone()
     for layer in range(recording.model.n_layers):
         residual = max(residual, _residual_error(recording, total, layer, allowed))
         attention = max(attention, _attention_error(recording, total, layer, allowed))
+        pattern = max(pattern, _pattern_error(recording, layer, allowed))
         total += recording.layer_writes(layer)
     residual = max(residual, _residual_error(recording, total, recording.model.n_layers, allowed))
-    return IdentityReport(residual, attention, _output_error(recording, total, allowed), allowed)
+    output = _output_error(recording, total, allowed)
+    return IdentityReport(residual, attention, output, allowed, pattern, tokens)
 
 
-def _worst(error: Tensor, allowed: float, what: str, names: tuple[str, ...]) -> float:
+_OF_THE_MODEL = (
+    "The model does not add up the way its architecture says, so nothing that builds on it can be trusted. Is the "
+    "model patched, quantised or of a variant that headtrace does not know?"
+)
+_OF_THE_RECORDING = (
+    "Was the recording changed after it was made, or is it another prompt's? Record the prompt again."
+)
+
+
+def _worst(
+    error: Tensor, allowed: float, what: str, names: tuple[str, ...], advice: str = _OF_THE_MODEL
+) -> float:
     """The largest error, or an IdentityError that says where it is. NaN counts as failure."""
     flat = int(torch.nan_to_num(error, nan=torch.inf).argmax())
     value = float(error.flatten()[flat])
@@ -70,11 +90,34 @@ def _worst(error: Tensor, allowed: float, what: str, names: tuple[str, ...]) -> 
         place = torch.unravel_index(torch.tensor(flat), error.shape)
         where = ", ".join(f"{name} {int(i)}" for name, i in zip(names, place, strict=True))
         raise IdentityError(
-            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}. The model does not add up the "
-            "way its architecture says, so nothing that builds on it can be trusted. Is the model patched, quantised "
-            "or of a variant that headtrace does not know?"
+            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}. {advice}"
         )
     return value
+
+
+class _FirstResidual(Observer):
+    """Keeps what is there before the first layer."""
+
+    residual: Tensor
+
+    def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
+        if layer == 0:
+            self.residual = residual
+
+
+@torch.inference_mode()
+def check_tokens(recording: Recording, allowed: float | None = None) -> float:
+    """The model's own embedding of the recorded tokens, compared with the first recorded residual."""
+    allowed = tolerance_for(recording.model.dtype) if allowed is None else allowed
+    seen, ends = _FirstResidual(), recording.logit_positions[:, -1:]
+    # Without its layers, the model only embeds.
+    door.run(
+        recording.model, recording.token_ids, seen, lengths=recording.lengths, keep=ends, layers=range(0)
+    )
+    recorded = recording.embedding
+    error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
+    what = "The first residual is not the embedding of the recorded tokens"
+    return _worst(error * _real(recording), allowed, what, ("prompt", "position"), _OF_THE_RECORDING)
 
 
 def _real(recording: Recording) -> Tensor:
@@ -114,6 +157,17 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
     error = (folded - recorded).masked_fill_(hidden, 0).abs_().amax(dim=-1) / size
     what = f"Folded queries and keys do not give the attention logits of layer {layer}"
     return _worst(error * _real(recording)[:, None], allowed, what, ("prompt", "head", "position"))
+
+
+def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
+    """Errors of logits grow with their size, and a softmax passes them on: so they are relative to it."""
+    recorded = recording.patterns[layer]
+    size = recording.raw_logits(layer).masked_fill_(~recording.visible[layer][:, None], 0).abs_()
+    error = (recording.attention_logits(layer).softmax(dim=-1) - recorded).abs_().amax(dim=-1)
+    error = error / size.amax(dim=-1).clamp_min(1.0)
+    what = f"Attention logits and mask do not give the attention patterns of layer {layer}"
+    names = ("prompt", "head", "position")
+    return _worst(error * _real(recording)[:, None], allowed, what, names, _OF_THE_RECORDING)
 
 
 def output_logits(

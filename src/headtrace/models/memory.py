@@ -12,6 +12,7 @@ import torch
 from headtrace.errors import OutOfMemoryError
 from headtrace.models.fields import axis_sizes, choose
 from headtrace.models.record import Recording
+from headtrace.tables import human
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -34,15 +35,6 @@ def recording_bytes(
 def available_bytes() -> int:
     """Memory of this machine that can still be had."""
     return psutil.virtual_memory().available
-
-
-def human(n_bytes: float) -> str:
-    """``4.2 GB`` and the like."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.0f} {unit}" if unit in ("B", "KB") else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} TB"
 
 
 def require_memory(

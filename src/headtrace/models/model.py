@@ -22,7 +22,7 @@ from headtrace.models.record import Recording, record
 from headtrace.models.sound import check_parameters
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
-from headtrace.prompts import PromptReader, as_prompts
+from headtrace.prompts import Chat, PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Model:
 
     def record(
         self,
-        prompts: Prompt | Sequence[Prompt] | Tensor,
+        prompts: Prompt | Sequence[Prompt],
         *,
         bos: bool | None = None,
         last_logits: bool | int = False,
@@ -184,8 +184,10 @@ class Model:
     ) -> Recording:
         """One forward pass on a prompt, or on many at once, kept as components that sum exactly.
 
-        Prompts are text or token ids. ``bos`` overrides whether a beginning-of-sequence token comes first;
-        ``last_logits=True`` keeps output logits at each prompt's last position only (a number: at as many);
+        Prompts are text, token ids (a list, an array, a tensor, what a tokenizer returns: its padding is left out) or
+        the messages of a conversation, which go through the model's chat template. ``bos`` overrides whether a
+        beginning-of-sequence token comes before text; ``last_logits=True`` keeps output logits at each prompt's last
+        position only (a number: at as many);
         ``keep`` names the tensors to record (default: all that a trace needs; `Recording.FIELDS` lists them).
 
         >>> import headtrace
@@ -206,9 +208,9 @@ class Model:
         """One forward pass watched by observers, through the one door (`headtrace.models.door.run`)."""
         return door.run(self, token_ids, *observers, **options)
 
-    def end_logits(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompt vocab"]:
-        """Output logits at the end of each prompt (token ids), all run together."""
-        batch, lengths = self._padded(prompts)
+    def end_logits(self, prompts: Prompt | Sequence[Prompt]) -> Float[Tensor, "prompt vocab"]:
+        """Output logits at the end of each prompt, all run together."""
+        batch, lengths = self._padded([self.to_ids(prompt) for prompt in as_prompts(prompts)])
         ends = torch.tensor(lengths, device=self.device)[:, None] - 1
         return door.run(self, batch, lengths=lengths, keep=ends)[:, 0]
 
@@ -218,15 +220,15 @@ class Model:
 
         return decompose(recording, firing, prompt=prompt)
 
-    def to_ids(self, prompt: Prompt, *, bos: bool | None = None) -> list[int]:
+    def to_ids(self, prompt: Prompt | Chat, *, bos: bool | None = None) -> list[int]:
         """Token ids of one prompt, checked against the vocabulary and the context length."""
         return self.reader.ids(prompt, bos)
 
-    def token_id(self, answer: str | int, what: str = "answer", prompt: Prompt | None = None) -> int:
+    def token_id(self, answer: str | int, what: str = "answer", prompt: Prompt | Chat | None = None) -> int:
         """The id of an answer that must be a single token, e.g. ``" Mary"``, as it follows a prompt."""
         return self.reader.token(prompt, answer, what)
 
-    def continuation(self, prompt: Prompt | None, answer: str | int) -> tuple[int, ...]:
+    def continuation(self, prompt: Prompt | Chat | None, answer: str | int) -> tuple[int, ...]:
         """The tokens of an answer, one or more, as it follows a prompt."""
         return self.reader.continuation(prompt, answer)
 

@@ -33,6 +33,7 @@ from headtrace.models.fields import Recorded, RecordedIf, axis_sizes, choose
 from headtrace.models.identities import IdentityReport, check_identities
 from headtrace.models.norms import norm_eps, norm_scale
 from headtrace.models.observer import Rotary
+from headtrace.tables import html_table, human
 from headtrace.vocabulary import Component, Firing, head_name
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from headtrace.models.stamp import Stamp
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recording:
     """What one forward pass wrote, read and attended to. Made by ``Model.record``."""
 
@@ -89,11 +90,16 @@ class Recording:
     ALWAYS: ClassVar[tuple[str, ...]] = ("token_ids", "logits", "logit_positions")
 
     def __post_init__(self) -> None:
-        """The axes of all tensors agree with each other and with the model."""
+        """The axes of all tensors agree with each other and with the model, and there is one of a kind per layer."""
         if self.stamp is None:
             object.__setattr__(self, "stamp", self.model.stamp)
-        batch, length = self.tensors["token_ids"].shape
-        sizes = axis_sizes(self.model, batch, length, self.tensors["logits"].shape[1])
+        token_ids, logits = self.tensors["token_ids"], self.tensors["logits"]
+        if token_ids.ndim != 2 or logits.ndim != 3:
+            raise InputError(
+                "A recording's token ids have the axes (batch, token), its logits (batch, kept, vocab)."
+            )
+        batch, length = token_ids.shape
+        sizes = axis_sizes(self.model, batch, length, logits.shape[1])
         for name, tensor in self.tensors.items():
             if name not in self.FIELDS:
                 raise InputError(f"A recording has no tensor {name!r}: it may have {', '.join(self.FIELDS)}.")
@@ -103,6 +109,62 @@ class Recording:
                     f"A recording's {name!r} has the axes ({', '.join(self.FIELDS[name].axes)}): expected "
                     f"{expected}, got {tuple(tensor.shape)}."
                 )
+        if len(self.lengths) != batch or min(self.lengths) < 1 or max(self.lengths) != length:
+            raise InputError(
+                f"A recording of {batch} prompts, padded to {length} tokens, cannot have the lengths {self.lengths}."
+            )
+        self._check_layers(batch, length)
+
+    def _check_layers(self, batch: int, length: int) -> None:
+        for name in ("rotary", "visible", "scales", "softcaps"):
+            if len(getattr(self, name)) != self.model.n_layers:
+                raise InputError(
+                    f"A recording has one of {name!r} for each of {self.model.n_layers} layers, not "
+                    f"{len(getattr(self, name))}."
+                )
+        tables = [table for rotary in self.rotary if rotary is not None for table in (rotary.cos, rotary.sin)]
+        for table in tables:
+            good = table.ndim == 3 and table.shape[0] in (1, batch) and table.shape[1] == length
+            if not good or table.shape[2] % 2 or table.shape[2] > self.model.d_head:
+                raise InputError(
+                    f"A rotary table of {length} tokens cannot have the shape {tuple(table.shape)}."
+                )
+        for mask in self.visible:
+            if tuple(mask.shape) != (batch, length, length):
+                raise InputError(
+                    f"A recording's 'visible' has the axes (batch, dest, src): expected {(batch, length, length)}, got "
+                    f"{tuple(mask.shape)}."
+                )
+
+    # -- showing ---------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        many = f"{len(self)} prompts of {min(self.lengths)} to " if len(self) > 1 else ""
+        return (
+            f"Recording({self.model.name!r}: {many}{max(self.lengths)} tokens, {self.model.n_layers} layers x "
+            f"{self.model.n_heads} heads, {len(self.tensors)} tensors, {human(self.n_bytes)})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The prompts with their likeliest next tokens."""
+        rows = [self._html_row(i) for i in range(min(len(self), 10))]
+        return html_table(("prompt", "tokens", "text", "next"), rows, title=repr(self))
+
+    def _html_row(self, prompt: int) -> tuple[str, ...]:
+        likely = self.top_answers(min(3, self.model.d_vocab), prompt)
+        text = "".join(self.tokens(prompt))
+        answers = ", ".join(f"{token!r} {probability:.0%}" for token, _, probability in likely)
+        return (
+            str(prompt),
+            str(self.lengths[prompt]),
+            text if len(text) <= 200 else f"{text[:197]}...",
+            answers,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """What the tensors take in memory."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     # -- one prompt ------------------------------------------------------------------------------------------
 
@@ -277,7 +339,8 @@ class Recording:
     # -- checks and files ------------------------------------------------------------------------------------
 
     def check(self, tolerance: float | None = None) -> IdentityReport:
-        """Verify that components sum to residuals, folded q.k gives the attention logits, shares give the output."""
+        """Verify that the tokens give the first residual, components sum to all others, folded q.k gives the attention
+        logits, those give the patterns, and shares give the output."""
         return check_identities(self, tolerance)
 
     def save(self, folder: str | Path) -> None:

@@ -31,6 +31,7 @@ class FoldedWeights:
     b_Q: Float[Tensor, "layer head d_head"]
     W_K: Float[Tensor, "layer kv_head d_model d_head"]
     b_K: Float[Tensor, "layer kv_head d_head"]
+    W_V: Float[Tensor, "layer kv_head d_model d_head"]
     b_V: Float[Tensor, "layer kv_head d_head"]
     W_O: Float[Tensor, "layer head d_head d_model"]
     attention_bias: Float[Tensor, "layer d_model"]
@@ -94,7 +95,7 @@ def fold_weights(
     """Read every head of the model into canonical shape. Copies; the model is not changed."""
     order = slice(None) if head_order is None else head_order
     reads: dict[str, list[Tensor]] = {
-        name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "b_V", "W_O", "attention_bias")
+        name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "attention_bias")
     }
     for layer in hf.get_submodule(architecture.layers).children():
         attention = layer.get_submodule(architecture.attention)
@@ -108,10 +109,10 @@ def fold_weights(
         W_Q, b_Q = _fold_read(heads.W_Q, heads.b_Q, norm, architecture, norm_q)
         W_K, b_K = _fold_read(heads.W_K, heads.b_K, norm, architecture, norm_k)
         # A value's bias (the norm's included) leaves through W_O as a constant, since attention sums to one.
-        _, b_V = _fold_read(heads.W_V, heads.b_V, norm, architecture, None)
+        W_V, b_V = _fold_read(heads.W_V, heads.b_V, norm, architecture, None)
         W_O, bias = _fold_write(heads.W_O, heads.b_O, b_V, layer, architecture)
         ordered = (tensor[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
-        for name, tensor in zip(reads, (*ordered, b_V, W_O, bias), strict=True):
+        for name, tensor in zip(reads, (*ordered, W_V, b_V, W_O, bias), strict=True):
             reads[name].append(tensor)
     stacked = {name: torch.stack(tensors) for name, tensors in reads.items()}
     final = hf.get_submodule(architecture.final_norm)

@@ -2,7 +2,7 @@
 
 A text becomes tokens as the model's own tokenizer makes them, special tokens in front included. What a tokenizer puts
 behind a text would stand between the prompt and its continuation, so it is left off. An answer is read as it follows
-the prompt.
+the prompt. Besides text, a prompt may be token ids (a list, an array, what a tokenizer returns) or a conversation.
 
 >>> import headtrace
 >>> model = headtrace.load("builtin")
@@ -15,10 +15,12 @@ the prompt.
 
 from headtrace.prompts.batching import batches
 from headtrace.prompts.encoding import Encoded, Span, decoded, encode, following, has_unknown, is_unknown
+from headtrace.prompts.forms import Chat, as_prompts, one_prompt
 from headtrace.prompts.positions import is_one_token, positions_of
-from headtrace.prompts.reader import PromptReader, as_prompts
+from headtrace.prompts.reader import PromptReader
 
 __all__ = [
+    "Chat",
     "Encoded",
     "PromptReader",
     "Span",
@@ -30,5 +32,6 @@ __all__ = [
     "has_unknown",
     "is_one_token",
     "is_unknown",
+    "one_prompt",
     "positions_of",
 ]

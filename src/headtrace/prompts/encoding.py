@@ -34,9 +34,12 @@ class Encoded:
         return self.ids[self.front :]
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoded]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, special: bool = True
+) -> list[Encoded]:
     """Tokenize texts as the model's own tokenizer does. Only what the tokenizer adds behind a text is left off:
-    a special token that the text itself spells is kept.
+    a special token that the text itself spells is kept, and one that it spells at its beginning is not put in front
+    of it once more. With ``special=False`` nothing is added: a chat template spells all special tokens itself.
 
     >>> import headtrace
     >>> encode(headtrace.load("builtin").tokenizer, ["When Mary"])
@@ -47,12 +50,25 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Enc
     for text in texts:
         require_unicode(text)
     if not tokenizer.is_fast:
-        return _encode_slowly(tokenizer, texts)
+        return [_undoubled(each) for each in _encode_slowly(tokenizer, texts, special)]
     batch = tokenizer(
-        list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, padding=False
+        list(texts),
+        add_special_tokens=special,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        padding=False,
     )
     rows = zip(texts, batch["input_ids"], batch["special_tokens_mask"], batch["offset_mapping"], strict=True)
-    return [_encoded(*row) for row in cast(Iterable[Any], rows)]
+    return [_undoubled(_encoded(*row)) for row in cast(Iterable[Any], rows)]
+
+
+def _undoubled(encoded: Encoded) -> Encoded:
+    """A text that begins with the very special tokens that stand in front of it brings its own."""
+    front = encoded.front
+    if not front or encoded.own[:front] != encoded.ids[:front]:
+        return encoded
+    offsets = None if encoded.offsets is None else encoded.offsets[front:]
+    return Encoded(encoded.text, encoded.own, 0, offsets)
 
 
 def _encoded(text: str, ids: list[int], added: list[int], offsets: list[Span]) -> Encoded:
@@ -63,13 +79,13 @@ def _encoded(text: str, ids: list[int], added: list[int], offsets: list[Span]) -
     return Encoded(text, tuple(ids[:end]), front, tuple((start, stop) for start, stop in offsets[:end]))
 
 
-def _encode_slowly(tokenizer: Any, texts: Sequence[str]) -> list[Encoded]:
+def _encode_slowly(tokenizer: Any, texts: Sequence[str], special: bool) -> list[Encoded]:
     """Tokenizers written in Python have no offsets, and not all of them mark what they add; their template shows it."""
     place = -1
-    template: list[int] = tokenizer.build_inputs_with_special_tokens([place])
+    template: list[int] = tokenizer.build_inputs_with_special_tokens([place]) if special else [place]
     front = template.index(place)
     behind = len(template) - front - 1
-    rows: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=special)["input_ids"]
     return [
         Encoded(text, tuple(ids[: len(ids) - behind]), front, None)
         for text, ids in zip(texts, rows, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, cast
@@ -17,17 +17,20 @@ from headtrace.prompts.encoding import (
     is_unknown,
     require_unicode,
 )
+from headtrace.prompts.forms import EMPTY, Chat, one_prompt
 from headtrace.vocabulary import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EMPTY = "The prompt is empty. Give text such as 'When Mary and John ...', or token ids."
-
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Reads prompts and answers for one model: text or token ids, checked, with errors that say what is wrong."""
+    """Reads prompts and answers for one model, in whatever form they are given, with errors that say what is wrong.
+
+    Text gets the special tokens that the tokenizer puts in front; a conversation gets those of its chat template, and
+    the beginning of the answer that the template asks for; token ids are taken as they are.
+    """
 
     tokenizer: PreTrainedTokenizerBase | None
     name: str
@@ -35,10 +38,10 @@ class PromptReader:
     d_vocab: int
     max_positions: int | None = None
 
-    def ids(self, prompt: Prompt, bos: bool | None = None) -> list[int]:
+    def ids(self, prompt: Prompt | Chat, bos: bool | None = None) -> list[int]:
         """Token ids of one prompt. Special tokens come first as the tokenizer puts them, unless ``bos`` says."""
-        given = _plain(prompt)
-        ids = self._of_text(given, bos) if isinstance(given, str) else _integers(given)
+        given = one_prompt(prompt)
+        ids = self._taken(given, bos) if isinstance(given, list) else self._of_text(given, bos)
         if not ids:
             raise InputError(EMPTY)
         wrong = [token for token in ids if not 0 <= token < self.d_vocab]
@@ -54,12 +57,14 @@ class PromptReader:
             )
         return ids
 
-    def continuation(self, prompt: Prompt | None, answer: str | int, what: str = "answer") -> tuple[int, ...]:
+    def continuation(
+        self, prompt: Prompt | Chat | None, answer: str | int, what: str = "answer"
+    ) -> tuple[int, ...]:
         """The tokens of an answer as it follows a prompt; a token id stands for itself.
 
-        Behind a text, the answer is what the longer text has more; if that would change the prompt's own tokens,
-        or make the answer another token than it is alone, the user meant something else. Behind token ids (or no
-        prompt) the answer is read alone.
+        Behind a text or a conversation, the answer is what the longer text has more; if that would change the prompt's
+        own tokens, or make the answer another token than it is alone, the user meant something else. Behind token ids
+        (or no prompt) the answer is read alone.
         """
         if not isinstance(answer, str):
             return (self._checked_id(answer, what),)
@@ -71,20 +76,22 @@ class PromptReader:
                 f"The {what} {answer!r} has no tokens. Give text such as ' Mary', or a token id."
             )
         found: tuple[int, ...] | None = alone
-        if isinstance(prompt, str):
-            own, longer = encode(tokenizer, [prompt, prompt + answer])
+        given = None if prompt is None else one_prompt(prompt)
+        if isinstance(given, (str, Chat)):
+            text = self._words(given)
+            own, longer = encode(tokenizer, [text, text + answer], special=isinstance(given, str))
             if not own.own:
                 raise InputError(EMPTY)
             found = following(own, longer)
             if found is None or (len(alone) == 1 and found != alone):
-                raise InputError(self._misfit(prompt, answer, what, found))
+                raise InputError(self._misfit(given, answer, what, found))
         if has_unknown(tokenizer, answer, found):
             raise InputError(
                 f"The {what} {answer!r} is not in the model's vocabulary. Choose a word that it knows."
             )
         return found
 
-    def token(self, prompt: Prompt | None, answer: str | int, what: str = "answer") -> int:
+    def token(self, prompt: Prompt | Chat | None, answer: str | int, what: str = "answer") -> int:
         """The token id of an answer that must be exactly one token."""
         found = self.continuation(prompt, answer, what)
         if len(found) == 1:
@@ -93,6 +100,11 @@ class PromptReader:
             f"The {what} {answer!r} is {len(found)} tokens for this model: {self._pieces(found)}. "
             f"It must be one token.{_space_hint(str(answer))}"
         )
+
+    def text(self, prompt: Prompt | Chat) -> str | None:
+        """The text of a prompt: itself, or what the chat template makes of a conversation; None for token ids."""
+        given = one_prompt(prompt)
+        return None if isinstance(given, list) else self._words(given)
 
     def labels(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Readable text of each token; without a tokenizer, the id itself."""
@@ -107,11 +119,45 @@ class PromptReader:
             raise InputError(f"{self.name!r} was loaded without a tokenizer: {instead}")
         return self.tokenizer
 
-    def _of_text(self, text: str, bos: bool | None) -> list[int]:
+    def _taken(self, ids: list[int], bos: bool | None) -> list[int]:
+        if bos is not None:
+            raise InputError(
+                f"bos={bos} says how text is read, and this prompt is token ids, which are taken as they are. Leave "
+                "bos out, and put the token in front of them (or not)."
+            )
+        return ids
+
+    def _words(self, given: str | Chat) -> str:
+        return given if isinstance(given, str) else self._rendered(given)
+
+    def _rendered(self, chat: Chat) -> str:
+        """A conversation as one text, up to where the answer begins."""
+        tokenizer: Any = self._require_tokenizer("messages cannot be read. Give token ids.")
+        for message in chat.messages:
+            require_unicode(message["content"])
+        if not getattr(tokenizer, "chat_template", None):
+            raise InputError(
+                f"The tokenizer of {self.name!r} has no chat template, so it cannot read messages. Give text or token "
+                "ids, or set model.tokenizer.chat_template."
+            )
+        try:
+            return tokenizer.apply_chat_template(
+                [dict(message) for message in chat.messages], tokenize=False, add_generation_prompt=True
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program that comes with the tokenizer: it raises what it likes
+            raise InputError(
+                f"The chat template of {self.name!r} refuses these messages: {error} Do roles take turns, and does it "
+                "know them?"
+            ) from error
+
+    def _of_text(self, given: str | Chat, bos: bool | None) -> list[int]:
         tokenizer = self._require_tokenizer(
             "text cannot be read. Give token ids, or pass tokenizer= to headtrace.load."
         )
-        if not text or not (encoded := encode(tokenizer, [text])[0]).own:
+        text, special = self._words(given), isinstance(given, str)
+        if not text or not (encoded := encode(tokenizer, [text], special=special)[0]).own:
             raise InputError(EMPTY)
         if has_unknown(tokenizer, text, encoded.own):
             raise InputError(
@@ -129,7 +175,7 @@ class PromptReader:
         return [first, *ids] if bos and first is not None else ids
 
     def _checked_id(self, token: object, what: str) -> int:
-        plain = _python(token)
+        plain: object = token.tolist() if hasattr(token, "tolist") else token  # type: ignore[attr-defined]
         if not isinstance(plain, int) or isinstance(plain, bool):
             raise InputError(
                 f"The {what} is text or a token id; got {brief(plain)} ({type(token).__name__})."
@@ -141,65 +187,20 @@ class PromptReader:
     def _pieces(self, ids: Sequence[int]) -> str:
         return " + ".join(repr(label) for label in self.labels(ids))
 
-    def _misfit(self, prompt: str, answer: str, what: str, found: tuple[int, ...] | None) -> str:
+    def _misfit(self, prompt: str | Chat, answer: str, what: str, found: tuple[int, ...] | None) -> str:
         """Why an answer is not what its user meant, right behind this prompt."""
         reason = (
             "changes how the end of the prompt is split into tokens"
             if found is None
             else f"is something else right behind this prompt than alone: {self._pieces(found)}"
         )
-        if prompt[-1:].isspace():
+        if isinstance(prompt, Chat):
+            hint = f" Give the {what} as a token id, or as the chat's next words begin."
+        elif prompt[-1:].isspace():
             hint = f" Leave out the space at the end of the prompt, and write {' ' + answer.lstrip()!r}."
         else:
             hint = _space_hint(answer) or f" Give the {what} as a token id."
         return f"The {what} {answer!r} {reason}.{hint}"
-
-
-def as_prompts(prompts: Prompt | Iterable[object]) -> list[Prompt]:
-    """One prompt or many, as a list of prompts. Text, or a flat row of numbers, is one prompt.
-
-    >>> as_prompts("When Mary"), as_prompts([5, 6]), as_prompts([[5, 6], "When Mary"])
-    (['When Mary'], [[5, 6]], [[5, 6], 'When Mary'])
-    """
-    given = _plain(prompts)
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise InputError(EMPTY)
-    first = given[0]
-    if isinstance(first, str) or hasattr(first, "__len__"):
-        return cast("list[Prompt]", given)
-    return [_integers(given)]
-
-
-def _plain(given: object) -> str | list[Any]:
-    """Text, or the entries of a sequence or array, as Python has them; whatever else it is, is not a prompt."""
-    entries = _python(given)
-    if isinstance(entries, str):
-        return entries
-    if isinstance(entries, Mapping):
-        raise InputError(
-            f"A prompt is text or a list of token ids; got a mapping ({type(given).__name__}). Give the text itself, "
-            "or its token ids."
-        )
-    if isinstance(entries, (bytes, bytearray, Set)) or not isinstance(entries, Iterable):
-        raise InputError(f"A prompt is text or a list of token ids; got {type(given).__name__}.")
-    return [_python(entry) for entry in entries]
-
-
-def _python(value: object) -> Any:
-    """Arrays and tensors of any library say themselves what they hold, as Python numbers."""
-    return value.tolist() if hasattr(value, "tolist") else value  # type: ignore[attr-defined]
-
-
-def _integers(entries: list[Any]) -> list[int]:
-    for place, entry in enumerate(entries):
-        if not isinstance(entry, int) or isinstance(entry, bool):
-            raise InputError(
-                f"A prompt is text or a list of token ids; got a list with {brief(entry)} ({type(entry).__name__}) "
-                f"at place {place}. Token ids are whole numbers, like [5, 17, 42]."
-            )
-    return cast("list[int]", entries)
 
 
 def _unknown_words(tokenizer: PreTrainedTokenizerBase, encoded: Encoded) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headtrace.tasks.counterfactuals import Counterfactual, CounterfactualSet, counterfactuals
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
 from headtrace.tasks.jsonl import read_jsonl
 from headtrace.tasks.registry import TASKS, Task, load_task
@@ -33,6 +34,8 @@ _NEED_TORCH = {
 __all__ = [
     "TASKS",
     "Accuracy",
+    "Counterfactual",
+    "CounterfactualSet",
     "Example",
     "Exclusion",
     "HeadScores",
@@ -40,6 +43,7 @@ __all__ = [
     "Task",
     "TaskSet",
     "accuracy",
+    "counterfactuals",
     "load_task",
     "read_jsonl",
     "score_heads",

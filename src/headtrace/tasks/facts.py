@@ -10,8 +10,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from headtrace.tasks.build import Cell, Draft, fill, split_words, take
+from headtrace.tasks.counterfactuals import unfill
 from headtrace.tasks.draws import Draw
-from headtrace.tasks.examples import TaskSet
+from headtrace.tasks.examples import Example, TaskSet
 from headtrace.tasks.words import CAPITALS, CONTINENTS, LANGUAGES
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ def load(tokenizer: PreTrainedTokenizerBase, n_per_cell: int, seed: int) -> Task
     ]
     examples, more = take(tokenizer, "facts", cells, n_per_cell)
     return TaskSet("facts", tuple(examples), (*excluded, *more), seed=seed)
+
+
+def another_subject(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Another subject of the same relation, for which another answer is right (``subject``)."""
+    relation, form = example.labels["relation"], int(example.labels["form"]) - 1
+    facts = RELATIONS[relation]
+    subject = unfill(FORMS[relation][form], example.text)["subject"]
+    for other in draw.shuffled([each for each in facts if facts[each] != facts[subject]]):
+        yield sentence(relation, form, other)
 
 
 def _drafts(relation: str, form: int, seed: int, usable: frozenset[str]) -> Iterator[Draft]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headtrace.prompts import Encoded, decoded, encode, following, is_unknown
 from headtrace.tasks.build import Cell, Draft, assemble, fill, place_roles, take
+from headtrace.tasks.counterfactuals import unfill
 from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
 from headtrace.tasks.words import EVENTS
@@ -52,6 +53,27 @@ def load(tokenizer: PreTrainedTokenizerBase, n_per_cell: int, seed: int) -> Task
     ]
     examples, excluded = take(tokenizer, "greater-than", cells, n_per_cell, _build)
     return TaskSet("greater-than", tuple(examples), tuple(excluded), seed=seed)
+
+
+def another_start(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """The first year is 01, as in the paper, so that nearly every year is later (``start``); else an early one."""
+    form, slots = _slots(example)
+    century = slots["century"]
+    for start in ("01", *draw.shuffled(YEARS[2:20])):
+        if slots["year"] != century + start:
+            yield sentence(form, slots["event"], century, start)
+
+
+def another_century(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """The same years of another century (``century``)."""
+    form, slots = _slots(example)
+    for century in draw.shuffled([each for each in CENTURIES if each != slots["century"]]):
+        yield sentence(form, slots["event"], century, slots["year"][2:])
+
+
+def _slots(example: Example) -> tuple[int, dict[str, str]]:
+    form = int(example.labels["form"]) - 1
+    return form, unfill(FORMS[form], example.text)
 
 
 def _drafts(form: int, century: str, seed: int) -> Iterator[Draft]:

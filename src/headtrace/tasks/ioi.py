@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
 from headtrace.tasks.build import Cell, Draft, fill, split_words, take
+from headtrace.tasks.counterfactuals import TRIES, refill, unfill
 from headtrace.tasks.draws import Draw
-from headtrace.tasks.examples import TaskSet
+from headtrace.tasks.examples import Example, TaskSet
 from headtrace.tasks.words import NAMES, OBJECTS, PLACES
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ FORMS = (
     "Two friends, {first} and {second}, saw a {object} at the {place}. {S2} sold it to",
 )
 ORDERS = ("ABBA", "BABA")
+SLOTS = {
+    "ABBA": {"IO": "first", "S1": "second", "S2": "S2"},
+    "BABA": {"IO": "second", "S1": "first", "S2": "S2"},
+}
+"""The slot of each role, order by order."""
 VARIANTS = ("standard", "flipped", "random-names")
 
 # The stream of a cell ends when this many draws in a row bring nothing new.
@@ -92,8 +98,7 @@ def sentence(
     again = words.third if variant == "random-names" else s
     slots = {"first": first, "second": second, "S2": again, "place": words.place, "object": words.object}
     text, spans = fill(FORMS[form], slots)
-    places = ("first", "second") if order == "ABBA" else ("second", "first")
-    return text, {"IO": spans[places[0]], "S1": spans[places[1]], "S2": spans["S2"]}
+    return text, {role: spans[slot] for role, slot in SLOTS[order].items()}
 
 
 def load(
@@ -117,6 +122,34 @@ def load(
     ]
     examples, more = take(tokenizer, "ioi", cells, n_per_cell)
     return TaskSet("ioi", tuple(examples), (*excluded, *more), variant, seed)
+
+
+def other_names(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Three other names, all different, so that nobody is named twice (``abc``)."""
+    taken = set(_names(example).values())
+    free = [name for name in NAMES if name not in taken]
+    for _ in range(TRIES):
+        yield _renamed(example, draw.sample(free, 3))
+
+
+def names_exchanged(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """The two names exchanged everywhere, so that right and wrong change places (``flip``)."""
+    names = _names(example)
+    other = {names["IO"]: names["S1"], names["S1"]: names["IO"]}
+    yield _renamed(example, [other[names["IO"]], other[names["S1"]], other.get(names["S2"], names["S2"])])
+
+
+def _names(example: Example) -> dict[str, str]:
+    slots = unfill(FORMS[int(example.labels["form"]) - 1], example.text)
+    return {role: slots[slot] for role, slot in SLOTS[example.labels["order"]].items()}
+
+
+def _renamed(example: Example, names: list[str]) -> tuple[str, dict[str, tuple[int, int]]]:
+    """The sentence with other names for IO, S1 and S2, and where they are."""
+    slot_of = SLOTS[example.labels["order"]]
+    changed = dict(zip(slot_of.values(), names, strict=True))
+    text, spans = refill(FORMS[int(example.labels["form"]) - 1], example.text, **changed)
+    return text, {role: spans[slot] for role, slot in slot_of.items()}
 
 
 def _drafts(

@@ -4,16 +4,17 @@
 
 ``answer`` and ``wrong`` follow the text as they are written, so they usually begin with a space; each may
 be a list. ``labels`` (text to text) and ``roles`` (a name to the [start, end) characters of its word in the
-text) may be left out.
+text) may be left out. A line that is not valid is skipped and counted, as one that does not fit the vocabulary is.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
-from headtrace.lines import Record, read_records, shown
+from headtrace.lines import Record, read_lines, shown
 from headtrace.prompts import Span
 from headtrace.tasks.build import Draft, build
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 FIELDS = ("text", "answer", "wrong", "labels", "roles")
 
 
-def read_jsonl(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> TaskSet:
-    """Read a task from a file. A line that is not valid is an error; a line that does not fit the
-    vocabulary (an answer of more than one token, say) is left out and counted in ``excluded``.
+def read_jsonl(path: str | Path, tokenizer: PreTrainedTokenizerBase, *, strict: bool = False) -> TaskSet:
+    """Read a task from a file. A line that is not valid, or does not fit the vocabulary (an answer of more than one
+    token, say), is left out and counted in ``excluded``; with ``strict`` a line that is not valid is an error.
 
     >>> import headtrace, json, tempfile
     >>> fact = {"text": "The capital of France is", "answer": " Paris", "wrong": " Rome"}
@@ -37,7 +38,8 @@ def read_jsonl(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> TaskSet:
     >>> task_set[0].answer, task_set.excluded
     (' Paris', (Exclusion(item='line 2', reason="answer ' Atlantis': not in the vocabulary"),))
     """
-    drafts = [_draft(number, record, f"{path}, line {number}") for number, record in read_records(path)]
+    lines = read_lines(path, _draft, strict=strict)
+    drafts = [replace(draft, id=f"line {number}") for number, draft in lines]
     built = list(build(tokenizer, drafts))
     examples = tuple(each for each in built if isinstance(each, Example))
     excluded = tuple(_with_hint(each, drafts) for each in built if isinstance(each, Exclusion))
@@ -46,10 +48,11 @@ def read_jsonl(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> TaskSet:
             f"None of the {len(drafts)} lines of {path} fits this vocabulary. "
             f"{excluded[0].item}: {excluded[0].reason}."
         )
-    return TaskSet(Path(path).stem, examples, excluded)
+    invalid = tuple(Exclusion(f"line {each.line}", each.reason) for each in lines.skipped)
+    return TaskSet(Path(path).stem, examples, (*invalid, *excluded))
 
 
-def _draft(number: int, record: Record, where: str) -> Draft:
+def _draft(record: Record, where: str) -> Draft:
     unknown = [key for key in record if key not in FIELDS]
     if unknown:
         fields = ", ".join(map(repr, FIELDS))
@@ -58,7 +61,7 @@ def _draft(number: int, record: Record, where: str) -> Draft:
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{where}, field 'text': expected a text that is not empty, got {shown(text)}.")
     return Draft(
-        id=f"line {number}",
+        id=where,
         text=text,
         answers=_continuations(where, "answer", record.get("answer")),
         wrongs=_continuations(where, "wrong", record.get("wrong")),
@@ -88,7 +91,9 @@ def _spans(where: str, text: str, value: object) -> dict[str, Span]:
     spans: dict[str, Span] = {}
     for role, span in value.items():
         match span:
-            case [int(start), int(end)] if 0 <= start < end <= len(text) and role != "end":
+            case [start, end] if (
+                type(start) is type(end) is int and 0 <= start < end <= len(text) and role != "end"
+            ):
                 spans[str(role)] = (start, end)
             case _:
                 raise InputError(

@@ -11,8 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from headtrace.tasks.build import Cell, Draft, fill, split_words, take
+from headtrace.tasks.counterfactuals import refill
 from headtrace.tasks.draws import Draw
-from headtrace.tasks.examples import TaskSet
+from headtrace.tasks.examples import Example, TaskSet
 from headtrace.tasks.words import FEMALE_NAMES, JOBS, MALE_NAMES
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ def load(tokenizer: PreTrainedTokenizerBase, n_per_cell: int, seed: int) -> Task
     ]
     examples, more = take(tokenizer, "pronoun", cells, n_per_cell)
     return TaskSet("pronoun", tuple(examples), (*excluded, *more), seed=seed)
+
+
+def other_gender(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """A name of the other gender, so that right and wrong change places (``gender``)."""
+    form = FORMS[int(example.labels["form"]) - 1]
+    other = NAMES["male" if example.labels["gender"] == "female" else "female"]
+    for name in draw.shuffled(other):
+        text, spans = refill(form, example.text, name=name)
+        yield text, {"name": spans["name"]}
 
 
 def _drafts(form: int, gender: str, seed: int, names: Sequence[str]) -> Iterator[Draft]:

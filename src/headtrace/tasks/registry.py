@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
 from headtrace.tasks import facts, greater_than, ioi, pronoun
-from headtrace.tasks.examples import TaskSet
+from headtrace.tasks.counterfactuals import Candidates, Counterfactual, counterfactual
+from headtrace.tasks.examples import Example, TaskSet
 from headtrace.tasks.jsonl import read_jsonl
 
 if TYPE_CHECKING:
@@ -32,6 +33,19 @@ class Task:
     roles: tuple[str, ...]
     load: Callable[..., TaskSet]
     variants: tuple[str, ...] = (STANDARD,)
+    counterfactuals: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
+    """The kinds of counterfactual prompts that the task can make; the first is taken unless another is asked for."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of its counterfactuals."""
+        return tuple(self.counterfactuals)
+
+    def counterfactual(
+        self, example: Example, tokenizer: PreTrainedTokenizerBase, kind: str | None = None, seed: int = 0
+    ) -> Counterfactual | None:
+        """A prompt of equal length that stands against an example; None if there is none."""
+        return counterfactual(self.name, example, tokenizer, kind, seed)
 
 
 TASKS: dict[str, Task] = {
@@ -46,6 +60,7 @@ TASKS: dict[str, Task] = {
             roles=("IO", "S1", "S2", "end"),
             variants=ioi.VARIANTS,
             load=ioi.load,
+            counterfactuals={"abc": ioi.other_names, "flip": ioi.names_exchanged},
         ),
         Task(
             name="greater-than",
@@ -55,6 +70,7 @@ TASKS: dict[str, Task] = {
             n_per_cell=25,
             roles=("XX", "YY", "end"),
             load=greater_than.load,
+            counterfactuals={"start": greater_than.another_start, "century": greater_than.another_century},
         ),
         Task(
             name="pronoun",
@@ -64,6 +80,7 @@ TASKS: dict[str, Task] = {
             n_per_cell=25,
             roles=("name", "end"),
             load=pronoun.load,
+            counterfactuals={"gender": pronoun.other_gender},
         ),
         Task(
             name="facts",
@@ -73,6 +90,7 @@ TASKS: dict[str, Task] = {
             n_per_cell=12,
             roles=("subject", "end"),
             load=facts.load,
+            counterfactuals={"subject": facts.another_subject},
         ),
     )
 }
@@ -85,10 +103,12 @@ def load_task(
     n_per_cell: int | None = None,
     seed: int = 0,
     variant: str = STANDARD,
+    strict: bool = False,
 ) -> TaskSet:
     """A balanced set of prompts for one tokenizer; the same arguments give the same set on any machine.
 
-    ``name`` is a task of ``TASKS``, or the path of a JSONL file (see ``read_jsonl``), taken as it is.
+    ``name`` is a task of ``TASKS``, or the path of a JSONL file (see ``read_jsonl``), taken as it is; with ``strict`` a
+    line of it that is not valid is an error.
 
     >>> import headtrace
     >>> task_set = load_task("ioi", headtrace.load("builtin").tokenizer, n_per_cell=2)      # 15 forms x 2 orders x 2
@@ -100,7 +120,7 @@ def load_task(
             "A task needs a tokenizer. Pass tokenizer= to headtrace.load, if the model has none."
         )
     if str(name).endswith(".jsonl"):
-        return read_jsonl(name, tokenizer)
+        return read_jsonl(name, tokenizer, strict=strict)
     if name not in TASKS:
         raise InputError(f"There is no task {str(name)!r}. Use one of {', '.join(TASKS)}, or a .jsonl file.")
     task = TASKS[str(name)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
-from headtrace.vocabulary import KINDS, ROOT, Side, Site
+from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -34,12 +34,23 @@ def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: Metho
         root=trace.seeds.root,
         method=method,
         nodes=tuple(_node(site, number, trace) for site, number in numbers.items()),
-        edges=tuple(
-            Edge(numbers[cause.site], numbers[target], side, cause.weight, cause.channels)
-            for cause, target, side in edges
-        ),
+        edges=tuple(_edge(cause, target, side, numbers, trace) for cause, target, side in edges),
         reason=reason,
         influence_kept=None if reason else trace.influence_kept,
+    )
+
+
+def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trace: PromptTrace) -> Edge:
+    passage = trace.passages.get((cause.site, target, side))
+    through = None if passage is None else tuple(numbers[found.site] for found in passage.causes)
+    return Edge(
+        numbers[cause.site],
+        numbers[target],
+        side,
+        cause.weight,
+        cause.channels,
+        through=through,
+        left=None if passage is None else passage.left,
     )
 
 
@@ -56,9 +67,9 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
         extra = {"attention": trace.attention.get(site), "threshold": trace.thresholds.get(site)}
     found = trace.causes.get(site)
     if found is not None and site != ROOT:
-        predicted = {side: part.predicted for side, part in found.sides.items()}
+        predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}
         elsewhere = [c for part in found.sides.values() for c in part.elsewhere]
-        extra |= {"expanded": True, "explained": found.explained, "predicted": predicted}
+        extra |= {"expanded": True, "explained": found.explained, "predicted": predicted or None}
         extra["elsewhere"] = (
             tuple(
                 Elsewhere(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
@@ -74,5 +85,6 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
         site.dest,
         site.src,
         influence=trace.influence.get(site, 0.0),
+        contribution=trace.contributions.get(site),
         **extra,
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headtrace.tables import html_table
 from headtrace.tracing.causes import Cause, Causes
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The causes of one firing: per side, components with their tokens, channels and weights.
 
@@ -83,19 +84,40 @@ class Explanation:
             "key": side("key"),
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        sides = ", ".join(f"{len(self.found.side(name).causes)} {name} causes" for name in ATTENTION_SIDES)
+        return f"Explanation({self.firing}, attention {self.attention:.3f}, {sides}, {self.model!r})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, f"{cause.weight:+.3f}", self.place(cause), ", ".join(map(str, cause.channels or ())))
+            for name in ATTENTION_SIDES
+            for cause in self.found.side(name).causes
+        ]
+        claims = (f"{name} side: {self._claim(name)}." for name in ATTENTION_SIDES)
+        return html_table(
+            ("side", "weight", "cause", "channels"), rows, title=" ".join([self._title(), *claims])
+        )
+
+    def _title(self) -> str:
         firing = self.found.firing
-        lines = [
+        return (
             f"{firing}: {self.tokens[firing.dest]!r} attends to {self.tokens[firing.src]!r} with {self.attention:.3f} "
             f"(threshold {self.threshold:.3f})"
-        ]
+        )
+
+    def _claim(self, name: AttentionSide) -> str:
+        part = self.found.side(name)
+        if part.predicted is None:
+            return "upstream heads that write into the firing's channels"
+        note = "" if part.explained else ", which is not below the threshold: unexplained"
+        return f"without these signals attention would be {part.predicted:.3f}{note}"
+
+    def __str__(self) -> str:
+        lines = [self._title()]
         for name in ATTENTION_SIDES:
             part = self.found.side(name)
-            note = "" if part.explained else ", which is not below the threshold: unexplained"
-            claim = "upstream heads that write into the firing's channels"
-            if part.predicted is not None:
-                claim = f"without these signals attention would be {part.predicted:.3f}{note}"
-            lines.append(f"  {name} side: {claim}")
+            lines.append(f"  {name} side: {self._claim(name)}")
             lines += [
                 f"    {cause.weight:+.3f}  {self.place(cause)}  channels {', '.join(map(str, cause.channels or ()))}"
                 for cause in part.causes

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from headtrace.circuits.roots import ROOTS, Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import InputError
+from headtrace.prompts import Chat, as_prompts, one_prompt
 from headtrace.tasks.examples import Example
 from headtrace.vocabulary import Prompt
 
@@ -50,20 +50,40 @@ class Question:
         return len(self.root.answer) if isinstance(self.root, Likelihood) and self.root.continuation else 1
 
 
+Asked = Prompt | Example | Question
+"""A prompt as it can be traced: bare, a mapping or an example with answers of its own, or a question made already."""
+
+_PROMPT = ("text", "tokens", "messages")
+"""Where a mapping with answers of its own has its prompt."""
+
+
+def as_asked(prompts: Asked | Sequence[Asked]) -> list[Any]:
+    """One prompt or many, each as ``ask`` takes it."""
+    if isinstance(prompts, (Example, Question)) or (
+        isinstance(prompts, Mapping) and "input_ids" not in prompts
+    ):
+        return [prompts]
+    return [] if isinstance(prompts, (list, tuple)) and not prompts else list(as_prompts(prompts))
+
+
 def ask(
     model: Model,
-    prompt: Prompt | Mapping[str, Any] | Example,
+    prompt: Asked,
     *,
     root: str | Root | None = None,
     bos: bool | None = None,
     **asked: Any,
 ) -> Question:
     """A question about one prompt; a prompt that comes with its own answers (a mapping, an example) keeps them."""
-    bare, text, own = _opened(prompt)
+    if isinstance(prompt, Question):
+        return prompt
+    given_prompt, text, own = _opened(prompt)
+    bare = one_prompt(given_prompt)
+    text = model.reader.text(bare) if text is None else text
     given = {name: value for name, value in {**asked, **own}.items() if value is not None}
     ids = model.to_ids(bare, bos=bos)
     if root is None or isinstance(root, str):
-        made = _make(model, bare if isinstance(bare, str) else text or bare, len(ids), root, given)
+        made = _make(model, text if isinstance(prompt, Example) and text else bare, len(ids), root, given)
     elif given:
         raise InputError(f"The root {root!r} says already what to explain: leave out {', '.join(given)}.")
     else:
@@ -78,18 +98,19 @@ def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
     if isinstance(prompt, Example):
         own = {"answer": prompt.answer_ids, "wrong": prompt.wrong_ids}
         return prompt.token_ids, prompt.text, own
-    if isinstance(prompt, Mapping):
-        if ("text" in prompt) == ("tokens" in prompt):
-            raise InputError(
-                f"A prompt needs 'text' or 'tokens' (and answer, wrong); got {', '.join(prompt) or 'nothing'}."
-            )
-        bare: Any = prompt.get("text", prompt.get("tokens"))
-        own = {name: prompt.get(name) for name in ("answer", "wrong")}
-        return bare, bare if isinstance(bare, str) else None, own
-    return prompt, prompt if isinstance(prompt, str) else None, {}
+    if not isinstance(prompt, Mapping) or "input_ids" in prompt:
+        return prompt, None, {}
+    named = [name for name in _PROMPT if prompt.get(name) is not None]
+    if len(named) != 1:
+        raise InputError(
+            f"A prompt needs 'text' or 'tokens' or 'messages', one of them (and answer, wrong); got "
+            f"{', '.join(map(str, prompt)) or 'nothing'}."
+        )
+    own = {name: prompt[name] for name in ("answer", "wrong") if prompt.get(name) is not None}
+    return prompt[named[0]], None, own
 
 
-def _make(model: Model, prompt: Prompt, length: int, kind: str | None, given: dict[str, Any]) -> Root:
+def _make(model: Model, prompt: Prompt | Chat, length: int, kind: str | None, given: dict[str, Any]) -> Root:
     if kind is None:
         kind = next((k for k in ("direction", "heads") if k in given), None) or (
             "linear" if "wrong" in given else "probability"
@@ -97,14 +118,7 @@ def _make(model: Model, prompt: Prompt, length: int, kind: str | None, given: di
     if kind not in ROOTS:
         raise InputError(f"There is no root {kind!r}: choose {', '.join(map(repr, ROOTS))}.")
     _check(kind, given)
-    try:
-        return _MAKERS[kind](model, prompt, length, given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{name}={first['input']!r}: {first['msg'].replace('Input should be', 'expected')}."
-        ) from None
+    return _MAKERS[kind](model, prompt, length, given)
 
 
 def _check(kind: str, given: Mapping[str, Any]) -> None:
@@ -118,7 +132,7 @@ def _check(kind: str, given: Mapping[str, Any]) -> None:
             raise InputError(f"A {kind} root does not use {name}: it takes {', '.join(OPTIONS[kind])}.{hint}")
 
 
-def _linear(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+def _linear(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
     if "answer" not in given:
         raise InputError("root='linear' needs an answer, such as answer=' Mary'.")
     answer = _ids(model, prompt, given["answer"], "answer")
@@ -128,7 +142,7 @@ def _linear(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) ->
     return LogitDifference(answer, wrong)
 
 
-def _probability(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+def _probability(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
     if len(given) != 1:
         raise InputError("root='probability' needs exactly one of: an answer, top_k=, top_p=.")
     if "answer" not in given:
@@ -140,7 +154,7 @@ def _probability(model: Model, prompt: Prompt, length: int, given: dict[str, Any
     return Likelihood(tokens, continuation=len(tokens) > 1)
 
 
-def _direction(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+def _direction(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
     if "direction" not in given or "layer" not in given:
         raise InputError("root='direction' needs direction= (a vector of d_model numbers) and layer=.")
     vector: Any = given["direction"]
@@ -153,7 +167,7 @@ def _direction(model: Model, prompt: Prompt, length: int, given: dict[str, Any])
     return Direction(given["layer"], position % length, tuple(numbers))
 
 
-def _heads(model: Model, prompt: Prompt, length: int, given: dict[str, Any]) -> Root:
+def _heads(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
     names = [given["heads"]] if isinstance(given["heads"], str) else list(given["heads"])
     return Heads(tuple(name.strip() for name in names))
 
@@ -168,7 +182,7 @@ def _several(answer: Answer) -> list[str | int]:
     return many
 
 
-def _ids(model: Model, prompt: Prompt, answer: Answer, what: str) -> tuple[int, ...]:
+def _ids(model: Model, prompt: Prompt | Chat, answer: Answer, what: str) -> tuple[int, ...]:
     """Alternatives, each of which must be one token."""
     return tuple(dict.fromkeys(model.token_id(one, what, prompt) for one in _several(answer)))
 

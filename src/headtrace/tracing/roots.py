@@ -19,6 +19,7 @@ from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifferen
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
+from headtrace.tracing.along import Place, along
 from headtrace.tracing.attribution import IG_STEPS, path_weights
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.upstream import Catalogue
@@ -39,6 +40,8 @@ class Seeds:
     causes: tuple[Cause, ...]
     reason: str | None = None
     """Why there are none, if there are none."""
+    nothing: bool = False
+    """Whether there is nothing to explain at all, and not only no head among the causes."""
 
 
 @singledispatch
@@ -71,18 +74,8 @@ class Shares:
 
     def onto(self, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " component"]:
         """Every component's write along a direction. The offset's place holds zero: it writes nothing."""
-        rec, l, b, t = self.recording, self.layer, self.prompt, self.position
-        weights = rec.model.weights
-        plain = torch.cat((rec.embedding[None, b, t], rec.mlp_writes[:l, b, t])) @ direction
-        bias, read = weights.attention_bias[:l] @ direction, weights.W_O[:l] @ direction
-        values = (rec.values[:l, b, :, : t + 1] - weights.b_V[:l, :, None]).repeat_interleave(
-            weights.group, dim=1
-        )
-        heads = (values @ read[..., None])[..., 0] * rec.patterns[:l, b, :, t, : t + 1]
-        if rec.post_norm_scales is not None:
-            post = rec.post_norm_scales[:l, b, t]
-            bias, heads = bias / post, heads / post[:, None, None]
-        return torch.cat((plain, bias, bias.new_zeros(1), heads.flatten()))
+        place = Place(self.prompt, self.position, self.layer)
+        return along(self.recording, [place], direction[None]).shares[0]
 
     def unembedded(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         """A direction after the final norm as a direction before it, with the norm's scale frozen."""
@@ -118,6 +111,8 @@ class Part:
     """One position that a root is read at, and what every component there contributes, in the unit of the root."""
 
     shares: Shares
+    direction: Float[Tensor, " d_model"]
+    """Of the residual, with the final norm frozen: what the root amounts to there."""
     contributions: Float[Tensor, " component"]
 
 
@@ -146,7 +141,10 @@ class RootShares:
 @singledispatch
 def root_shares(root: Root, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
     """The value of a root in one prompt of a recording, and every component's contribution to it."""
-    raise InputError(f"There are no shares of a {type(root).__name__}.")
+    raise InputError(
+        f"A root of kind {root.kind!r} is no direction of the residual, so that components have no shares of it. Trace "
+        'an answer or a direction; from heads, attention is followed (paths="attention" or "complete").'
+    )
 
 
 def _final(recording: Recording, prompt: int, position: int | None = None) -> Shares:
@@ -169,15 +167,15 @@ def _uncapped(shares: Shares) -> Float[Tensor, " vocab"]:
 def _(root: LogitDifference, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
-    reader = _difference(weights.W_U, root)
-    contributions = shares.onto(shares.unembedded(reader))
+    direction = shares.unembedded(_difference(weights.W_U, root))
+    contributions = shares.onto(direction)
     bias = float(_difference(weights.output_bias, root))
     uncapped = _uncapped(shares)
     size = float(uncapped.abs().max())
     shares.require(float(contributions.sum()) + bias, float(_difference(uncapped, root)), size)
     value = float(_difference(recording.logits_at(prompt, shares.position), root))
     root = replace(root, value=value, position=shares.position, bias=bias)
-    return RootShares(root, (Part(shares, contributions),), size)
+    return RootShares(root, (Part(shares, direction, contributions),), size)
 
 
 @seeds.register(LogitDifference)
@@ -241,7 +239,8 @@ def _(root: Direction, recording: Recording, prompt: int = 0, ig_steps: int = IG
     contributions = shares.onto(vector)
     value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
     shares.require(float(contributions.sum()), value, size)
-    return RootShares(replace(root, value=value, position=position), (Part(shares, contributions),), size)
+    part = Part(shares, vector, contributions)
+    return RootShares(replace(root, value=value, position=position), (part,), size)
 
 
 @seeds.register(Direction)
@@ -371,14 +370,15 @@ class _Part(Part):
     def of(cls, shares: Shares, support: list[int], ig_steps: int) -> _Part:
         objective = _Objective.of(shares, support)
         gradient = objective.path_gradient(ig_steps)
-        attributions = shares.onto(shares.unembedded(gradient @ shares.recording.model.weights.W_U))
+        direction = shares.unembedded(gradient @ shares.recording.model.weights.W_U)
+        attributions = shares.onto(direction)
         shares.require(
             float(attributions.sum()),
             float(gradient @ (objective.clean - objective.base)),
             max(1.0, float(attributions.abs().sum())),
         )
         ends = float(objective.value(objective.clean)), float(objective.value(objective.base))
-        return cls(shares, attributions, objective, ends)
+        return cls(shares, direction, attributions, objective, ends)
 
     def drops(
         self, left: Float[Tensor, " vocab"], numbers: Int[Tensor, " n"]
@@ -420,7 +420,7 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
 def _finish(root: Root, found: list[Cause], parts: Sequence[Part], advice: str) -> Seeds:
     if not any(cause.site.kind == "head" for cause in found):
         reason = f"no head is among the {len(found)} component(s) that the root rests on"
-        return _nothing(root, reason, parts, advice)
+        return replace(_nothing(root, reason, parts, advice), nothing=False)
     return Seeds(root, tuple(found))
 
 
@@ -431,7 +431,7 @@ def _nothing(root: Root, reason: str, parts: Sequence[Part], advice: str) -> See
     told = "; ".join(f"strongest {word} it: {_listed(causes)}" for word, causes in ends if causes)
     names = dict.fromkeys(head_name(cause.site.layer or 0, cause.site.head or 0) for cause in heads)
     start = f", or start from heads that speak for it ({', '.join(names)})" if names else ""
-    return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}")
+    return Seeds(root, (), f"{reason}; {told}. To find a circuit, {advice}{start}", nothing=True)
 
 
 def _strongest(

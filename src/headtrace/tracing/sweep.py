@@ -23,6 +23,7 @@ from headtrace.vocabulary import ROOT, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
+    from headtrace.tracing.through_mlps import Passage
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class PromptTrace:
     influence: dict[Site, float] = field(default_factory=lambda: defaultdict[Site, float](float))
     cut: list[Site] = field(default_factory=list[Site])
     """Firings that the budget left unexpanded."""
+    contributions: dict[Site, float] = field(default_factory=dict[Site, float])
+    """What sites contribute to the root, where content was followed."""
+    passages: dict[tuple[Site, Site, Side], Passage] = field(
+        default_factory=dict["tuple[Site, Site, Side]", "Passage"]
+    )
+    """By the MLP, the firing and the side: what holds up a signal that an MLP wrote."""
 
     @property
     def expanded(self) -> int:

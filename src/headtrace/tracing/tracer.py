@@ -13,26 +13,28 @@ Firing(layer=2, head=0, dest=14, src=10)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor
 
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
-from headtrace.circuits.roots import Likelihood, Root
+from headtrace.circuits.roots import Heads, Likelihood, Root
 from headtrace.errors import InputError
+from headtrace.models.frozen import NEEDED
 from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
-from headtrace.tasks.examples import Example
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.causes import Causes
+from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep, Paths
+from headtrace.tracing.content import Content
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
-from headtrace.tracing.questions import Answer, Question, ask
-from headtrace.tracing.roots import seeds
+from headtrace.tracing.questions import Answer, Asked, Question, as_asked, ask
+from headtrace.tracing.roots import Seeds, root_shares, seeds
 from headtrace.tracing.sweep import Budget, sweep
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import Firing, Prompt
@@ -47,7 +49,8 @@ class Tracer:
     ``method`` is a name (``"acc++"``, the default, ``"acc"``, ``"svt"``, or what another package registered) with its
     ``options``, such as ``tau``, a number or a function of the number of visible keys (default
     ``min(1, 2.5 / keys)``); or a method that is made already (`headtrace.tracing.methods`). ``max_firings`` and
-    ``min_influence`` are the budget that keeps circuits of long prompts readable.
+    ``min_influence`` are the budget that keeps circuits readable (by default the influence that is followed is at least
+    0 for attention and 0.02 for content and complete circuits).
     """
 
     def __init__(
@@ -56,21 +59,21 @@ class Tracer:
         *,
         method: str | Method = "acc++",
         max_firings: int | None = Budget.max_firings,
-        min_influence: float = Budget.min_influence,
+        min_influence: float | None = None,
         **options: Any,
     ) -> None:
         if max_firings is not None and max_firings < 1:
             raise InputError(f"max_firings={max_firings}: expected at least 1, or None for no limit.")
-        if not 0 <= min_influence <= 1:
+        if min_influence is not None and not 0 <= min_influence <= 1:
             raise InputError(f"min_influence={min_influence}: a share of influence is between 0 and 1.")
         self.model = model
         self.method = make_method(method, **options)
-        self.budget = Budget(max_firings, min_influence)
+        self.max_firings, self.min_influence = max_firings, min_influence
         self.composer = Composer(model)
 
     def trace(
         self,
-        prompt: Prompt | Mapping[str, Any] | Example,
+        prompt: Asked,
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
@@ -81,23 +84,33 @@ class Tracer:
         layer: int | None = None,
         position: int | None = None,
         heads: str | Sequence[str] | None = None,
+        paths: Paths = "attention",
+        counterfactual: Prompt | None = None,
         bos: bool | None = None,
         progress: Progress | None = None,
     ) -> Circuit:
-        """The circuit of one prompt (text, token ids, an example of a task, or a mapping with text and answers).
+        """The circuit of one prompt: text, token ids in any form, a conversation, an example of a task, or a mapping
+        with a prompt and its answers.
 
         ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. Without ``root``, a wrong answer
         makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
         is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
-        ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
+
+        ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
+        moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
+        signal. With a ``counterfactual`` prompt of the same length, content is what this prompt has and that one has
+        not. ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
-        return self._trace([ask(self.model, prompt, root=root, bos=bos, **asked)], progress)[0]
+        questions = [ask(self.model, prompt, root=root, bos=bos, **asked)]
+        others = None if counterfactual is None else [counterfactual]
+        against = self._counterfactuals(questions, others, paths, bos)
+        return self._trace(questions, paths, against, progress)[0]
 
     def trace_batch(
         self,
-        prompts: Sequence[Prompt | Mapping[str, Any] | Example],
+        prompts: Asked | Sequence[Asked],
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
@@ -108,25 +121,42 @@ class Tracer:
         layer: int | None = None,
         position: int | None = None,
         heads: str | Sequence[str] | None = None,
+        paths: Paths = "attention",
+        counterfactual: Sequence[Prompt] | None = None,
         bos: bool | None = None,
         progress: Progress | None = None,
     ) -> list[Circuit]:
         """Circuits of many prompts, recorded and traced together; options mean what they mean in ``trace``.
 
-        Prompts with answers of their own are mappings with ``text`` (or ``tokens``), ``answer`` and ``wrong``, or
-        examples of a task; ``answer`` and ``wrong`` here hold for all others.
+        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer`` and
+        ``wrong``, or examples of a task; ``answer`` and ``wrong`` here hold for all others. ``counterfactual`` has
+        one prompt for each.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
-        questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in prompts]
+        questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in as_asked(prompts)]
+        others = self._counterfactuals(questions, counterfactual, paths, bos)
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
+            against = None if others is None else [others[i] for i in group]
             inside = share_of(progress, len(circuits), len(group), len(questions))
-            found = self._trace([questions[i] for i in group], inside)
+            found = self._trace([questions[i] for i in group], paths, against, inside)
             circuits.update(zip(group, found, strict=True))
             if progress is not None:
                 progress(len(circuits), len(questions))
         return [circuits[i] for i in range(len(questions))]
+
+    def ask(
+        self, prompt: Asked, *, root: str | Root | None = None, bos: bool | None = None, **how: Any
+    ) -> Question:
+        """A question that ``trace_batch`` takes as it is, with the options of ``trace``: what is wrong with it is found
+        before anything runs.
+
+        >>> import headtrace
+        >>> headtrace.Tracer(headtrace.load("builtin")).ask("When Mary and John", answer=" went").root.question()
+        '"went"'
+        """
+        return ask(self.model, prompt, root=root, bos=bos, **how)
 
     def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
         """Why does this head attend here? The causes of one firing, side by side."""
@@ -151,27 +181,118 @@ class Tracer:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _trace(self, questions: list[Question], progress: Progress | None = None) -> list[Circuit]:
+    def _trace(
+        self,
+        questions: list[Question],
+        paths: Paths,
+        counterfactual: list[list[int]] | None,
+        progress: Progress | None = None,
+    ) -> list[Circuit]:
         """Circuits of prompts that are recorded together."""
         needed = max(question.logits_needed for question in questions)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
+        budget, keep = self._budget(paths), None if paths == "attention" else NEEDED
+        ids = [question.ids for question in questions]
         with self.model.settled():
-            recording = self.model.record([question.ids for question in questions], last_logits=needed)
+            recording = self.model.record(ids, last_logits=needed, keep=keep)
             roots = [
                 seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
             ]
-            traces = sweep(recording, roots, self.method, self.budget, self.composer, progress)
+            if paths == "attention":
+                traces = sweep(recording, roots, self.method, budget, self.composer, progress)
+            else:
+                other = None if counterfactual is None else self.model.record(counterfactual, last_logits=1)
+                content = self._content(recording, questions, roots, other, paths, steps)
+                complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
+                traces = complete.run(progress)
+        others = counterfactual or [None] * len(questions)
         return [
-            assemble(self.model, self._prompt(question), trace, self._described(question.root))
-            for question, trace in zip(questions, traces, strict=True)
+            assemble(
+                self.model,
+                self._prompt(question),
+                trace,
+                self._described(question.root, budget, paths, other_ids),
+            )
+            for question, trace, other_ids in zip(questions, traces, others, strict=True)
         ]
+
+    def _content(
+        self,
+        recording: Recording,
+        questions: list[Question],
+        roots: list[Seeds],
+        other: Recording | None,
+        paths: Paths,
+        steps: int,
+    ) -> Content:
+        """Contributions to each root; none where there is nothing to explain, or where heads are the root."""
+        read = [
+            ()
+            if found.nothing or (paths == "complete" and isinstance(question.root, Heads))
+            else root_shares(question.root, recording, place, steps).parts
+            for place, (question, found) in enumerate(zip(questions, roots, strict=True))
+        ]
+        return Content.of(recording, read, other)
+
+    def _budget(self, paths: Paths) -> Budget:
+        least = self.min_influence
+        if least is None:
+            least = Budget.min_influence if paths == "attention" else CONTENT_INFLUENCE
+        return Budget(self.max_firings, least)
+
+    def _counterfactuals(
+        self,
+        questions: list[Question],
+        given: Sequence[Prompt] | None,
+        paths: Paths,
+        bos: bool | None,
+    ) -> list[list[int]] | None:
+        """Token ids of counterfactual prompts, each as long as the prompt that it is for."""
+        if paths not in get_args(Paths):
+            raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
+        if given is None:
+            return None
+        if paths == "attention":
+            raise InputError(
+                'A counterfactual prompt says what content is new: it goes with paths="content" or "complete".'
+            )
+        if len(given) != len(questions):
+            raise InputError(
+                f"{len(given)} counterfactual prompts for {len(questions)} prompts: give one for each."
+            )
+        found: list[list[int]] = []
+        for question, prompt in zip(questions, given, strict=True):
+            ids, extra = self.model.to_ids(prompt, bos=bos), question.logits_needed - 1
+            ids = self.model.to_ids([*ids, *question.ids[len(question.ids) - extra :]]) if extra else ids
+            if len(ids) != len(question.ids):
+                raise InputError(
+                    f"The counterfactual prompt has {len(ids) - extra} tokens, the prompt {len(question.ids) - extra}: "
+                    "they must be equally long, so that every position has its counterpart. Exchange words for others "
+                    "of as many tokens."
+                )
+            if ids == question.ids:
+                raise InputError(
+                    "The counterfactual prompt is the prompt itself, so nothing is new in it. Exchange the words that "
+                    "the answer depends on."
+                )
+            found.append(ids)
+        return found
 
     def _prompt(self, question: Question) -> PromptInfo:
         return PromptInfo(question.text, tuple(question.ids), self.model.token_labels(question.ids))
 
-    def _described(self, root: Root) -> MethodInfo:
+    def _described(
+        self, root: Root, budget: Budget, paths: Paths, counterfactual: list[int] | None
+    ) -> MethodInfo:
         """The method's own options, the budget, and the steps of a likelihood's integrated gradients."""
         info = self.method.describe()
-        settings = {"max_firings": self.budget.max_firings, "min_influence": self.budget.min_influence}
+        settings: dict[str, Any] = {
+            "max_firings": budget.max_firings,
+            "min_influence": budget.min_influence,
+        }
+        if paths != "attention":
+            settings["paths"] = paths
+        if counterfactual is not None:
+            settings["counterfactual"] = " ".join(map(str, counterfactual))
         steps = IG_STEPS if info.ig_steps is None and isinstance(root, Likelihood) else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})

@@ -30,6 +30,22 @@ class Projections:
 
 
 @dataclass(frozen=True)
+class MLPParts:
+    """One MLP; row vectors: ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out``.
+
+    Without a gate it is ``act(x W_in + b_in) W_out + b_out``.
+    """
+
+    W_in: Float[Tensor, "d_model d_hidden"]
+    W_out: Float[Tensor, "d_hidden d_model"]
+    activation: Callable[[Tensor], Tensor]
+    b_in: Float[Tensor, " d_hidden"] | None = None
+    b_out: Float[Tensor, " d_model"] | None = None
+    W_gate: Float[Tensor, "d_model d_hidden"] | None = None
+    b_gate: Float[Tensor, " d_hidden"] | None = None
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One family of causal language models, as facts."""
 
@@ -49,6 +65,10 @@ class Architecture:
     """Path, from a block, of the module whose output is added to the residual as the MLP's write."""
     projections: Callable[[nn.Module, int], Projections]
     """Splits the attention module (second argument: d_head) into heads."""
+    mlp_parts: Callable[[nn.Module], MLPParts] | None = None
+    """Splits a block's MLP into its matrices; None where it has another shape (a mixture of experts)."""
+    parallel: Callable[[Any], bool] = lambda config: False
+    """Whether, by the config, the MLP reads what attention reads, and not what attention has written."""
     attention_norm: str | None = None
     """Path, from a block, of the norm before attention; None where attention reads the residual itself."""
     attention_post_norm: str | None = None
@@ -126,3 +146,38 @@ def separate_linears(output: str = "o_proj") -> Callable[[nn.Module, int], Proje
         return Projections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, out.bias)  # type: ignore[arg-type]
 
     return read
+
+
+def gated_mlp(
+    gate: str = "mlp.gate_proj",
+    up: str = "mlp.up_proj",
+    down: str = "mlp.down_proj",
+    activation: str = "mlp.act_fn",
+) -> Callable[[nn.Module], MLPParts]:
+    """A gate, an up and a down projection, by their paths from a block."""
+
+    def read(block: nn.Module) -> MLPParts:
+        (W_gate, b_gate), (W_in, b_in), (W_out, b_out) = (
+            _linear(block.get_submodule(p)) for p in (gate, up, down)
+        )
+        act = block.get_submodule(activation)
+        return MLPParts(W_in, W_out, act, b_in, b_out, W_gate, b_gate)
+
+    return read
+
+
+def plain_mlp(into: str, out: str, activation: str) -> Callable[[nn.Module], MLPParts]:
+    """Two projections with an activation between them, by their paths from a block."""
+
+    def read(block: nn.Module) -> MLPParts:
+        (W_in, b_in), (W_out, b_out) = (_linear(block.get_submodule(path)) for path in (into, out))
+        return MLPParts(W_in, W_out, block.get_submodule(activation), b_in, b_out)
+
+    return read
+
+
+def _linear(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight as (in, out), and bias, of an ``nn.Linear`` or of GPT-2's transposed kind."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    bias: Tensor | None = module.bias  # type: ignore[assignment]
+    return weight.T if isinstance(module, nn.Linear) else weight, bias

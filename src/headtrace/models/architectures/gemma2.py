@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headtrace.models.architectures.facts import Architecture, separate_linears
+from headtrace.models.architectures.facts import Architecture, gated_mlp, separate_linears
 
 ARCHITECTURE = Architecture(
     name="Gemma-2",
@@ -16,6 +16,7 @@ ARCHITECTURE = Architecture(
     mlp_norm="pre_feedforward_layernorm",
     mlp_post_norm="post_feedforward_layernorm",
     mlp_write="post_feedforward_layernorm",
+    mlp_parts=gated_mlp(),
     projections=separate_linears(),
     gain_offset=1.0,
 )

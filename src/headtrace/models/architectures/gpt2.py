@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from headtrace.models.architectures.facts import Architecture, Projections, split_columns
+from headtrace.models.architectures.facts import Architecture, Projections, plain_mlp, split_columns
 
 
 def _projections(attention: nn.Module, d_head: int) -> Projections:
@@ -28,6 +28,7 @@ ARCHITECTURE = Architecture(
     mlp="mlp",
     mlp_norm="ln_2",
     mlp_write="mlp",
+    mlp_parts=plain_mlp("mlp.c_fc", "mlp.c_proj", "mlp.act"),
     projections=_projections,
     norm="layer",
     rotary=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from headtrace.models.architectures.facts import Architecture, Projections
+from headtrace.models.architectures.facts import Architecture, Projections, plain_mlp
 
 
 def _projections(attention: nn.Module, d_head: int) -> Projections:
@@ -28,6 +28,8 @@ ARCHITECTURE = Architecture(
     mlp="mlp",
     mlp_norm="post_attention_layernorm",
     mlp_write="mlp",
+    mlp_parts=plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", "mlp.act"),
+    parallel=lambda config: config.use_parallel_residual,
     projections=_projections,
     norm="layer",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headtrace.models.architectures.facts import Architecture, separate_linears
+from headtrace.models.architectures.facts import Architecture, gated_mlp, separate_linears
 
 ARCHITECTURE = Architecture(
     name="OLMo-2",
@@ -14,6 +14,7 @@ ARCHITECTURE = Architecture(
     mlp="mlp",
     mlp_post_norm="post_feedforward_layernorm",
     mlp_write="post_feedforward_layernorm",
+    mlp_parts=gated_mlp(),
     projections=separate_linears(),
     query_key_norm=("q_norm", "k_norm"),
     query_key_norm_axes="token projection",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headtrace.models.architectures.facts import Architecture, separate_linears
+from headtrace.models.architectures.facts import Architecture, plain_mlp, separate_linears
 
 
 def _refuse(config: Any) -> str | None:
@@ -30,6 +30,7 @@ ARCHITECTURE = Architecture(
     mlp="fc1",
     mlp_norm="final_layer_norm",
     mlp_write="fc2",
+    mlp_parts=plain_mlp("fc1", "fc2", "activation_fn"),
     projections=separate_linears("out_proj"),
     norm="layer",
     rotary=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headtrace.models.architectures.facts import Architecture, separate_linears
+from headtrace.models.architectures.facts import Architecture, gated_mlp, separate_linears
 
 ARCHITECTURE = Architecture(
     name="Qwen2",
@@ -14,5 +14,6 @@ ARCHITECTURE = Architecture(
     mlp="mlp",
     mlp_norm="post_attention_layernorm",
     mlp_write="mlp",
+    mlp_parts=gated_mlp(),
     projections=separate_linears(),
 )

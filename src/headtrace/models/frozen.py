@@ -1,0 +1,269 @@
+"""The model with attention patterns, norm scales and MLP gates frozen: affine in the residual, exact where recorded.
+
+A gated MLP ``(act(x W_gate) * (x W_in)) W_out`` keeps ``act(x W_gate)``; a plain one ``act(z) W_out`` keeps
+``r = act(z) / z``. What is left is linear, so a direction J of the residual has one gradient at every place, and what a
+component contributes to J is its write along that gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from headtrace.errors import UnsupportedModelError
+from headtrace.models.architectures.facts import MLPParts
+from headtrace.models.norms import norm_gain
+from headtrace.models.record import Recording
+
+if TYPE_CHECKING:
+    from headtrace.models.model import Model
+
+NEEDED = (
+    *(name for name, field in Recording.FIELDS.items() if field.by_default),
+    "mlp_inputs",
+    "mlp_norm_scales",
+    "mlp_post_norm_scales",
+)
+"""What a recording must keep to be frozen: the usual tensors, and what the MLPs read."""
+
+
+def mlp_parts(model: Model, layer: int) -> MLPParts:
+    """The matrices of one MLP, or an error for an MLP of a shape that cannot be frozen."""
+    read = model.architecture.mlp_parts
+    if read is None:
+        raise UnsupportedModelError(
+            f"The MLPs of {model.architecture.name} have no known shape (one gate or none, one activation), so content "
+            'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
+            "the MLP's matrices are (mlp_parts)."
+        )
+    return read(model.layers[layer])
+
+
+Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]
+"""Prompts and positions of some tokens."""
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """A norm with its scale frozen: a linear map and a constant; the identity where there is no norm."""
+
+    model: Model
+    gain: Float[Tensor, " d_model"] | None = None
+    bias: Float[Tensor, " d_model"] | None = None
+    scale: Float[Tensor, "*place"] | None = None
+
+    @classmethod
+    def of(
+        cls, model: Model, layer: int, path: str | None, scales: Tensor | None, rows: Rows | None
+    ) -> FrozenNorm:
+        if path is None or scales is None:
+            return cls(model)
+        norm: nn.Module = model.layers[layer].get_submodule(path)
+        bias: Tensor | None = getattr(norm, "bias", None)
+        gain = norm_gain(norm, model.architecture).detach()
+        own = scales[layer] if rows is None else scales[layer][rows]
+        return cls(model, gain, None if bias is None else bias.detach(), own)
+
+    def forward(self, x: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+        """What the norm makes of a part of its input: its bias belongs to no part."""
+        if self.gain is None or self.scale is None:
+            return x
+        return self.model.architecture.centred(x) * self.gain / self._spread(x)
+
+    def back(self, g: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+        """A direction after the norm as a direction before it."""
+        if self.gain is None or self.scale is None:
+            return g
+        return self.model.architecture.centred(g * self.gain) / self._spread(g)
+
+    def constant(self, g: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place"]:
+        """What the norm's own bias contributes along a direction after it."""
+        return g.new_zeros(g.shape[:-1]) if self.bias is None else g @ self.bias
+
+    def at(self, rows: list[int]) -> FrozenNorm:
+        """The norm at some of its places."""
+        return self if self.scale is None else replace(self, scale=self.scale[rows])
+
+    def _spread(self, x: Tensor) -> Tensor:
+        assert self.scale is not None
+        return self.scale.reshape(*self.scale.shape, *[1] * (x.ndim - self.scale.ndim))
+
+
+@dataclass(frozen=True)
+class FrozenMLP:
+    """One layer's MLP at all tokens of a recording, or at some, with its norms' scales and its gates frozen."""
+
+    parts: MLPParts
+    inputs: Float[Tensor, "*place d_model"]
+    """What it read, after its norm."""
+    before: FrozenNorm
+    after: FrozenNorm
+
+    @classmethod
+    def of(cls, recording: Recording, layer: int, rows: Rows | None = None) -> FrozenMLP:
+        model, facts = recording.model, recording.model.architecture
+        inputs = recording.mlp_inputs[layer] if rows is None else recording.mlp_inputs[layer][rows]
+        before = FrozenNorm.of(model, layer, facts.mlp_norm, recording.mlp_norm_scales, rows)
+        after = FrozenNorm.of(model, layer, facts.mlp_post_norm, recording.mlp_post_norm_scales, rows)
+        return cls(mlp_parts(model, layer), inputs, before, after)
+
+    def at(self, rows: list[int]) -> FrozenMLP:
+        """The MLP at some of its places."""
+        return FrozenMLP(self.parts, self.inputs[rows], self.before.at(rows), self.after.at(rows))
+
+    @cached_property
+    def gates(self) -> Float[Tensor, "*place d_hidden"]:
+        """What every hidden unit is multiplied by, at its recorded value."""
+        parts = self.parts
+        if parts.W_gate is None:
+            return slope_from_zero(_affine(self.inputs, parts.W_in, parts.b_in), parts.activation)
+        return parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
+
+    def write(self, inputs: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+        """What the MLP itself writes for other inputs: its gates live, the norms' scales frozen."""
+        parts = self.parts
+        hidden = _affine(inputs, parts.W_in, parts.b_in)
+        if parts.W_gate is None:
+            hidden = parts.activation(hidden)
+        else:
+            hidden = hidden * parts.activation(_affine(inputs, parts.W_gate, parts.b_gate))
+        written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
+        return written if self.after.bias is None else written + self.after.bias
+
+    def back(self, g: Float[Tensor, "*place d_model"]) -> Pulled:
+        """A direction of what the MLP writes, as a direction of the residual that it reads."""
+        parts = self.parts
+        written = self.after.back(g)
+        units = (written @ parts.W_out.T) * self.gates
+        read = units @ parts.W_in.T
+        constant = self.after.constant(g) + self.before.constant(read)
+        if parts.b_out is not None:
+            constant = constant + written @ parts.b_out
+        if parts.b_in is not None:
+            constant = constant + units @ parts.b_in
+        return Pulled(self.before.back(read), constant, units)
+
+
+def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    return x @ W if b is None else x @ W + b
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A direction pulled back through an MLP."""
+
+    direction: Float[Tensor, "*place d_model"]
+    """Of the residual that it reads."""
+    constant: Float[Tensor, "*place"]
+    """What the MLP's own biases contribute."""
+    units: Float[Tensor, "*place d_hidden"]
+    """What one more in a hidden unit would contribute, through its gate."""
+
+
+def slope_from_zero(z: Tensor, activation: object) -> Tensor:
+    """``act(z) / z``, with its limit from below at zero (for ReLU nothing passes there)."""
+    tiny = torch.finfo(z.dtype).eps ** 0.5
+    safe = torch.where(z == 0, torch.full_like(z, -tiny), z)
+    return activation(safe) / safe  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """``dJ/dx`` in the frozen model, wherever something is written, for every prompt's own J."""
+
+    recording: Recording
+    start: Float[Tensor, "layer_and_final batch token d_model"]
+    """Where J reads: a direction of the residual at the input of a layer (last: of the final norm)."""
+    residual: Float[Tensor, "batch token d_model"]
+    """Of the embedding."""
+    attention: Float[Tensor, "layer batch token d_model"]
+    """Of what attention writes."""
+    mlp: Float[Tensor, "layer batch token d_model"]
+    """Of what the MLP writes."""
+    through_mlp: Float[Tensor, "layer batch token d_model"]
+    """Of the residual that the MLP reads, through the MLP."""
+    mlp_constant: Float[Tensor, "layer batch token"]
+    """What an MLP's own biases contribute."""
+    values: Float[Tensor, "layer batch head token d_head"]
+    """Of a head's mixture of values, at each destination."""
+
+    def embedding(self) -> Float[Tensor, "batch token"]:
+        """What each token's embedding contributes to J, on all ways."""
+        return (self.recording.embedding * self.residual).sum(-1)
+
+    def mlps(self) -> Float[Tensor, "layer batch token"]:
+        """What each MLP contributes to J."""
+        return (self.recording.mlp_writes * self.mlp).sum(-1)
+
+    def attention_biases(self) -> Float[Tensor, "layer batch token"]:
+        """What each layer's constant write contributes to J."""
+        rec = self.recording
+        bias = torch.einsum("lbtd,ld->lbt", self.attention, rec.model.weights.attention_bias)
+        return bias if rec.post_norm_scales is None else bias / rec.post_norm_scales
+
+    def heads(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """What each head component of a layer contributes to J: ``A[d, s] v[s] W_O . g[d]``."""
+        rec = self.recording
+        return rec.patterns[layer] * (
+            self.values[layer] @ rec.bare_values[layer].transpose(0, 1).transpose(-1, -2)
+        )
+
+    def value_direction(
+        self, layer: int, head: int, prompt: int, dest: int, src: int
+    ) -> Float[Tensor, " d_model"]:
+        """The direction of the residual at ``src`` along which a head component carries content to J."""
+        rec, weights = self.recording, self.recording.model.weights
+        W_V = weights.W_V[layer, head // weights.group]
+        strength = rec.patterns[layer, prompt, head, dest, src] / rec.norm_scales[layer, prompt, src]
+        return strength * (W_V @ self.values[layer, prompt, head, dest])
+
+
+@torch.inference_mode()
+def gradients(recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]) -> Gradients:
+    """One backward sweep over a recording, through frozen patterns, norms and gates."""
+    model = recording.model
+    parallel = model.architecture.parallel(model.hf.config)
+    n = model.n_layers
+    shape = (n, *recording.embedding.shape)
+    attention, mlp, through = (recording.embedding.new_empty(shape) for _ in range(3))
+    constant = recording.embedding.new_empty(shape[:-1])
+    values = torch.empty_like(recording.queries)
+    g = start[n].clone()
+    for layer in reversed(range(n)):
+        mlp[layer] = g
+        pulled = FrozenMLP.of(recording, layer).back(g)
+        through[layer], constant[layer] = pulled.direction, pulled.constant
+        written = g if parallel else g + pulled.direction
+        attention[layer] = written
+        values[layer] = _onto_heads(recording, layer, written)
+        g = g + pulled.direction + _through_values(recording, layer, values[layer]) + start[layer]
+    return Gradients(recording, start, g, attention, mlp, through, constant, values)
+
+
+def _onto_heads(
+    recording: Recording, layer: int, g: Float[Tensor, "batch token d_model"]
+) -> Float[Tensor, "batch head token d_head"]:
+    """A direction of what attention writes, as directions of each head's mixture of values."""
+    if recording.post_norm_scales is not None:
+        g = g / recording.post_norm_scales[layer][..., None]
+    W_O = recording.model.weights.W_O[layer]
+    n_heads, d_head, d_model = W_O.shape
+    flat = g @ W_O.reshape(n_heads * d_head, d_model).T
+    return flat.unflatten(-1, (n_heads, d_head)).transpose(1, 2)
+
+
+def _through_values(
+    recording: Recording, layer: int, onto: Float[Tensor, "batch head token d_head"]
+) -> Float[Tensor, "batch token d_model"]:
+    """Directions of mixtures of values, as a direction of the residual that attention reads."""
+    weights = recording.model.weights
+    moved = recording.patterns[layer].transpose(-1, -2) @ onto
+    moved = moved.unflatten(1, (-1, weights.group)).sum(dim=2)
+    W_V = weights.W_V[layer]
+    read = moved.transpose(1, 2).flatten(2) @ W_V.transpose(1, 2).reshape(-1, W_V.shape[1])
+    return read / recording.norm_scales[layer][..., None]

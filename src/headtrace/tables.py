@@ -1,0 +1,38 @@
+"""Small tables for notebooks, and sizes for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> str:
+    """An HTML table whose cells are text, whatever they hold: nothing in it is markup.
+
+    >>> html_table(("token",), [("<script>",)])
+    '<table><thead><tr><th>token</th></tr></thead><tbody><tr><td>&lt;script&gt;</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in titles)
+    body = "".join("<tr>" + "".join(f"<td>{_inert(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    caption = f"<p>{_inert(title)}</p>" if title else ""
+    return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _inert(text: str) -> str:
+    """Escaped, and without characters that change the direction of what follows or that no page may hold."""
+    return escape(
+        "".join(c if c.isprintable() or c == " " else c.encode("unicode_escape").decode() for c in text)
+    )
+
+
+def human(n_bytes: float) -> str:
+    """A number of bytes as people say it.
+
+    >>> human(4_200_000_000), human(12)
+    ('4.2 GB', '12 B')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit in ("B", "KB") else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"

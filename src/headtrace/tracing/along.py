@@ -1,0 +1,92 @@
+"""What every component upstream of a place writes along a direction: the shares of anything linear.
+
+A root reads the final residual along a direction, a head's value reads its source's residual, an MLP its own token's,
+a probe any of them. In all cases a component's share is its write at that position, times the direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.tracing.upstream import Catalogue
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+
+
+@dataclass(frozen=True)
+class Place:
+    """A residual that is read: of one prompt, at one position, before a layer's attention, or behind it."""
+
+    prompt: int
+    position: int
+    layer: int
+    behind_attention: bool = False
+    """Whether that layer's attention has written already: an MLP reads there, unless its block is parallel."""
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers' attention has written."""
+        return self.layer + self.behind_attention
+
+
+@dataclass(frozen=True)
+class Along:
+    """Shares of some places' directions, component by component (`Catalogue`)."""
+
+    places: Sequence[Place]
+    catalogue: Catalogue
+    shares: Float[Tensor, "place component"]
+
+
+@torch.inference_mode()
+def along(recording: Recording, places: Sequence[Place], directions: Float[Tensor, "place d_model"]) -> Along:
+    """Every component's write along each place's direction. What is not upstream of a place has a share of zero."""
+    top = max(place.attention_layers for place in places)
+    length = max(place.position for place in places) + 1
+    catalogue = Catalogue(top, recording.model.n_heads, length)
+    b = torch.tensor([place.prompt for place in places], device=directions.device)
+    t = torch.tensor([place.position for place in places], device=directions.device)
+    layers = torch.arange(top, device=directions.device)
+    mlps = layers < layers.new_tensor([place.layer for place in places])[:, None]
+    attention = layers < layers.new_tensor([place.attention_layers for place in places])[:, None]
+    weights = recording.model.weights
+    shares = directions.new_zeros(len(places), catalogue.n_components)
+    plain = (recording.plain_writes[b, : top + 1, t] @ directions[..., None])[..., 0]
+    shares[:, 0], shares[:, 1 : top + 1] = plain[:, 0], plain[:, 1:] * mlps
+    strength = attention.to(directions.dtype)
+    if recording.post_norm_scales is not None:
+        strength = strength / recording.post_norm_scales[:top, b, t].T
+    shares[:, top + 1 : 2 * top + 1] = directions @ weights.attention_bias[:top].T * strength
+    if top:
+        heads = shares[:, catalogue.n_plain :].unflatten(1, (top, recording.model.n_heads, length))
+        _head_shares(recording, places, directions, heads)
+        heads *= strength[..., None, None]
+    return Along(places, catalogue, shares)
+
+
+def _head_shares(
+    recording: Recording,
+    places: Sequence[Place],
+    directions: Float[Tensor, "place d_model"],
+    out: Float[Tensor, "place layer head src"],
+) -> None:
+    """``A[t, j] v[j] W_O . direction`` for every head component; one product per prompt."""
+    _, top, n_heads, length = out.shape
+    W_O = recording.model.weights.W_O[:top].flatten(0, 2)
+    read = (W_O @ directions.T).unflatten(0, (top, n_heads, -1))
+    rows_of: dict[int, list[int]] = {}
+    for row, place in enumerate(places):
+        rows_of.setdefault(place.prompt, []).append(row)
+    for prompt, rows in rows_of.items():
+        values = recording.bare_values[:top, :, prompt, :length]
+        mine = read if len(rows) == len(places) else read[..., rows]
+        positions = [places[row].position for row in rows]
+        patterns = recording.patterns[:top, prompt, :, :, :length][:, :, positions]
+        out[rows] = (values @ mine).permute(3, 0, 1, 2) * patterns.permute(2, 0, 1, 3)

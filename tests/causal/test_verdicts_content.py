@@ -1,0 +1,48 @@
+"""Content and complete circuits under verification: contributions, and signals that MLPs wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import headtrace
+from tests.tiny import NAMES, prompts, tiny_model, top_two
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+OTHER = "When Anna and Tom went to the store, Emma gave a drink to"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signals_through_mlps_are_what_the_running_model_shows(name: str) -> None:
+    """On every architecture, what is left of a signal is measured in the model itself: predicted = measured."""
+    model = tiny_model(name)
+    for ids in prompts():
+        answer, wrong = top_two(model, ids)
+        circuit = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong, paths="complete")
+        report = headtrace.verify(circuit, model, edges="none")
+        assert not report.failures
+        assert report.checked.get("left", 0) == sum(edge.left is not None for edge in circuit.edges)
+
+
+@pytest.mark.parametrize("paths", ["content", "complete"])
+@pytest.mark.parametrize("counterfactual", [None, OTHER])
+def test_a_circuit_of_content_passes(paths: str, counterfactual: str | None) -> None:
+    model = headtrace.load("builtin")
+    tracer = headtrace.Tracer(model)
+    circuit = tracer.trace(PROMPT, " Mary", " John", paths=paths, counterfactual=counterfactual)
+    report = headtrace.verify(circuit, model, edges="none")
+    assert report.verdict == "PASS", report.failures
+    assert report.checked["contribution"] > 5
+
+
+def test_false_contributions_and_false_passages_fail() -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="complete")
+    nodes = [
+        replace(node, contribution=node.contribution + 0.1) if node.kind == "embedding" else node
+        for node in circuit.nodes
+    ]
+    assert headtrace.verify(replace(circuit, nodes=tuple(nodes)), model, edges="none").verdict == "FAIL"
+    edges = [replace(edge, left=0.9 - edge.left) if edge.left is not None else edge for edge in circuit.edges]
+    assert headtrace.verify(circuit.with_edges(tuple(edges)), model, edges="none").verdict == "FAIL"

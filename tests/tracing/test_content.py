@@ -1,0 +1,162 @@
+"""Content and complete circuits: contributions add up, claims through MLPs come true, influence follows one rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import headtrace
+from headtrace.circuits.influence import node_influence
+from headtrace.errors import InputError
+from headtrace.models.frozen import NEEDED
+from headtrace.models.identities import tolerance_for
+from headtrace.tracing.along import Place, along
+from headtrace.tracing.content import Content
+from headtrace.tracing.questions import ask
+from headtrace.tracing.roots import root_shares
+from headtrace.vocabulary import ROOT
+from tests.tiny import NAMES, prompts, tiny_model, top_two
+
+EVERY = pytest.mark.parametrize("name", NAMES)
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+OTHER = "When Anna and Tom went to the store, Emma gave a drink to"
+
+
+@pytest.fixture(scope="module")
+def builtin() -> headtrace.Model:
+    return headtrace.load("builtin")
+
+
+def of_two(model: headtrace.Model) -> Content:
+    questions = [ask(model, ids, answer=a, wrong=w) for ids in prompts() for a, w in [top_two(model, ids)]]
+    recording = model.record([q.ids for q in questions], keep=NEEDED)
+    return Content.of(recording, [root_shares(q.root, recording, i).parts for i, q in enumerate(questions)])
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_enters_a_node_is_what_it_contributes(name: str, dtype: torch.dtype) -> None:
+    """Conservation, for every MLP and every head component of two prompts."""
+    model = tiny_model(name, dtype=dtype)
+    content = of_two(model)
+    for prompt, length in enumerate(content.recording.lengths):
+        sites = [headtrace.vocabulary.Site("mlp", layer, dest=t) for layer in range(4) for t in range(length)]
+        sites += [
+            headtrace.vocabulary.Site("head", layer, head, d, s)
+            for layer in range(1, 4)
+            for head in range(4)
+            for d in range(length)
+            for s in range(d + 1)
+        ]
+        shares = along(
+            content.recording,
+            [content.place(prompt, site) for site in sites],
+            torch.stack([content.direction(prompt, site) for site in sites]),
+        ).shares
+        whole = torch.tensor([content.contribution(prompt, site) for site in sites], dtype=dtype)
+        constant = torch.tensor([content.constant(prompt, site) for site in sites], dtype=dtype)
+        size = shares.abs().sum(1).clamp_min(1e-3 * float(whole.abs().max()))
+        assert float(((shares.sum(1) + constant - whole).abs() / size).max()) < tolerance_for(dtype)
+
+
+@EVERY
+def test_all_components_sum_to_the_root(name: str) -> None:
+    model = tiny_model(name, dtype=torch.float64)
+    content = of_two(model)
+    for prompt, read in enumerate(content.reads):
+        place = Place(prompt, read[0].shares.position, read[0].shares.layer)
+        shares = along(content.recording, [place], read[0].direction[None]).shares
+        assert float(shares.sum()) == pytest.approx(content.contribution(prompt, ROOT), rel=1e-9, abs=1e-9)
+
+
+@EVERY
+@pytest.mark.parametrize("paths", ["content", "complete"])
+def test_influence_in_the_file_is_what_the_weights_give(name: str, paths: str) -> None:
+    model = tiny_model(name)
+    tracer = headtrace.Tracer(model)
+    for ids in prompts():
+        answer, wrong = top_two(model, ids)
+        circuit = tracer.trace(ids, answer=answer, wrong=wrong, paths=paths)
+        computed = node_influence(circuit)
+        for node in circuit.nodes:
+            assert computed[node.id] == pytest.approx(node.influence, abs=1e-9)
+        if paths == "content":
+            assert {edge.side for edge in circuit.edges} <= {"root", "value", "input"}
+
+
+def test_a_batch_gives_the_circuits_of_its_prompts(builtin: headtrace.Model) -> None:
+    tracer = headtrace.Tracer(builtin)
+    texts = [PROMPT, "When Anna and Tom went to the park, Tom gave a ball to"]
+    answers = [(" Mary", " John"), (" Anna", " Tom")]
+    together = tracer.trace_batch(
+        [{"text": t, "answer": a, "wrong": w} for t, (a, w) in zip(texts, answers, strict=True)],
+        paths="complete",
+    )
+    for circuit, text, (answer, wrong) in zip(together, texts, answers, strict=True):
+        alone = tracer.trace(text, answer, wrong, paths="complete")
+        assert {n.site for n in circuit.nodes if n.influence > 0.05} == {
+            n.site for n in alone.nodes if n.influence > 0.05
+        }
+
+
+def test_the_answers_own_token_is_in_its_circuit(builtin: headtrace.Model) -> None:
+    circuit = headtrace.Tracer(builtin).trace(PROMPT, " Mary", " John", paths="complete")
+    embeddings = [node for node in circuit.nodes if node.kind == "embedding"]
+    strongest = max(embeddings, key=lambda node: node.contribution)
+    assert circuit.token(strongest.dest).strip() == "Mary"
+
+
+def test_what_opposes_the_root_is_there_and_passes_nothing_on(builtin: headtrace.Model) -> None:
+    circuit = headtrace.Tracer(builtin).trace(PROMPT, " Mary", " John", paths="content")
+    against = [edge for edge in circuit.edges if edge.weight < 0]
+    assert against
+    flows = circuit.flows()
+    assert all(flows[edge] == 0 for edge in against)
+
+
+def test_a_complete_circuit_contains_what_holds_up_signals_of_mlps(builtin: headtrace.Model) -> None:
+    circuit = headtrace.Tracer(builtin).trace(PROMPT, " Mary", " John", paths="complete")
+    passing = [edge for edge in circuit.edges if edge.through is not None]
+    assert passing
+    for edge in passing:
+        into = {e.source for e in circuit.edges_into(edge.source)}
+        assert set(edge.through) <= into
+    # An MLP may hold a signal up by its bias, or by inputs that cancel: then more than half of it remains.
+    assert sum(edge.left < 0.5 for edge in passing) > len(passing) / 2
+
+
+def test_attention_stays_the_default(builtin: headtrace.Model) -> None:
+    tracer = headtrace.Tracer(builtin)
+    plain = tracer.trace(PROMPT, " Mary", " John")
+    assert plain == tracer.trace(PROMPT, " Mary", " John", paths="attention")
+    assert {edge.side for edge in plain.edges} == {"root", "query", "key"}
+
+
+def test_contrasts_follow_what_is_new(builtin: headtrace.Model) -> None:
+    tracer = headtrace.Tracer(builtin)
+    circuit = tracer.trace(PROMPT, " Mary", " John", paths="content", counterfactual=OTHER)
+    assert circuit.heads()
+    embeddings = {circuit.token(node.dest).strip() for node in circuit.nodes if node.kind == "embedding"}
+    assert "Mary" in embeddings
+    assert "When" not in embeddings  # both prompts begin alike
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"paths": "both"}, "choose 'attention', 'content', 'complete'"),
+        ({"paths": "attention", "counterfactual": OTHER}, "goes with"),
+        ({"paths": "content", "counterfactual": PROMPT}, "nothing is new"),
+        ({"paths": "content", "counterfactual": "When Mary and John went"}, "equally long"),
+        ({"paths": "content", "heads": ["L2H0"], "answer": None, "wrong": None}, "is no direction"),
+    ],
+)
+def test_bad_questions_say_what_to_do(builtin: headtrace.Model, options: dict, message: str) -> None:
+    asked = {"answer": " Mary", "wrong": " John", **options}
+    with pytest.raises(InputError, match=message):
+        headtrace.Tracer(builtin).trace(PROMPT, **asked)
+
+
+def test_heads_can_be_the_root_of_a_complete_circuit(builtin: headtrace.Model) -> None:
+    circuit = headtrace.Tracer(builtin).trace(PROMPT, heads=["L2H0"], paths="complete")
+    assert {"query", "key"} <= {edge.side for edge in circuit.edges}

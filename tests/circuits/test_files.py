@@ -302,7 +302,7 @@ def test_what_could_not_be_loaded_is_not_even_made():
         ),
         (lambda: Node(1, "mlp", colour="red"), "Node.colour: unknown key; expected one of id, kind"),
         (lambda: Node(1), "Node.kind: missing"),
-        (lambda: Edge(1, 0, "root", 1.0, None, None, None, None, 5), "Edge: expected at most 8 values"),
+        (lambda: Edge(1, 0, "root", 1.0, *[None] * 6, 5), "Edge: expected at most 10 values"),
         (lambda: Edge(1, 0, "root", 1.0, effect={"a": math.inf}), "Edge.effect.a: expected a finite number"),
         (lambda: Edge(1, 0, "root", 1.0, (1, "x")), r"Edge.channels\[1\]: expected a valid integer"),
         (lambda: replace(Edge(1, 0, "root", 1.0), side="left"), "Edge.side: expected one of"),

@@ -79,10 +79,10 @@ def test_a_hostile_prompt_runs_no_script_and_makes_no_request(open_page):
     assert not any("\u202e" in label for label in axis)
 
 
-ANSWERS = ("\u202e\u05e9\u05dc\u05d5\u05dd\u2066", "\ud800\x00", "Donaudampfschiff" * 40, "\n", "漢" * 60)
+ANSWERS = ("\u202e\u05e9\u05dc\u05d5\u05dd\u2066", "\x00\x1b[31m", "Donaudampfschiff" * 40, "\n", "漢" * 60)
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=["bidi", "half a pair", "long", "line", "wide"])
+@pytest.mark.parametrize("answer", ANSWERS, ids=["bidi", "control", "long", "line", "wide"])
 def test_a_hostile_answer_can_be_written_and_stays_inert_in_the_title(answer, tmp_path):
     circuit = small_circuit()
     root = LogitDifference((101,), (103,), value=3.5, answer_tokens=(answer,), wrong_tokens=(" John",))
@@ -93,7 +93,7 @@ def test_a_hostile_answer_can_be_written_and_stays_inert_in_the_title(answer, tm
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("answer", ANSWERS, ids=["bidi", "half a pair", "long", "line", "wide"])
+@pytest.mark.parametrize("answer", ANSWERS, ids=["bidi", "control", "long", "line", "wide"])
 def test_a_hostile_answer_stays_readable_and_within_its_box(open_page, answer):
     root = LogitDifference((101,), (103,), value=3.5, answer_tokens=(answer,), wrong_tokens=(" John",))
     circuit = replace(small_circuit((*HOSTILE[:7], "a" + "\u0301" * 40)), root=root)

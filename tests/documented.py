@@ -31,7 +31,7 @@ SHOWN = ("json", "jsonl", "toml", "text")
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
 _MARKER = re.compile(r"^ *<!-- (?P<what>not run|run with): *(?P<text>.*?) *-->$")
-_PRINTED = re.compile(r"^print\(.*\)\n((?:^#.*\n?)+)", re.MULTILINE)
+_PRINTED = re.compile(r"^print\(.*\)\n((?:^#.*\n?)+)|^ *print\(.*\)  # \.\.\. (.*) \.\.\.$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,13 @@ def run_page(page: Path, names: dict[str, object] | None = None) -> dict[str, ob
 
 
 def _run_python(block: Block, names: dict[str, object]) -> None:
-    """Run a block; comments right below a line that prints say what is printed."""
+    """Run a block; comments right below a line that prints, or ``# ... behind it ...``, say what is printed."""
     told = io.StringIO()
     placed = "\n" * (block.line - 1) + block.code  # so that a traceback shows the line of the page
     with contextlib.redirect_stdout(told):
         exec(compile(placed, str(block.page), "exec", dont_inherit=True), names)
-    for printed in _PRINTED.findall(block.code):
-        for line in printed.splitlines():
+    for below, behind in _PRINTED.findall(block.code):
+        for line in (below or behind).splitlines():
             assert line.removeprefix("#").strip() in told.getvalue(), f"{block} does not print {line!r}"
 
 

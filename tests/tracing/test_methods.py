@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from headtrace.tracing import METHODS, ACCpp, Firings, make_method
 from headtrace.tracing.accpp import Ranking
 from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.upstream import Composer, Upstream
+from tests.documented import run_page
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-method.md"
@@ -23,8 +23,7 @@ HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-method.md"
 def outside(monkeypatch) -> None:
     """The method of the how-to, registered as it says."""
     monkeypatch.setattr(METHODS, "_known", dict(METHODS))
-    (code,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, str(HOW_TO), "exec", dont_inherit=True), {"__name__": __name__})
+    run_page(HOW_TO)
 
 
 @pytest.mark.usefixtures("outside")

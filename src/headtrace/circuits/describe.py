@@ -35,8 +35,11 @@ with one node or edge per line, so that two files can be compared line by line; 
 bytes.
 
 ```python
-circuit = headtrace.load_circuit("c.json")  # or: headtrace trace ... --out c.json
-circuit.save("c.json")
+import headtrace
+from headtrace.circuits.describe import example
+
+example().save("c.json")  # the small one below; circuits of your own: headtrace trace ... --out c.json
+circuit = headtrace.load_circuit("c.json")
 ```
 
 A small one:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 VIOLINS = (
-    "Each dot is one edge (grey: one draw of random channels of the same head). A violin is as wide as dots are\n"
-    "many at that height, against its own widest place; a white diamond is the mean.\n"
+    "Each dot is one edge (grey: one draw of random channels of the same head; 600 at most are shown).\n"
+    "A violin is as wide as dots are many at that height, against its own widest place; a white diamond is the mean.\n"
     "The axis is linear within the shaded band and logarithmic beyond it."
 )
 """What the marks of violins mean; it stands under every figure that has some."""

@@ -160,8 +160,8 @@ def check_places(check: Checking) -> None:
             )
     if any(e.side in ("value", "input") for e in circuit.edges):
         check.ledger.skip("weights of edges into values and MLPs: contributions of their sources are")
-    if any(e.contribution is not None for e in circuit.edges):
-        check.ledger.skip("contributions of edges: no path through values and MLPs is followed here")
+    if any(e.contribution is not None and e.side not in ("value", "input") for e in circuit.edges):
+        check.ledger.skip("contributions of edges into queries, keys and the root: their weights are")
 
 
 def check_root_edges(check: Checking) -> None:

@@ -69,6 +69,11 @@ export function number(value) {
   return text.replace("-", "−");
 }
 
+/** A number whose sign says for or against. */
+export function signed(value) {
+  return value > 0 ? `+${number(value)}` : number(value);
+}
+
 /** A number where there is little room: two digits or so. */
 export function brief(value) {
   const size = Math.abs(value);

@@ -311,15 +311,23 @@ def test_an_mlp_says_what_it_read_what_it_wrote_and_what_holds_its_signals_up(co
         assert part in panel
 
 
-def test_a_signal_that_nothing_holds_up_says_so(open_page):
+@pytest.mark.parametrize(
+    ("through", "left", "words"),
+    [
+        ((), 1.0, "Nothing was found in its input that holds this key signal up."),
+        (
+            (7,),
+            -0.08,
+            f"Without what Embedding @1 wrote into its input, the MLP writes nothing ({MINUS}8.0%) of this",
+        ),
+    ],
+)
+def test_a_signal_that_nothing_holds_up_or_that_turns_around_says_so(open_page, through, left, words):
     circuit = complete_circuit()
-    edges = [replace(edge, through=(), left=1.0) if edge.left is not None else edge for edge in circuit.edges]
+    edges = [replace(e, through=through, left=left) if e.left is not None else e for e in circuit.edges]
     page = open_page(circuit.with_edges(tuple(edges)))
     page.node(3).click()
-    assert (
-        "Nothing was found in its input that holds this key signal up."
-        in page.page.locator("#panel").inner_text()
-    )
+    assert words in page.page.locator("#panel").inner_text()
 
 
 @SCHEMES

@@ -8,8 +8,8 @@ import { brief, componentName, inert, inertLines, number, percent, plural, short
 const TITLE = 160;
 
 /** Text from a circuit in a heading: inert, and not endless. */
-export function heading(text) {
-  return el("bdi", {}, shorten(inert(text), TITLE));
+export function heading(text, most = TITLE) {
+  return el("bdi", {}, shorten(inert(text), most));
 }
 
 /** What the numbers of a measured effect are, in words; `unit` is what the root measures. */
@@ -111,8 +111,9 @@ function passage(graph, edge) {
   if (edge.left == null || edge.through == null) return null;
   const names = edge.through.map((id) => graph.nodes.get(id).name);
   const listed = names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}` : names[0];
+  const left = edge.left > 0 ? `still writes ${percent(edge.left)}` : `writes nothing (${percent(edge.left)})`;
   const words = names.length
-    ? `Without what ${listed} wrote into its input, the MLP still writes ${percent(edge.left)} of this ${edge.side} signal.`
+    ? `Without what ${listed} wrote into its input, the MLP ${left} of this ${edge.side} signal.`
     : `Nothing was found in its input that holds this ${edge.side} signal up.`;
   return el("p", { class: "passage" }, words);
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headtrace.causal.checks import Checking
 from headtrace.causal.edges import edge_name
+from headtrace.errors import InputError, shown
 from headtrace.models import door
 from headtrace.models.frozen import NEEDED, FrozenNorm
 from headtrace.models.observer import Observer
@@ -43,6 +44,7 @@ def check_content(check: Checking) -> None:
         part.contribution is not None for part in (*circuit.nodes, *circuit.edges)
     )
     stated = stated or any(node.neurons for node in circuit.nodes)
+    stated = stated or any(edge.side in ("value", "input") for edge in circuit.edges)
     if not passages and not stated:
         return
     recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=NEEDED)
@@ -88,12 +90,42 @@ def _of_nodes(check: Checking, content: Content) -> Iterator[_Said]:
 
 
 def _of_edges(check: Checking, content: Content) -> Iterator[_Said]:
-    circuit = check.circuit
+    """What passes through each edge of content; in a circuit of content alone that is its weight, too.
+
+    With a counterfactual prompt, weights are contrasts with what would pass from there.
+    """
+    circuit, alone = check.circuit, paths_of(check.circuit) == "content"
+    if not alone and any(edge.side in ("value", "input") for edge in circuit.edges):
+        check.ledger.skip("weights of edges into values and MLPs that may carry signals: contributions are")
+    against = _counterfactual(check)
     for edge in circuit.edges:
         source, target = circuit.node(edge.source), circuit.node(edge.target)
-        if edge.side in ("value", "input") and edge.contribution is not None and _writes(check, source):
-            (measured,) = passing(content, 0, [source.site], target.site)
-            yield _Said("contribution", edge_name(circuit, edge), edge.contribution, measured)
+        if edge.side in ATTENTION_SIDES or not _writes(check, source):
+            continue
+        (measured,) = passing(content, 0, [source.site], target.site)
+        where = edge_name(circuit, edge)
+        if edge.contribution is not None:
+            yield _Said("contribution", where, edge.contribution, measured)
+        if against is not None and (alone or edge.side == "root"):
+            (there,) = passing(content, 0, [source.site], target.site, against)
+            yield _Said("weight", where, edge.weight, measured - there)
+        elif alone and edge.side != "root":  # the root's own are looked at with its other seeds
+            yield _Said("weight", where, edge.weight, measured)
+
+
+def _counterfactual(check: Checking) -> Recording | None:
+    """The counterfactual prompt that the file names by its token ids, recorded."""
+    written = (check.circuit.method.settings or {}).get("counterfactual")
+    if written is None:
+        return None
+    words, expected = str(written).split(), len(check.circuit.prompt.token_ids)
+    try:
+        if len(words) != expected or not all(word.isascii() and word.isdigit() for word in words):
+            raise InputError(f"{shown(written, 60)}: expected {expected} token ids")
+        return check.recording.model.record([[int(word) for word in words]], keep=NEEDED)
+    except InputError as error:
+        check.ledger.require("counterfactual", "method.settings", in_file=str(error), measured="a prompt")
+        return None
 
 
 def _writes(check: Checking, node: Node) -> bool:

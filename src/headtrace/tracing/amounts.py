@@ -6,6 +6,7 @@ Which nodes and edges are kept is decided before, and by weights; these numbers 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,9 @@ from headtrace.tracing.content import Content
 from headtrace.tracing.signals import writes_at
 from headtrace.tracing.sweep import PromptTrace
 from headtrace.vocabulary import ROOT, Site
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
 
 
 @torch.inference_mode()
@@ -45,10 +49,25 @@ def add_amounts(content: Content, traces: Sequence[PromptTrace], neurons: int) -
             trace.neurons = {site: strongest_units(units[site], neurons) for site in mlps}
 
 
-def passing(content: Content, prompt: int, sources: Sequence[Site], target: Site) -> list[float]:
-    """What each source contributes to the root by what a head moves of it, or by what an MLP makes of it."""
-    direction = content.direction(prompt, target)
-    return (writes_at(content.recording, prompt, sources) @ direction).tolist()
+def passing(
+    content: Content,
+    prompt: int,
+    sources: Sequence[Site],
+    target: Site,
+    recording: Recording | None = None,
+) -> list[float]:
+    """What each source contributes to the root by what a head moves of it, by what an MLP makes of it, or directly.
+
+    With another ``recording``, what its writes would contribute on the same way.
+    """
+    writes = writes_at(recording or content.recording, prompt, sources)
+    if target != ROOT:
+        return (writes @ content.direction(prompt, target)).tolist()
+    reads = [(read.shares.position, read.direction) for read in content.reads[prompt]]
+    return [
+        sum(float(write @ direction) for position, direction in reads if position == source.dest)
+        for source, write in zip(sources, writes, strict=True)
+    ]
 
 
 def contributions_of_units(

@@ -18,7 +18,8 @@ class ScoredSignal:
     """A pair of directions that a head reads with: what is scored for a destination and a source together."""
 
     id: str
-    """Names the signal within one scan: ``L9H6:3`` for a channel, ``L9H6:3+7 <content id>:<edge>`` for one of a circuit."""
+    """Names the signal within one scan: ``L9H6:3`` for a channel, ``L9H6:3+7 <content id>:<edge>`` for one of a
+    circuit."""
     layer: int
     head: int
     kind: Literal["channel", "circuit"]

@@ -1,9 +1,54 @@
 """What heads and channels look for, in words, and whether the words are right.
 
 ``examples.py`` states what a corpus showed of a signal: the token pairs that score highest, and others to tell them
-from.
+from. ``protocols.py`` says what explainers and judges are; ``lexical.py`` (with ``rules.py``), ``vocabulary.py`` and
+``endpoint.py`` are those at hand. ``judging.py`` keeps half of the examples from the explainer and asks the judge
+blind, ``statistics.py`` says whether the words are right, ``annotate.py`` writes them on circuits, ``run.py`` does it
+all.
 """
 
+from headtrace.interpret.annotate import annotate
+from headtrace.interpret.endpoint import EndpointError, EndpointExplainer, EndpointJudge
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
+from headtrace.interpret.judging import Judged
+from headtrace.interpret.lexical import Lexical, LiteralJudge
+from headtrace.interpret.protocols import (
+    Description,
+    Explainer,
+    Failure,
+    Judge,
+    make_explainer,
+    make_judge,
+    register_explainer,
+    register_judge,
+)
+from headtrace.interpret.run import Interpretation, interpret, interpret_examples
+from headtrace.interpret.statistics import Counts, Proportion
+from headtrace.interpret.vocabulary import Vocabulary
 
-__all__ = ["Pair", "ScoredSignal", "SignalExamples"]
+__all__ = [
+    "Counts",
+    "Description",
+    "EndpointError",
+    "EndpointExplainer",
+    "EndpointJudge",
+    "Explainer",
+    "Failure",
+    "Interpretation",
+    "Judge",
+    "Judged",
+    "Lexical",
+    "LiteralJudge",
+    "Pair",
+    "Proportion",
+    "ScoredSignal",
+    "SignalExamples",
+    "Vocabulary",
+    "annotate",
+    "interpret",
+    "interpret_examples",
+    "make_explainer",
+    "make_judge",
+    "register_explainer",
+    "register_judge",
+]

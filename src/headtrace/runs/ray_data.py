@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ANSWERS_IN = 5.0
 """Seconds in which a Ray address must answer."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""How a client of HTTP/2 begins: a server answers with its settings at once."""
 _OBJECTS = 100 * 1024 * 1024
 """Bytes of a local Ray's object store: only shard numbers and records go through it."""
 
@@ -134,8 +136,14 @@ class ShardWorker:
 def trace_with_ray(
     spec: WorkerSpec, shards: Sequence[int], workers: int | None, address: str | None
 ) -> Iterator[ShardRecord]:
-    """Trace shards on Ray, and give the record of each when it is there."""
+    """Trace shards on Ray, and give the record of each when it is there.
+
+    Ray Data starts workers that died again, and does their shards again, as often as it takes. On a cluster it chooses
+    how many there are, unless that is asked for.
+    """
     count = min(workers or os.cpu_count() or 1, len(shards))
+    free = address is not None and workers is None
+    pool = {"min_size": 1, "max_size": len(shards)} if free else {"size": count}
     with _connected(address, count) as ray:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
@@ -144,10 +152,8 @@ def trace_with_ray(
             ShardWorker,
             fn_constructor_kwargs={"spec": spec},
             batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=count),
+            compute=ray.data.ActorPoolStrategy(**pool),
             num_cpus=1,
-            max_restarts=-1,
-            max_task_retries=-1,
         )
         for row in traced.iter_rows():
             if row["problem"]:
@@ -166,6 +172,7 @@ def _connected(address: str | None, workers: int) -> Generator[Any]:
     if address is None:
         how |= {"address": "local", "num_cpus": workers, "include_dashboard": False}
         how |= {"object_store_memory": _OBJECTS, "_node_ip_address": "127.0.0.1"}
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notes are in its log files, too
     else:
         _require_answer(address)
         how["address"] = address
@@ -193,7 +200,7 @@ def _imported() -> Any:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself would try for minutes: ask first whether anybody listens."""
+    """Ray itself would try for minutes: ask first whether anybody listens, and speaks its protocol (HTTP/2)."""
     if address == "auto":
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")
@@ -202,8 +209,12 @@ def _require_answer(address: str) -> None:
             f"The Ray address {address!r} is not one: expected host:port, such as 10.0.0.5:6379, or auto."
         )
     try:
-        with socket.create_connection((host, int(port)), timeout=ANSWERS_IN):
-            pass
+        with socket.create_connection((host, int(port)), timeout=ANSWERS_IN) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+                connection.sendall(_GREETING)
+                connection.settimeout(ANSWERS_IN)
+                if not connection.recv(9):
+                    raise ConnectionError("it hangs up")
     except (OSError, OverflowError) as error:
         raise _no_answer(address, error) from None
 

@@ -22,7 +22,7 @@ from headtrace import __version__
 from headtrace.circuits.files import plain
 from headtrace.circuits.roots import Root
 from headtrace.errors import InputError, shown
-from headtrace.progress import Progress
+from headtrace.progress import Progress, never_back
 from headtrace.runs.local import trace_locally
 from headtrace.runs.lock import locked
 from headtrace.runs.manifest import (
@@ -114,6 +114,7 @@ def run(
     plan = make_plan(tracer, examples, shard_size=shard_size, strict=strict, **how)
     budget = {"max_firings": max_firings, "min_influence": min_influence}
     asked = {"paths": paths, "method": plain(tracer.method.describe()), "signals": signals, **budget}
+    asked |= {"root": {name: _said(value) for name, value in how.items() if value is not None}}
     drawn = examples.seed if isinstance(examples, TaskSet) and seed is None else seed
     task = examples.task if isinstance(examples, TaskSet) else None
     if paths not in get_args(Paths):
@@ -128,7 +129,7 @@ def run(
         plan=plan.info(checksum(content)),
         made_with=_versions(),
     )
-    launch = Launch(store, manifest, tracer, made, workers, ray_address, progress, failures)
+    launch = Launch(store, manifest, tracer, made, workers, ray_address, never_back(progress), failures)
     _prepare(store)
     with locked(store):
         launch.begin(content, plan)
@@ -146,6 +147,11 @@ def _check(engine: str, workers: int | None, ray_address: str | None) -> None:
         )
     if workers is not None and workers < 1:
         raise InputError(f"workers={workers}: at least one is needed.")
+
+
+def _said(value: Any) -> Any:
+    """A part of the question as JSON has it."""
+    return list(value) if isinstance(value, (list, tuple)) else plain(value)
 
 
 def _versions() -> dict[str, str]:

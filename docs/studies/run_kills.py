@@ -2,9 +2,9 @@
 
     python docs/studies/run_kills.py [--kills 20] [--prompts 510] [--seed 0]
 
-Each time the command is started anew and killed (SIGKILL) after a random part of the time that an undisturbed run
-takes; when the kills are done it may end by itself. Prints one JSON object: what was lost, what is there twice,
-which frames are the same bit for bit.
+Each time the same command is started, and killed (SIGKILL) a few shards later or while it loads the model; after
+the last kill it may end by itself. Prints one JSON object: what was lost, what is there twice, which frames are the
+same bit for bit.
 """
 
 from __future__ import annotations
@@ -25,30 +25,35 @@ import headtrace
 
 
 def command(out: Path, prompts: int) -> list[str]:
-    words = ["run", "builtin", "--task", "ioi", "-n", str(prompts), "--out", str(out), "--shard-size", "10"]
+    words = ["run", "builtin", "--task", "ioi", "-n", str(prompts), "--out", str(out), "--shard-size", "5"]
     return [sys.executable, "-m", "headtrace", *words, "--json"]
 
 
-def ended(out: Path, prompts: int, seconds: float | None = None) -> bool:
-    """Start the run; whether it came to its end before it was killed."""
-    process = subprocess.Popen(command(out, prompts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        return process.wait(seconds) == 0
-    except subprocess.TimeoutExpired:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+def started(out: Path, prompts: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command(out, prompts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def shards(out: Path) -> int:
+    """How many shards are done."""
+    return len(list((out / "shards").glob("*.json"))) if out.exists() else 0
+
+
+def killed_at(out: Path, prompts: int, draw: random.Random) -> bool:
+    """Start the run and kill it some shards later, or while it loads the model; false if it came to its end before."""
+    process, more = started(out, prompts), draw.choice([None, 0, 1, 2, 3])
+    wanted, seconds = shards(out) + (more or 0), draw.uniform(0, 6 if more is None else 0.2)
+    while (
+        more is not None
+        and process.poll() is None
+        and (shards(out) < wanted or not (out / "run.json").exists())
+    ):
+        time.sleep(0.002)
+    time.sleep(seconds)
+    if process.poll() is not None:
         return False
-
-
-def starting_time(out: Path, prompts: int) -> float:
-    """Seconds until a run has loaded its model and begins to trace: most kills should come after that."""
-    start = time.monotonic()
-    process = subprocess.Popen(command(out, prompts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (out / "run.json").exists():
-        time.sleep(0.01)
-    seconds = time.monotonic() - start
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    return seconds
+    return True
 
 
 def main() -> None:
@@ -60,23 +65,12 @@ def main() -> None:
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, killed = Path(folder) / "whole", Path(folder) / "killed"
-        start = time.monotonic()
-        begins = starting_time(whole, given.prompts)
-        lasts = time.monotonic() - start - begins
-        kills, left = 0, []
-        while kills < given.kills:
-            # Each start may do a little: so many kills fit into one run. One in five comes while it is still loading.
-            early = draw.random() < 0.2
-            seconds = (
-                draw.uniform(0, begins) if early else begins + draw.uniform(0, 1.5 * lasts / given.kills)
-            )
-            if ended(killed, given.prompts, seconds):
-                break
-            kills += 1
+        started(whole, given.prompts).wait()
+        left: list[int | None] = []
+        while len(left) < given.kills and killed_at(killed, given.prompts, draw):
             left.append(headtrace.open_run(killed).status().left if (killed / "run.json").exists() else None)
-        while not ended(killed, given.prompts):
-            pass
-        print(json.dumps({"kills": kills, "left_after_each": left, **compared(whole, killed)}, indent=1))
+        started(killed, given.prompts).wait()
+        print(json.dumps({"kills": len(left), "left_after_each": left, **compared(whole, killed)}, indent=1))
 
 
 def compared(whole: Path, killed: Path) -> dict[str, Any]:

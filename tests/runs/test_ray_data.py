@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -32,26 +33,31 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(
-    again, undisturbed, tmp_path
-) -> None:
-    killed: list[int] = []
+class _Killer(threading.Thread):
+    """Kills one of two workers as soon as a first shard is written."""
 
-    def kill_one() -> None:
-        for _ in range(6000):
+    def __init__(self, shards: Path) -> None:
+        super().__init__(daemon=True)
+        self.shards, self.left = shards, 0
+
+    def run(self) -> None:
+        workers: list[psutil.Process] = []
+        while len(workers) < 2:
+            time.sleep(0.05)
             workers = _workers()
-            if workers and (tmp_path / "ioi" / "shards" / "00000.json").exists():
-                killed.append(workers[0].pid)
-                workers[0].kill()
-                return
-            time.sleep(0.01)
+        while not any(self.shards.glob("*.json")):
+            time.sleep(0.001)
+        workers[0].kill()
+        self.left = 30 - len(list(self.shards.glob("*.json")))
 
-    killer = threading.Thread(target=kill_one, daemon=True)
+
+def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(again, tmp_path: Path) -> None:
+    local = again(out=tmp_path / "local", shard_size=1)
+    killer = _Killer(tmp_path / "ray" / "shards")
     killer.start()
-    run = again(engine="ray", workers=2)
-    killer.join()
-    assert killed, "nobody was killed"
-    assert_same(run, undisturbed)
+    run = again(out=tmp_path / "ray", shard_size=1, engine="ray", workers=2)
+    assert killer.left > 0, "nobody was killed while there was work left"
+    assert_same(run, local)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         figures,
         models,
         prompts,
+        runs,
         tasks,
         toy,
         tracing,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
+    from headtrace.runs import Run, open_run, run
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -41,10 +43,13 @@ _HOME = {
     "Firing": "vocabulary",
     "Model": "models",
     "Recording": "models",
+    "Run": "runs",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "load": "models",
     "load_circuit": "circuits",
+    "open_run": "runs",
+    "run": "runs",
     "sufficiency": "causal",
     "verify": "causal",
 }
@@ -57,6 +62,7 @@ _ROOMS = (
     "figures",
     "models",
     "prompts",
+    "runs",
     "tasks",
     "toy",
     "tracing",
@@ -68,6 +74,7 @@ __all__ = [
     "Firing",
     "Model",
     "Recording",
+    "Run",
     "Site",
     "Tracer",
     "__version__",
@@ -80,7 +87,10 @@ __all__ = [
     "load",
     "load_circuit",
     "models",
+    "open_run",
     "prompts",
+    "run",
+    "runs",
     "sufficiency",
     "tasks",
     "toy",

@@ -208,8 +208,8 @@ class Run:
 
     def _unknown(self, text: str) -> InputError:
         return InputError(
-            f"{self.path} has no prompt {text!r} among the {self._keys.height} that are there (of {len(self)}). Give an "
-            "id, the beginning of one, or a number from 0; `headtrace runs` says how far the run is."
+            f"{self.path} has no prompt {text!r} among the {self._keys.height} that are there (of {len(self)}). Give "
+            "an id, the beginning of one, or a number from 0; `headtrace runs` says how far the run is."
         )
 
     def _circuits(self, shard: int, ids: Sequence[str]) -> list[tuple[str, Circuit]]:

@@ -22,16 +22,21 @@ from headtrace.runs.work import ShardWork
 from headtrace.tasks import TaskSet, load_task
 
 MEMORY = """
-import json, resource, sys, tempfile, headtrace
+import json, sys, tempfile, headtrace
+from pathlib import Path
 from headtrace.tasks import load_task
 model = headtrace.load("builtin")
 prompts = load_task("ioi", model.tokenizer, n_per_cell=int(sys.argv[1]) // 30)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_mb():
+    # Not ru_maxrss, which begins with the peak of the process that started this one.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e3
+before = peak_mb()
 with tempfile.TemporaryDirectory() as folder:
     run = headtrace.run(model, prompts, out=folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak_mb()
     status = run.status()
-    told = {"loaded_mb": before / 1e3, "peak_mb": peak / 1e3, "failed": status.failed, "bytes": status.bytes}
+    told = {"loaded_mb": before, "peak_mb": peak, "failed": status.failed, "bytes": status.bytes}
     print(json.dumps(told))
 """
 

@@ -82,6 +82,8 @@ def test_circuits_are_chosen_by_an_expression_or_by_ids(undisturbed: Run) -> Non
         circuit.content_id for _, circuit in abba[:3]
     ]
     assert len(list(undisturbed.circuits())) == len(undisturbed) == 30
+    with pytest.raises(InputError, match=r"no prompt 'nobody'"):
+        list(undisturbed.circuits([ids[0], "nobody"]))
 
 
 def test_only_the_shards_that_are_asked_for_are_read(

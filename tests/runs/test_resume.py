@@ -274,6 +274,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert_same(again(out=small_disk / "ioi"), undisturbed)
 
 
+@pytest.mark.ill_typed
 def test_wrong_options_are_refused_before_anything_runs(again) -> None:
     for how, told in (
         ({"engine": "slurm"}, "choose 'local' or 'ray'"),

@@ -182,27 +182,34 @@ class Run:
             return self.prompts.filter(pl.col("status") == DONE)
         if isinstance(filter, pl.Expr):
             return self.prompts.filter(filter)
-        ids = [self._find(each)["id"] for each in filter]
-        return self.prompts.filter(pl.col("id").is_in(ids))
+        unknown = sorted(set(filter) - set(self._keys["id"]))
+        if unknown:
+            raise self._unknown(unknown[0])
+        return self.prompts.filter(pl.col("id").is_in(list(filter)))
 
     def _find(self, which: str | int) -> dict[str, Any]:
         """The row of a prompt: a whole id comes before a number, a number before the beginning of an id."""
         text = str(which)
-        keys = self.prompts.select(_KEY)
         tried = [pl.col("id") == text]
         tried.append(pl.col("index") == int(text) if text.isdecimal() else pl.col("id").str.starts_with(text))
         for condition in tried:
-            found = keys.filter(condition).head(2).collect().to_dicts() if text else []
+            found = self._keys.filter(condition).head(2).to_dicts() if text else []
             if len(found) == 1:
                 return found[0]
             if found:
                 raise InputError(
                     f"{text!r} is the beginning of several ids of {self.path}: write more of it."
                 )
-        there = sum(record.prompts for record in self._records.values())
-        raise InputError(
-            f"{self.path} has no prompt {text!r} among the {there} that are there (of {len(self)}). Give an id, the "
-            "beginning of one, or a number from 0; `headtrace runs` says how far the run is."
+        raise self._unknown(text)
+
+    @cached_property
+    def _keys(self) -> pl.DataFrame:
+        return self.prompts.select(_KEY).collect()
+
+    def _unknown(self, text: str) -> InputError:
+        return InputError(
+            f"{self.path} has no prompt {text!r} among the {self._keys.height} that are there (of {len(self)}). Give "
+            "an id, the beginning of one, or a number from 0; `headtrace runs` says how far the run is."
         )
 
     def _circuits(self, shard: int, ids: Sequence[str]) -> list[tuple[str, Circuit]]:

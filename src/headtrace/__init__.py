@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         figures,
         models,
         prompts,
+        runs,
         tasks,
         toy,
         tracing,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
+    from headtrace.runs.merging import merge
+    from headtrace.runs.network import Network, load_network
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -40,11 +43,14 @@ _HOME = {
     "Component": "vocabulary",
     "Firing": "vocabulary",
     "Model": "models",
+    "Network": "runs.network",
     "Recording": "models",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "load": "models",
     "load_circuit": "circuits",
+    "load_network": "runs.network",
+    "merge": "runs.merging",
     "sufficiency": "causal",
     "verify": "causal",
 }
@@ -57,6 +63,7 @@ _ROOMS = (
     "figures",
     "models",
     "prompts",
+    "runs",
     "tasks",
     "toy",
     "tracing",
@@ -67,6 +74,7 @@ __all__ = [
     "Component",
     "Firing",
     "Model",
+    "Network",
     "Recording",
     "Site",
     "Tracer",
@@ -79,8 +87,11 @@ __all__ = [
     "figures",
     "load",
     "load_circuit",
+    "load_network",
+    "merge",
     "models",
     "prompts",
+    "runs",
     "sufficiency",
     "tasks",
     "toy",

@@ -1,9 +1,9 @@
 """How far a network agrees with a published circuit: precision, recall and F1, at every threshold.
 
 Heads: those that an edge of the network joins, whatever their roles, against those of the reference. Edges: pairs of
-heads, whatever the roles and side, against all pairs that the reference's edges stand for. An edge between two groups of
-heads stands for many pairs, which its source need not claim one by one; ``links`` therefore counts the reference's own
-edges of which the network has at least one pair.
+heads, whatever the roles and side, against all pairs that the reference's edges stand for. An edge between two groups
+of heads stands for many pairs, which its source need not claim one by one; ``links`` therefore counts the reference's
+own edges of which the network has at least one pair.
 
 By frequency, edges found in a smaller share of prompts are left out; by weight, query and key edges of a smaller mean
 weight, and all edges of other sides, whose weights are in another unit.

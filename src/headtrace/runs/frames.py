@@ -28,8 +28,8 @@ PLACE = ("kind", "layer", "head", "dest", "src")
 """The columns that say where a node is; for the ends of an edge with ``source_`` and ``target_`` before them."""
 
 Roles = Sequence[Any] | Mapping[str, Mapping[str, int]]
-"""Where the roles are: for each circuit a mapping of names to positions, or the example of a task it was traced from (in
-any order, found by its tokens); or such mappings by the text of the prompt."""
+"""Where the roles are: for each circuit a mapping of names to positions, or the example of a task it was traced from
+(in any order, found by its tokens); or such mappings by the text of the prompt."""
 
 
 class HasFrames(Protocol):
@@ -54,7 +54,7 @@ class Frames:
     prompts: pl.LazyFrame
     """``id``, ``tokens`` and, as ``role:NAME``, the position of each role."""
     nodes: pl.LazyFrame
-    """``prompt`` and the fields of a node."""
+    """``prompt`` and the fields of a node, of prompts that have edges: an empty circuit may have nodes, too."""
     edges: pl.LazyFrame
     """``prompt``, the fields of an edge, and the places of its ends."""
     model: ModelInfo | None = None
@@ -72,11 +72,12 @@ def frames_of(source: Source, roles: Roles | None = None) -> Frames:
         source = open_source(source)
     if isinstance(source, Frames):
         return source
-    if isinstance(getattr(source, "prompts", None), pl.LazyFrame):
+    if isinstance(getattr(source, "prompts", None), (pl.LazyFrame, pl.DataFrame)):
         if roles is not None:
             raise InputError("A run has its own roles: leave out roles=, or give the circuits in a list.")
         run: Any = source
-        return Frames(run.prompts, run.nodes, run.edges, _model_of(run))
+        prompts, nodes, edges = run.prompts.lazy(), run.nodes.lazy(), run.edges.lazy()
+        return Frames(prompts, _in_circuits(nodes, edges), edges, _model_of(run))
     given: Any = [source] if isinstance(source, Circuit) else source
     return _of_circuits(list(given), roles)
 
@@ -103,7 +104,7 @@ def _model_of(run: Any) -> ModelInfo | None:
     model: Any = getattr(run, "model", None)
     if isinstance(model, str):
         return ModelInfo(model)
-    said = {each.name: getattr(model, each.name, None) for each in fields(ModelInfo)}
+    said: dict[str, Any] = {each.name: getattr(model, each.name, None) for each in fields(ModelInfo)}
     return ModelInfo(**said) if isinstance(said["name"], str) else None
 
 
@@ -129,18 +130,24 @@ def _of_circuits(circuits: list[Circuit], roles: Roles | None) -> Frames:
         edges += [own | _edge(edge, places) for edge in circuit.edges]
     columns = list(dict.fromkeys(name for row in prompts for name in row))
     types = {"id": pl.String, "tokens": pl.List(pl.String)}
+    table = pl.LazyFrame(edges, schema={"prompt": pl.String, **_EDGE})
     return Frames(
         pl.LazyFrame(prompts, schema={name: types.get(name, pl.Int64) for name in columns}),
-        pl.LazyFrame(nodes, schema={"prompt": pl.String, **_NODE}),
-        pl.LazyFrame(edges, schema={"prompt": pl.String, **_EDGE}),
+        _in_circuits(pl.LazyFrame(nodes, schema={"prompt": pl.String, **_NODE}), table),
+        table,
         _one_model(circuits),
     )
+
+
+def _in_circuits(nodes: pl.LazyFrame, edges: pl.LazyFrame) -> pl.LazyFrame:
+    return nodes.join(edges.select("prompt").unique(), on="prompt", how="semi")
 
 
 _NODE: dict[str, Any] = {
     **dict.fromkeys(("id", "layer", "head", "dest", "src"), pl.Int64),
     **dict.fromkeys(("attention", "influence", "contribution"), pl.Float64),
-    **{"kind": pl.String, "expanded": pl.Boolean},
+    "kind": pl.String,
+    "expanded": pl.Boolean,
 }
 _ENDS: dict[str, Any] = {
     f"{end}_{key}": pl.String if key == "kind" else pl.Int64 for end in ("source", "target") for key in PLACE
@@ -204,5 +211,7 @@ def _in_order(circuits: Sequence[Circuit], roles: list[Any]) -> list[Mapping[str
             )
         return [known[circuit.prompt.token_ids] for circuit in circuits]
     if len(roles) != len(circuits):
-        raise InputError(f"roles: expected one mapping for each of {len(circuits)} circuits, got {len(roles)}")
+        raise InputError(
+            f"roles: expected one mapping for each of {len(circuits)} circuits, got {len(roles)}"
+        )
     return [dict(each) for each in roles]

@@ -1,8 +1,8 @@
 """Many circuits into one network, by roles.
 
-Nodes of circuits become one where component and places agree, edges where both ends, the side and (if asked) the channel
-do. What is counted is prompts: two edges of one prompt that share their roles (``other`` has many positions) count once,
-and both go into the mean weight.
+Nodes of circuits become one where component and places agree, edges where both ends, the side and (if asked) the
+channel do. What is counted is prompts: two edges of one prompt that share their roles (``other`` has many positions)
+count once, and both go into the mean weight.
 
 >>> from headtrace.circuits.describe import example
 >>> network = merge([example()] * 3, channels=True)
@@ -37,14 +37,16 @@ def merge(
     """The network of a run, or of circuits: components at roles, and signals between them.
 
     ``by`` is ``"roles"`` where there are some, else ``"positions"``. With ``channels``, an edge is counted for each
-    channel it was found in, with the weight of the whole edge. ``roles`` are for circuits, which have none of their own;
-    ``after`` names the roles whose next token has a name (``S1+1``).
+    channel it was found in, with the weight of the whole edge. ``roles`` are for circuits, which have none of their
+    own; ``after`` names the roles whose next token has a name (``S1+1``).
     """
     frames = frames_of(source, roles)
     by = chosen(frames, by)
     names = named(frames, by, after)
     nodes = with_places(frames.nodes, names, by, ("dest", "src"))
-    edges = with_places(frames.edges, names, by, tuple(name for name in ENDS if name.endswith(("dest", "src"))))
+    edges = with_places(
+        frames.edges, names, by, tuple(name for name in ENDS if name.endswith(("dest", "src")))
+    )
     if channels:
         edges = edges.with_columns(channel="channels").explode("channel")
     by_edge = [*ENDS, "side", *(["channel"] if channels else [])]
@@ -64,8 +66,17 @@ def grouped(table: pl.LazyFrame, keys: list[str], means: Sequence[str]) -> pl.La
     return table.group_by(keys).agg(
         pl.col("prompt").n_unique().cast(pl.Int64).alias("count"),
         pl.len().cast(pl.Int64).alias("occurrences"),
-        *(pl.col(name).mean() for name in means),
+        *(_mean(name) for name in means),
     )
+
+
+def _mean(name: str) -> pl.Expr:
+    """The mean of a column; its last digit depends neither on the order of rows nor on threads.
+
+    A cumulative sum of sorted values is added up one by one; polars would not sort for a mean.
+    """
+    values = pl.col(name).drop_nulls().sort()
+    return (values.cum_sum().last() / values.len()).alias(name)
 
 
 def build(
@@ -116,5 +127,7 @@ def _counts(frames: Frames) -> tuple[int, int]:
 def _order(keys: Sequence[str], places: tuple[str, ...]) -> list[Any]:
     """Lowest layer first, places from left to right."""
     rank = {place: i for i, place in enumerate(places)}
-    by_place = [pl.col(name).replace_strict(rank, default=None, return_dtype=pl.Int64) for name in ("dest", "src")]
+    by_place = [
+        pl.col(name).replace_strict(rank, default=None, return_dtype=pl.Int64) for name in ("dest", "src")
+    ]
     return [*(pl.col(name) for name in ("layer", "head", "kind") if name in keys), *by_place]

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
@@ -188,7 +188,7 @@ class Network:
             | {name: getattr(edge, name) for name in columns}
             for edge in self.top(len(self.edges))
         ]
-        types = dict.fromkeys(("source", "target", "side", "kind"), pl.String)
+        types: dict[str, Any] = dict.fromkeys(("source", "target", "side", "kind"), pl.String)
         types |= dict.fromkeys(("count", "occurrences", "channel"), pl.Int64)
         order = ("source", "target", *columns)
         return pl.DataFrame(rows, schema={name: types.get(name, pl.Float64) for name in order})
@@ -201,7 +201,11 @@ class Network:
         ``min_weight`` is attention, so it applies to query and key edges only, as in ``Circuit.prune``: other weights
         are in the unit of the root.
         """
-        for name, value in (("min_frequency", min_frequency), ("min_weight", min_weight), ("min_count", min_count)):
+        for name, value in (
+            ("min_frequency", min_frequency),
+            ("min_weight", min_weight),
+            ("min_count", min_count),
+        ):
             if not isfinite(value):
                 raise InputError(f"{name}={value}: expected a finite number.")
         if min_frequency > 1:
@@ -211,7 +215,7 @@ class Network:
             for edge in self.edges
             if edge.frequency >= min_frequency
             and edge.count >= min_count
-            and (edge.side not in ATTENTION_SIDES or edge.weight >= min_weight)
+            and (min_weight <= 0 or edge.side not in ATTENTION_SIDES or edge.weight >= min_weight)
         ]
         cut = replace(
             self,
@@ -224,9 +228,7 @@ class Network:
     def keeping(self, edges: Collection[NetworkEdge]) -> Network:
         """These edges, and the nodes that they join."""
         ends = {end for edge in edges for end in (edge.source, edge.target)}
-        return replace(
-            self, nodes=tuple(node for node in self.nodes if node.id in ends), edges=tuple(edges)
-        )
+        return replace(self, nodes=tuple(node for node in self.nodes if node.id in ends), edges=tuple(edges))
 
     # Showing and keeping
 

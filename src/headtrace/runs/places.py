@@ -1,9 +1,9 @@
 """Names for positions, so that circuits of different sentences can be laid over each other.
 
 A position is called by its role (``IO``, ``S1``, ``S2``, ``end`` in IOI). The token after S1 is ``S1+1``, as in the
-literature; the first token is ``BOS`` where it is a special one and ``first`` where it is a word, and everything else is
-``other``. Where two names fit, a role comes before a neighbour, a neighbour before the first token; of two roles at one
-position, the one whose column comes first.
+literature; the first token is ``BOS`` where it is a special one and ``first`` where it is a word, and everything else
+is ``other``. Where two names fit, a role comes before a neighbour, a neighbour before the first token; of two roles
+at one position, the one whose column comes first.
 
 >>> from headtrace.circuits.describe import example
 >>> from headtrace.runs.frames import frames_of
@@ -35,9 +35,10 @@ def chosen(frames: Frames, by: By | None) -> By:
     if by not in ("roles", "positions", None):
         raise InputError(f"by={by!r}: expected 'roles' or 'positions'.")
     names = [f"{ROLE}{name}" for name in frames.roles]
-    known = bool(names) and not frames.prompts.select(
-        pl.all_horizontal(pl.col(names).is_null().all())
-    ).collect().item()
+    known = (
+        bool(names)
+        and not frames.prompts.select(pl.all_horizontal(pl.col(names).is_null().all())).collect().item()
+    )
     if by == "roles" and not known:
         raise InputError(
             "These circuits say nothing of roles. Merge them by positions, or use a run of a task, or give roles= in "
@@ -50,9 +51,7 @@ def named(frames: Frames, by: By, after: Sequence[str] = AFTER) -> pl.LazyFrame:
     """The positions that have a name: ``prompt``, ``position``, ``place``. By positions, none has."""
     prompts = frames.prompts
     if by == "positions":
-        return prompts.head(0).select(
-            prompt="id", position=pl.lit(0, pl.Int64), place=pl.lit("", pl.String)
-        )
+        return prompts.head(0).select(prompt="id", position=pl.lit(0, pl.Int64), place=pl.lit("", pl.String))
     names = frames.roles
     tables = [_at(prompts, pl.col(f"{ROLE}{name}"), pl.lit(name)) for name in names]
     tables += [

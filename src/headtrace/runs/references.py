@@ -1,7 +1,7 @@
 """Published circuits to hold a network against: heads, what they do, and which of them speak to which.
 
-A reference is JSON, schema ``headtrace.reference/1``; those of ``references/`` are known by name, and anyone's own loads
-from a file.
+A reference is JSON, schema ``headtrace.reference/1``; those of ``references/`` are known by name, and anyone's own
+loads from a file.
 
 >>> reference = load_reference("gpt2-ioi")
 >>> len(reference.heads), reference.groups()["name mover"]
@@ -103,7 +103,9 @@ class Reference:
         _check(self)
 
     def __repr__(self) -> str:
-        return f"Reference({self.name!r}, {self.model.name!r}, {len(self.heads)} heads, {len(self.edges)} edges)"
+        return (
+            f"Reference({self.name!r}, {self.model.name!r}, {len(self.heads)} heads, {len(self.edges)} edges)"
+        )
 
     def groups(self) -> dict[str, tuple[Head, ...]]:
         """The heads of each group, in the order of the file; those without one under ``""``."""
@@ -128,7 +130,9 @@ _REFERENCE = TypeAdapter(Reference)
 
 def reference_names() -> tuple[str, ...]:
     """The references that come with headtrace."""
-    return tuple(sorted(path.name.removesuffix(".json") for path in _folder().iterdir() if _is_json(path.name)))
+    return tuple(
+        sorted(path.name.removesuffix(".json") for path in _folder().iterdir() if _is_json(path.name))
+    )
 
 
 def load_reference(name: str | Path) -> Reference:
@@ -203,4 +207,8 @@ def _check(reference: Reference) -> None:
             if getattr(edge, end) not in named:
                 fail(f"edges[{i}].{end}", "a group of heads, or a head that is listed", getattr(edge, end))
         if not reference.pairs(edge):
-            fail(f"edges[{i}]", "a head of the source in a layer below one of the target", f"{edge.source} -> {edge.target}")
+            fail(
+                f"edges[{i}]",
+                "a head of the source in a layer below one of the target",
+                f"{edge.source} -> {edge.target}",
+            )

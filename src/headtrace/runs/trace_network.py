@@ -3,18 +3,18 @@
 It has heads, and for each head the tokens it attends between, so that it shows through which token a head is told
 something. There are two kinds of edges:
 
-- *communication*, from a head to a token of a later head: it wrote a signal there that the later head reads, as its query
-  (the token it attends from) or key (the token it attends to);
+- *communication*, from a head to a token of a later head: it wrote a signal there that the later head reads, as its
+  query (the token it attends from) or key (the token it attends to);
 - *attention*, from a token to its head: the head attends from it, or to it.
 
 The paper draws the edges that were found at least 65 times on 256 prompts; its skeleton has those of 170 and more. Here
 both are shares of the prompts that have a circuit (``DRAWN``, ``SKELETON``).
 
-What is ours, where the paper says nothing or something else: an edge counts once in a prompt, however many firings of the
-prompt it is in. Signals are those that the tracing method found from the root it was given (the paper traces by SVT from
-three heads: ``method="svt"``, ``heads=[...]``), so weights are those of its edges; the weight of an attention edge is
-the mean attention. A head whose causes were looked for has tokens; one that only writes has none. As in the paper,
-firings that attend to the first token are left out, and so is everything that is no head.
+What is ours, where the paper says nothing or something else: an edge counts once in a prompt, however many firings of
+the prompt it is in. Signals are those that the tracing method found from the root it was given (the paper traces by
+SVT from three heads: ``method="svt"``, ``heads=[...]``), so weights are those of its edges; the weight of an
+attention edge is the mean attention. A head whose causes were looked for has tokens; one that only writes has none.
+As in the paper, firings that attend to the first token are left out, and so is everything that is no head.
 
 >>> from headtrace.circuits import Node
 >>> from headtrace.circuits.describe import example
@@ -138,7 +138,9 @@ def _end(end: str, kind: str, layer: str, head: str, place: str | None = None) -
 
 def _nodes(told: pl.LazyFrame, attended: pl.LazyFrame) -> pl.LazyFrame:
     """Heads with the prompts in which they write or attend, and tokens with those in which their head attends."""
-    writing = told.select("prompt", layer="source_layer", head="source_head", attention=pl.lit(None, pl.Float64))
+    writing = told.select(
+        "prompt", layer="source_layer", head="source_head", attention=pl.lit(None, pl.Float64)
+    )
     firing = attended.filter(pl.col("side") == "query").select("prompt", "layer", "head", "attention")
     kinds = (("head", pl.concat([writing, firing]), []), ("token", attended, ["place"]))
     tables: list[pl.LazyFrame] = []

@@ -52,7 +52,7 @@ def traced(out: Path) -> Frames:
     return frames_of(circuits, roles=examples)
 
 
-def readers(frames: Frames, network: Network) -> pl.DataFrame:
+def readers(network: Network) -> pl.DataFrame:
     """For each class of the published circuits, the heads that attend where it does, most frequent first."""
     rows: list[dict[str, Any]] = []
     for name, (dest, src) in READERS.items():
@@ -90,7 +90,7 @@ def main() -> None:
         "prompts": networks["network"].prompts,
         "without": networks["network"].without,
         "skeleton_heads": [f"L{layer}H{head}" for layer, head in networks["skeleton"].heads()],
-        "readers": readers(frames, networks["network"]).to_dicts(),
+        "readers": readers(networks["network"]).to_dicts(),
         "top": networks["network"].frame().head(DRAWN).to_dicts(),
         "skeleton": networks["skeleton"].frame().to_dicts(),
     }

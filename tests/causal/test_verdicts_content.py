@@ -46,3 +46,28 @@ def test_false_contributions_and_false_passages_fail() -> None:
     assert headtrace.verify(replace(circuit, nodes=tuple(nodes)), model, edges="none").verdict == "FAIL"
     edges = [replace(edge, left=0.9 - edge.left) if edge.left is not None else edge for edge in circuit.edges]
     assert headtrace.verify(circuit.with_edges(tuple(edges)), model, edges="none").verdict == "FAIL"
+
+
+@pytest.mark.parametrize("counterfactual", [None, OTHER])
+def test_false_weights_of_content_fail(counterfactual: str | None) -> None:
+    """A single edge of content with another number, in either unit: its contribution, or its contrast."""
+    model = headtrace.load("builtin")
+    how = {"paths": "content", "counterfactual": counterfactual}
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", **how)
+    for side in ("value", "input"):
+        chosen = next(edge for edge in circuit.edges if edge.side == side)
+        for field in ("weight", "contribution"):
+            false = replace(chosen, **{field: getattr(chosen, field) + 0.01})
+            edges = tuple(false if edge is chosen else edge for edge in circuit.edges)
+            report = headtrace.verify(circuit.with_edges(edges), model, edges="none")
+            assert report.verdict == "FAIL"
+            assert {failure.field for failure in report.failures} >= {field}
+
+
+@pytest.mark.parametrize("written", ["1 2 3", "Mary", "-1 " * 15, "999999999 " * 15])
+def test_a_counterfactual_that_is_no_prompt_is_said_to_be_none(written: str) -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="content", counterfactual=OTHER)
+    method = replace(circuit.method, settings={**(circuit.method.settings or {}), "counterfactual": written})
+    report = headtrace.verify(replace(circuit, method=method), model, edges="none")
+    assert "counterfactual" in {failure.field for failure in report.failures}

@@ -141,6 +141,17 @@ def test_contrasts_follow_what_is_new(builtin: headtrace.Model) -> None:
     assert "When" not in embeddings  # both prompts begin alike
 
 
+def test_prompts_may_bring_their_counterfactuals(builtin: headtrace.Model) -> None:
+    """One each in a batch (a line of JSONL); attention has no use for them; some with and some without is an error."""
+    tracer = headtrace.Tracer(builtin)
+    asked = {"text": PROMPT, "answer": " Mary", "wrong": " John"}
+    (found,) = tracer.trace_batch([{**asked, "counterfactual": OTHER}], paths="content")
+    assert found == tracer.trace(PROMPT, " Mary", " John", paths="content", counterfactual=OTHER)
+    assert tracer.trace({**asked, "counterfactual": OTHER}) == tracer.trace(asked)
+    with pytest.raises(InputError, match=r"1 of 2 prompts come with .* prompt 1 \(counted from 0\) does not"):
+        tracer.trace_batch([{**asked, "counterfactual": OTHER}, asked], paths="content")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

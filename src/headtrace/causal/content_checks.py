@@ -6,20 +6,22 @@ are removed from the MLP's input. It is measured in the running model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headtrace.causal.checks import Checking
+from headtrace.causal.edges import edge_name
+from headtrace.errors import InputError, shown
 from headtrace.models import door
 from headtrace.models.frozen import NEEDED, FrozenNorm
 from headtrace.models.observer import Observer
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.content import Content
 from headtrace.tracing.signals import signals_of, writes_at
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.vocabulary import ATTENTION_SIDES, CONTENT_SIDES
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit, Edge
@@ -32,28 +34,95 @@ def paths_of(circuit: Circuit) -> str:
 
 
 def check_content(check: Checking) -> None:
-    """Contributions of nodes, and passages through MLPs."""
+    """Contributions of nodes and edges, weights of edges of content, and passages through MLPs."""
     circuit = check.circuit
     passing = [edge for edge in circuit.edges if edge.left is not None and edge.through is not None]
+    moved = [
+        edge for edge in circuit.edges if edge.side in ("value", "input") or edge.contribution is not None
+    ]
     stated = [node for node in circuit.nodes if node.contribution is not None]
-    if not passing and not stated:
+    if not passing and not stated and not moved:
         return
     recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=NEEDED)
-    if stated and check.root is not None:
+    if check.root is not None and check.root.parts:
         content = Content.of(recording, [check.root.parts])
-        found = [content.contribution(0, node.site) for node in stated]
-        allowed = check.tolerance.number(max(check.root.size, *(abs(each) for each in found)))
-        for node, value in zip(stated, found, strict=True):
-            check.ledger.compare(
-                "contribution", node.name, in_file=node.contribution, measured=value, allowed=allowed
-            )
+        _check_nodes(check, content, check.root.size)
+        _check_edges(check, content, check.root.size)
+    elif moved:
+        check.ledger.skip(
+            "weights of edges into values and MLPs: the root has no number that content is a part of"
+        )
     for edge, left in zip(passing, measured_passages(recording, circuit, passing), strict=True):
-        where = f"{circuit.node(edge.source)} -> {edge.side} of {circuit.node(edge.target)}"
         # The signal is one by definition; what is removed and what is left are of its size.
         size = 1.0 + abs(left)
         check.ledger.compare(
-            "left", where, in_file=edge.left, measured=left, allowed=check.tolerance.number(size)
+            "left",
+            edge_name(circuit, edge),
+            in_file=edge.left,
+            measured=left,
+            allowed=check.tolerance.number(size),
         )
+
+
+def _check_nodes(check: Checking, content: Content, size: float) -> None:
+    stated = [node for node in check.circuit.nodes if node.contribution is not None]
+    found = [content.contribution(0, node.site) for node in stated]
+    allowed = check.tolerance.number(max(size, *(abs(each) for each in found), 0.0))
+    for node, value in zip(stated, found, strict=True):
+        check.ledger.compare(
+            "contribution", node.name, in_file=node.contribution, measured=value, allowed=allowed
+        )
+
+
+def _check_edges(check: Checking, content: Content, size: float) -> None:
+    """What passes through each edge of content; in a circuit of content alone that is its weight, too."""
+    circuit, settings = check.circuit, check.circuit.method.settings or {}
+    try:
+        against = _counterfactual(check, settings.get("counterfactual"))
+    except InputError as error:
+        check.ledger.require("counterfactual", "method.settings", in_file=str(error), measured="a prompt")
+        return
+    if paths_of(circuit) == "complete":
+        check.ledger.skip(
+            "weights of edges into values and MLPs that carry signals as well as content: their contributions are"
+        )
+    for edge, value, there in _carried(circuit, content, against):
+        allowed = check.tolerance.number(max(size, abs(value), abs(there)))
+        where = edge_name(circuit, edge)
+        if edge.contribution is not None:
+            check.ledger.compare(
+                "contribution", where, in_file=edge.contribution, measured=value, allowed=allowed
+            )
+        if paths_of(circuit) == "content" or (edge.side == "root" and against is not None):
+            check.ledger.compare(
+                "weight", where, in_file=edge.weight, measured=value - there, allowed=allowed
+            )
+
+
+def _carried(
+    circuit: Circuit, content: Content, against: Recording | None
+) -> Iterator[tuple[Edge, float, float]]:
+    """Edges of content with what they carry, and what they would carry with the counterfactual's writes."""
+    for target in circuit.nodes:
+        edges = [
+            edge
+            for edge in circuit.edges_into(target)
+            if edge.side in CONTENT_SIDES and circuit.node(edge.source).kind not in ("offset", "root")
+        ]
+        sources = [circuit.node(edge.source).site for edge in edges]
+        here = content.carried(0, sources, target.site)
+        there = [0.0] * len(edges) if against is None else content.carried(0, sources, target.site, against)
+        yield from zip(edges, here, there, strict=True)
+
+
+def _counterfactual(check: Checking, written: object) -> Recording | None:
+    """The counterfactual prompt that the file names by its token ids, recorded."""
+    if written is None:
+        return None
+    words, expected = str(written).split(), len(check.circuit.prompt.token_ids)
+    if len(words) != expected or not all(word.isascii() and word.isdigit() for word in words):
+        raise InputError(f"{shown(written, 60)}: expected {expected} token ids")
+    return check.recording.model.record([[int(word) for word in words]], keep=NEEDED)
 
 
 @torch.inference_mode()

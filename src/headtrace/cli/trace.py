@@ -37,7 +37,10 @@ def trace(
     tokens: options.TokenIds = None,
     chat: options.Chat = False,
     prompts: Annotated[
-        str | None, typer.Option(help="JSONL with text (or tokens, messages), answer, wrong: one per line.")
+        str | None,
+        typer.Option(
+            help="JSONL with text (or tokens, messages), answer, wrong, counterfactual: one per line."
+        ),
     ] = None,
     strict: Annotated[
         bool,
@@ -125,7 +128,7 @@ def trace(
         raise InputError(f"--paths {paths!r}: choose {', '.join(PATHS)}.")
     if counterfactual is not None and prompts is not None:
         raise InputError(
-            "--counterfactual is for a single prompt: leave it out, or trace prompts one at a time."
+            "--counterfactual is for a single prompt: give each line of --prompts its own field 'counterfactual'."
         )
     options.check_output(json, out)
     where = None if out is None else destination(out, many=prompts is not None)

@@ -49,6 +49,7 @@ def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trac
         side,
         cause.weight,
         cause.channels,
+        contribution=trace.carried.get((cause.site, target, side)),
         through=through,
         left=None if passage is None else passage.left,
     )

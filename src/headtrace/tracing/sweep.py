@@ -50,6 +50,10 @@ class PromptTrace:
     """Firings that the budget left unexpanded."""
     contributions: dict[Site, float] = field(default_factory=dict[Site, float])
     """What sites contribute to the root, where content was followed."""
+    carried: dict[tuple[Site, Site, Side], float] = field(
+        default_factory=dict["tuple[Site, Site, Side]", float]
+    )
+    """By source, target and side: what edges of content contribute to the root."""
     passages: dict[tuple[Site, Site, Side], Passage] = field(
         default_factory=dict["tuple[Site, Site, Side]", "Passage"]
     )

@@ -128,9 +128,9 @@ class Tracer:
     ) -> list[Circuit]:
         """Circuits of many prompts, recorded and traced together; options mean what they mean in ``trace``.
 
-        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer`` and
-        ``wrong``, or examples of a task; ``answer`` and ``wrong`` here hold for all others. ``counterfactual`` has
-        one prompt for each.
+        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer``,
+        ``wrong`` and ``counterfactual``, or examples of a task; ``answer`` and ``wrong`` here hold for all others.
+        ``counterfactual`` has one prompt for each.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
@@ -250,6 +250,8 @@ class Tracer:
         """Token ids of counterfactual prompts, each as long as the prompt that it is for."""
         if paths not in get_args(Paths):
             raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
+        if given is None and paths != "attention":  # which has no use for what a prompt came with
+            given = _own_counterfactuals(questions)
         if given is None:
             return None
         if paths == "attention":
@@ -296,3 +298,18 @@ class Tracer:
             settings["counterfactual"] = " ".join(map(str, counterfactual))
         steps = IG_STEPS if info.ig_steps is None and isinstance(root, Likelihood) else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
+
+
+def _own_counterfactuals(questions: list[Question]) -> list[Prompt] | None:
+    """The counterfactual prompts that came with the prompts: with all of them, or with none."""
+    own = [question.counterfactual for question in questions]
+    without = [place for place, other in enumerate(own) if other is None]
+    if len(without) == len(own):
+        return None
+    if without:
+        raise InputError(
+            f"{len(own) - len(without)} of {len(own)} prompts come with a counterfactual prompt, and prompt "
+            f"{without[0]} (counted from 0) does not: contributions and contrasts cannot be compared. Give each one, "
+            "or leave all out."
+        )
+    return [other for other in own if other is not None]

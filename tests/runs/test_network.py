@@ -19,7 +19,7 @@ from headtrace.runs.frames import frames_of
 from headtrace.runs.merging import merge
 from headtrace.runs.network import Network
 from headtrace.runs.network_files import dumps, from_json, loads, to_json
-from headtrace.runs.places import named
+from headtrace.runs.roles import named
 from tests.runs.made import ROLES, ROOT, circuit, circuits, head, ioi
 
 MANY = st.lists(circuits(), min_size=1, max_size=5)

@@ -87,9 +87,8 @@ def open_source(source: str | Path) -> HasFrames | list[Circuit]:
     text = str(source)
     if not (Path(text).is_dir() or "://" in text):
         return read_circuits(source)
-    try:
-        open_run: Any = import_module("headtrace.runs.run").open_run
-    except ImportError:
+    open_run: Any = getattr(import_module("headtrace.runs"), "open_run", None)
+    if open_run is None:
         return read_circuits(source)
     try:
         return open_run(text)
@@ -101,9 +100,7 @@ def open_source(source: str | Path) -> HasFrames | list[Circuit]:
 
 
 def _model_of(run: Any) -> ModelInfo | None:
-    model: Any = getattr(run, "model", None)
-    if isinstance(model, str):
-        return ModelInfo(model)
+    model: Any = getattr(run, "model", None) or getattr(getattr(run, "manifest", None), "model", None)
     said: dict[str, Any] = {each.name: getattr(model, each.name, None) for each in fields(ModelInfo)}
     return ModelInfo(**said) if isinstance(said["name"], str) else None
 

@@ -20,7 +20,7 @@ import polars as pl
 from headtrace.errors import InputError
 from headtrace.runs.frames import PLACE, Frames, Roles, Source, frames_of
 from headtrace.runs.network import Form, Network, NetworkEdge, NetworkNode
-from headtrace.runs.places import AFTER, By, chosen, in_order, named, with_places
+from headtrace.runs.roles import AFTER, By, chosen, in_order, named, with_places
 from headtrace.vocabulary import SIDES
 
 ENDS = tuple(f"{end}_{key}" for end in ("source", "target") for key in PLACE)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from headtrace.circuits.exports import graphml
-from headtrace.circuits.files import document, file_text, parse, plain_data
+from headtrace.circuits.files import document, file_text, parse, plain
 from headtrace.circuits.messages import fail, input_error
 from headtrace.errors import InputError
 from headtrace.runs.network import Network
@@ -48,7 +48,7 @@ def dumps(network: Network) -> str:
 
 def to_json(network: Network) -> dict[str, Any]:
     """The network as JSON data: what it is about first, then the graph."""
-    data = plain_data(network)
+    data = plain(network)
     nodes, edges = data.pop("nodes"), data.pop("edges")
     return {"schema": SCHEMA, **data, "nodes": nodes, "edges": edges}
 

@@ -40,7 +40,7 @@ from headtrace.errors import InputError
 from headtrace.runs.frames import PLACE, Frames, Roles, Source, frames_of
 from headtrace.runs.merging import build, grouped
 from headtrace.runs.network import Network
-from headtrace.runs.places import AFTER, By, chosen, in_order, named, with_places
+from headtrace.runs.roles import AFTER, By, chosen, in_order, named, with_places
 from headtrace.vocabulary import ATTENTION_SIDES
 
 DRAWN = 65 / 256

@@ -106,4 +106,6 @@ def test_what_cannot_be_is_an_error_with_exit_code_2(table, capsys, arguments, m
 def test_a_source_that_is_not_there_is_an_error(tmp_path, capsys) -> None:
     assert run("merge", tmp_path / "nothing") == 2
     assert run("merge", tmp_path) == 2
-    assert "holds no circuit files" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "No circuit file at" in told
+    assert "holds no" in told, "neither a run nor circuit files"

@@ -200,6 +200,7 @@ def test_complete_paths_keep_all_sides_and_contributions() -> None:
     network = merge(found, roles=examples)
     assert {edge.side for edge in network.edges} == {"query", "key", "value", "input", "root"}
     assert any(node.contribution is not None for node in network.nodes)
+    assert any(edge.contribution is not None for edge in network.edges)
     assert loads(dumps(network)) == network
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -32,6 +32,7 @@ Roles = Sequence[Any] | Mapping[str, Mapping[str, int]]
 (in any order, found by its tokens); or such mappings by the text of the prompt."""
 
 
+@runtime_checkable
 class HasFrames(Protocol):
     """What a run is to this module."""
 

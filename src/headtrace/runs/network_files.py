@@ -12,8 +12,9 @@ headtrace.errors.InputError: nodes[0].count: expected at most 1, the number of p
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +26,7 @@ from headtrace.runs.network import Network
 from headtrace.writing import write_text
 
 SCHEMA = "headtrace.network/1"
-_NETWORK = TypeAdapter(Network)
+T = TypeVar("T")
 
 
 def save_network(network: Network, path: str | Path) -> Path:
@@ -69,16 +70,21 @@ def loads(text: str) -> Network:
 
 def from_json(data: Any) -> Network:
     """A network from the data of a network file."""
-    return checked_data(data, SCHEMA, _NETWORK, Network)
+    return checked_data(data, SCHEMA, Network)
 
 
-def checked_data(data: Any, schema: str, adapter: TypeAdapter[Any], shape: type) -> Any:
+def checked_data(data: Any, schema: str, shape: type[T]) -> T:
     """What a file of this schema holds, or an error that names the field."""
     if not isinstance(data, dict):
         fail("", "a JSON object", data)
     if data.get("schema") != schema:
         fail("schema", f'"{schema}"', data.get("schema"))
     try:
-        return adapter.validate_python({key: value for key, value in data.items() if key != "schema"})
+        return _adapter(shape).validate_python({key: value for key, value in data.items() if key != "schema"})
     except ValidationError as error:
         raise input_error(error, shape) from None
+
+
+@cache
+def _adapter(shape: type) -> Any:
+    return TypeAdapter(shape)

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from headtrace.circuits.files import file_text, parse
 from headtrace.circuits.messages import fail
@@ -125,9 +125,6 @@ class Reference:
         return frozenset((a, b) for a in ends[0] for b in ends[1] if a[0] < b[0])
 
 
-_REFERENCE = TypeAdapter(Reference)
-
-
 def reference_names() -> tuple[str, ...]:
     """The references that come with headtrace."""
     return tuple(
@@ -150,7 +147,7 @@ def load_reference(name: str | Path) -> Reference:
 
 def reference_from_json(data: Any) -> Reference:
     """A reference from the data of its file."""
-    return checked_data(data, SCHEMA, _REFERENCE, Reference)
+    return checked_data(data, SCHEMA, Reference)
 
 
 def require_same_model(network: Network, reference: Reference) -> None:

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
-    from headtrace.runs.merging import merge
-    from headtrace.runs.network import Network, load_network
+    from headtrace.runs import Network, Run, load_network, merge, open_run, run
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -43,14 +42,17 @@ _HOME = {
     "Component": "vocabulary",
     "Firing": "vocabulary",
     "Model": "models",
-    "Network": "runs.network",
+    "Network": "runs",
     "Recording": "models",
+    "Run": "runs",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "load": "models",
     "load_circuit": "circuits",
-    "load_network": "runs.network",
-    "merge": "runs.merging",
+    "load_network": "runs",
+    "merge": "runs",
+    "open_run": "runs",
+    "run": "runs",
     "sufficiency": "causal",
     "verify": "causal",
 }
@@ -76,6 +78,7 @@ __all__ = [
     "Model",
     "Network",
     "Recording",
+    "Run",
     "Site",
     "Tracer",
     "__version__",
@@ -90,7 +93,9 @@ __all__ = [
     "load_network",
     "merge",
     "models",
+    "open_run",
     "prompts",
+    "run",
     "runs",
     "sufficiency",
     "tasks",

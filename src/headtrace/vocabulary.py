@@ -38,7 +38,6 @@ AttentionSide = Literal["query", "key"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SIDES: tuple[Side, ...] = get_args(Side)
 ATTENTION_SIDES: tuple[AttentionSide, ...] = get_args(AttentionSide)
-CONTENT_SIDES: tuple[Side, ...] = tuple(side for side in SIDES if side not in ATTENTION_SIDES)
 
 SIDES_OF: dict[Kind, tuple[Side, ...]] = {
     "head": ("query", "key", "value"),

@@ -185,6 +185,20 @@ def test_a_run_a_table_a_folder_and_a_list_give_the_same_network(tmp_path) -> No
     assert merge(table) == merge(found) == merge(tmp_path / "folder")
 
 
+def test_a_run_is_merged_by_its_own_roles(tmp_path) -> None:
+    found, examples = ioi()
+    run = headtrace.run(headtrace.load("builtin"), examples[:6], out=tmp_path / "run")
+    of_run, of_circuits = merge(tmp_path / "run"), merge(found[:6], roles=examples)
+    assert merge(run) == of_run
+    assert of_run.by == "roles"
+    assert of_run.model is not None
+    assert of_run.model.name == "builtin"
+    assert set(of_run.places) == set(of_circuits.places)
+    assert [(node.name, node.count) for node in of_run.nodes] == [
+        (node.name, node.count) for node in of_circuits.nodes
+    ]
+
+
 def test_real_circuits_show_the_movers_of_both_orders() -> None:
     """In the built-in model one head moves the indirect object of each order: a network says so at a glance."""
     found, examples = ioi()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,9 +87,8 @@ def open_source(source: str | Path) -> HasFrames | list[Circuit]:
     text = str(source)
     if not (Path(text).is_dir() or "://" in text):
         return read_circuits(source)
-    open_run: Any = getattr(import_module("headtrace.runs"), "open_run", None)
-    if open_run is None:
-        return read_circuits(source)
+    from headtrace.runs.reading import open_run
+
     try:
         return open_run(text)
     except InputError as not_a_run:

@@ -29,7 +29,7 @@ from headtrace.tracing.signals import Signal, signals_of, write_at
 from headtrace.tracing.sweep import Budget, PromptTrace
 from headtrace.tracing.through_mlps import through_mlps
 from headtrace.tracing.upstream import Composer, Firings
-from headtrace.vocabulary import ATTENTION_SIDES, CONTENT_SIDES, ROOT, AttentionSide, Side, Site
+from headtrace.vocabulary import ATTENTION_SIDES, ROOT, AttentionSide, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -130,6 +130,7 @@ class CompleteSweep:
             reason = None if causes else _nothing_new(total)
             trace.seeds = replace(trace.seeds, reason=reason)
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
+            trace.tokens = self.content.embeddings(number)
         parts: dict[Side, list[Part]] = {"root": [Part(1.0, causes)]}
         self._follow(Causes(number, ROOT, {"root": SideCauses(tuple(causes))}), parts, {})
 
@@ -142,7 +143,6 @@ class CompleteSweep:
         """Pass a site's influence on to its causes, each with what it is wanted for."""
         number, trace = found.prompt, self.prompts[found.prompt].trace
         trace.causes[found.site] = found
-        self._carry(found)
         causes: list[tuple[Side, Cause]] = [
             (side, cause) for side, part in found.sides.items() for cause in part.in_graph
         ]
@@ -162,18 +162,6 @@ class CompleteSweep:
                     self._want(spot).signals.append((passed, signal))
             elif passed > 0:
                 self._pass(spot, passed, found.site, side, parts[side])
-
-    def _carry(self, found: Causes) -> None:
-        """What each edge of content contributes to the root."""
-        if not self.content.reads[found.prompt]:
-            return
-        trace = self.prompts[found.prompt].trace
-        for side in [side for side in CONTENT_SIDES if side in found.sides]:
-            sources = [cause.site for cause in found.sides[side].in_graph if cause.site.kind != "offset"]
-            numbers = self.content.carried(found.prompt, sources, found.site)
-            trace.carried |= {
-                (source, found.site, side): x for source, x in zip(sources, numbers, strict=True)
-            }
 
     def _pass(self, spot: Spot, passed: float, target: Site, side: Side, parts: list[Part]) -> None:
         """Influence that reaches a site through values, an MLP's input or the root, by the wants that ask for it."""

@@ -21,7 +21,6 @@ from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Along, Place, along
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.roots import Part
-from headtrace.tracing.signals import writes_at
 from headtrace.vocabulary import ROOT, Site
 
 if TYPE_CHECKING:
@@ -109,30 +108,10 @@ class Content:
         moved = g.values[layer, prompt, head, dest] @ rec.bare_values[layer, head, prompt, src]
         return float(rec.patterns[layer, prompt, head, dest, src] * moved)
 
-    def carried(
-        self, prompt: int, sources: Sequence[Site], target: Site, recording: Recording | None = None
-    ) -> list[float]:
-        """What each source contributes to the root through one target: through a head's value, an MLP, or directly.
-
-        With another ``recording``, what its writes would contribute on the same way.
-        """
-        rec = recording or self.recording
-        if not sources:
-            return []
-        if target != ROOT:
-            directions = self.direction(prompt, target).expand(len(sources), -1)
-        else:
-            directions = torch.stack([self._read_at(prompt, source.dest) for source in sources])
-        return (writes_at(rec, prompt, sources) * directions).sum(dim=1).tolist()
-
-    def _read_at(self, prompt: int, position: int | None) -> Float[Tensor, " d_model"]:
-        """Along which direction a root reads a position directly."""
-        mine = [read.direction for read in self.reads[prompt] if read.shares.position == position]
-        return (
-            torch.stack(mine).sum(dim=0)
-            if mine
-            else self.recording.residuals.new_zeros(self.recording.model.d_model)
-        )
+    def embeddings(self, prompt: int) -> tuple[float, ...]:
+        """What each token of a prompt contributes to its root."""
+        tokens = range(self.recording.lengths[prompt])
+        return tuple(self.contribution(prompt, Site("embedding", dest=t)) for t in tokens)
 
     def place(self, prompt: int, site: Site) -> Place:
         """Where a head's value or an MLP reads."""

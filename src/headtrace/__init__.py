@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
-    from headtrace.runs import Run, open_run, run
+    from headtrace.runs import Network, Run, load_network, merge, open_run, run
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -42,12 +42,15 @@ _HOME = {
     "Component": "vocabulary",
     "Firing": "vocabulary",
     "Model": "models",
+    "Network": "runs",
     "Recording": "models",
     "Run": "runs",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "load": "models",
     "load_circuit": "circuits",
+    "load_network": "runs",
+    "merge": "runs",
     "open_run": "runs",
     "run": "runs",
     "sufficiency": "causal",
@@ -73,6 +76,7 @@ __all__ = [
     "Component",
     "Firing",
     "Model",
+    "Network",
     "Recording",
     "Run",
     "Site",
@@ -86,6 +90,8 @@ __all__ = [
     "figures",
     "load",
     "load_circuit",
+    "load_network",
+    "merge",
     "models",
     "open_run",
     "prompts",

@@ -36,6 +36,7 @@ COMMANDS = [
     "intervene",
     "edges",
     "faithfulness",
+    "merge",
     "tasks",
     "toy",
 ]

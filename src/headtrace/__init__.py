@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         circuits,
         errors,
         explorer,
+        families,
         figures,
         models,
         prompts,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
+    from headtrace.families import compare_signals, find_families
     from headtrace.models import Model, Recording, load
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
@@ -43,6 +45,8 @@ _HOME = {
     "Recording": "models",
     "Site": "vocabulary",
     "Tracer": "tracing",
+    "compare_signals": "families",
+    "find_families": "families",
     "load": "models",
     "load_circuit": "circuits",
     "sufficiency": "causal",
@@ -54,6 +58,7 @@ _ROOMS = (
     "circuits",
     "errors",
     "explorer",
+    "families",
     "figures",
     "models",
     "prompts",
@@ -74,9 +79,12 @@ __all__ = [
     "causal",
     "channels",
     "circuits",
+    "compare_signals",
     "errors",
     "explorer",
+    "families",
     "figures",
+    "find_families",
     "load",
     "load_circuit",
     "models",

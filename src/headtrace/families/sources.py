@@ -1,0 +1,77 @@
+"""Where populations and circuits come from: runs, one circuit of a run, circuit files, Parquet tables, folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtrace.circuits import Circuit, named_circuits, read_circuits
+from headtrace.errors import InputError
+from headtrace.families.population import ROLE, Labels, Population, RunLike
+
+
+@dataclass(frozen=True)
+class Named:
+    """A circuit under the name that a user gave, with the roles of its prompt's positions."""
+
+    name: str
+    circuit: Circuit
+    roles: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def population_of(
+    source: RunLike | Population | Sequence[Circuit] | str | Path, labels: Sequence[Labels] | None = None
+) -> Population:
+    """The population of whatever holds circuits."""
+    if isinstance(source, Population):
+        return source
+    if isinstance(source, (str, Path)):
+        run = run_at(source)
+        return population_of(read_circuits(source) if run is None else run, labels)
+    if isinstance(source, Sequence):
+        return Population.of(source, labels)
+    if labels is not None:
+        raise InputError("A run has its labels in its prompts: leave labels=... out.")
+    return Population.of_run(source)
+
+
+def run_at(place: str | Path) -> Any | None:
+    """The run in a folder; None where there is none."""
+    if not _has_run(str(place)):
+        return None
+    from headtrace.runs import open_run
+
+    return open_run(place)
+
+
+def _has_run(place: str) -> bool:
+    return os.path.isdir(place) and os.path.isdir(os.path.join(place, "prompts"))
+
+
+def circuits_at(source: str) -> list[Named]:
+    """The circuits of a source: ``c.json``, ``many.parquet``, ``many.parquet#3``, a folder, ``RUN``, ``RUN#id``."""
+    place, _, id = source.rpartition("#")
+    if not os.path.lexists(source) and place and _has_run(place):
+        run = run_at(place)
+        return [Named(source, run.circuit(id), roles_in(run, id))] if run is not None else []
+    run = run_at(source)
+    if run is None:
+        return [Named(name, circuit) for name, circuit in named_circuits(source)]
+    import polars as pl
+
+    ids: list[str] = run.prompts.filter(pl.col("status") == "done").sort("index").collect()["id"].to_list()
+    return [Named(f"{source}#{id}", run.circuit(id), roles_in(run, id)) for id in ids]
+
+
+def roles_in(run: RunLike, id: str) -> dict[str, int]:
+    """The positions that have a role in a prompt of a run."""
+    import polars as pl
+
+    rows = run.prompts.filter(pl.col("id") == id).collect()
+    if not rows.height:
+        return {}
+    row = rows.row(0, named=True)
+    return {name.removeprefix(ROLE): v for name, v in row.items() if name.startswith(ROLE) and v is not None}

@@ -41,8 +41,8 @@ def component_name(site: Site) -> str | None:
 
 
 def edge_item(source: str, target: str, channel: int | None = None) -> str:
-    """An edge as an item: ``L0H1 -> L2H0``, with a channel ``L0H1 -> L2H0 #5``."""
-    return f"{source} -> {target}" + ("" if channel is None else f" #{channel}")
+    """An edge as an item: ``L0H1 => L2H0``, with a channel ``L0H1 => L2H0 #5``."""
+    return f"{source} => {target}" + ("" if channel is None else f" #{channel}")
 
 
 def named(prefix: str = "") -> pl.Expr:
@@ -74,7 +74,7 @@ def items_of(nodes: pl.DataFrame, edges: pl.DataFrame, grain: Grain) -> pl.DataF
         ends = ends.with_columns(
             pl.when(pl.col("channels").list.len() > 0).then("channels").otherwise(none).alias("channel")
         ).explode("channel")
-    plain = pl.format("{} -> {}", "source", "target")
+    plain = pl.format("{} => {}", "source", "target")
     item = pl.when(pl.col("channel").is_null()).then(plain).otherwise(pl.format("{} #{}", plain, "channel"))
     found = ends.select("row", item.alias("item"), "source", "target", "channel")
     return found.unique(["row", "item"]).sort("row", "item")

@@ -70,7 +70,11 @@ def cluster_map(
             xticks=[], yticks=[], xlabel=_counted(len(order), len(shown)), ylabel="the same circuits"
         )
         figure.colorbar(
-            image, ax=left[-1], location="bottom", shrink=0.6, label="Jaccard distance (0: the same edges)"
+            image,
+            ax=left[-1],
+            location="bottom",
+            shrink=0.6,
+            label="Jaccard distance (0: all in common, 1: nothing)",
         )
         _legends(right, bars)
         grain = {"components": "components", "edges": "edges", "edge-channel": "edges and their channels"}
@@ -215,8 +219,8 @@ def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> F
             axis.set_title(f"{len(found.edges[edges_of])} edges of family {edges_of}", loc="left", fontsize=9)
         axes[0][0].set_ylabel(f"change of {with_unit(found.metric)}")
         note = (
-            "Red: on the family's own prompts. Blue: on others'. Grey: as many random edges of the prompt's circuit. "
-            "Lines: 95 %."
+            "Red: on the family's own prompts. Blue: on others'. Lines: 95 % over prompts.\n"
+            "Grey: as many random edges of the prompt's own circuit."
         )
         headline(figure, "Exclusive edges of families, ablated together", note)
         return save(figure, path)
@@ -238,8 +242,7 @@ def _bars_with_intervals(
 def signal_maps(found: SignalComparison, path: str | Path | None = None) -> Figure:
     """Cosines over layers and heads: query and key side, and below them the control where there is one."""
     controlled = found.table["control"].drop_nulls().len() > 0
-    rows = [("cosine", " and ".join(found.names))]
-    rows += [("control", "control: two prompts of one side")] if controlled else []
+    rows = [("cosine", "")] + ([("control", ", control")] if controlled else [])
     with house_style():
         high = 0.9 + max(1.2, 0.26 * found.n_layers)
         figure, axes = new_figure(max(5.6, 2.0 + 0.62 * found.n_heads), high * len(rows) + 0.7, len(rows), 2)
@@ -247,11 +250,12 @@ def signal_maps(found: SignalComparison, path: str | Path | None = None) -> Figu
         for line, (name, title) in zip(axes, rows, strict=True):
             for axis, side in zip(line, ("query", "key"), strict=True):
                 image = _heads(axis, found, side, name)
-                axis.set_title(f"{side} signals, {title}", loc="left", fontsize=8)
+                axis.set_title(f"{side} signals{title}", loc="left")
         if image is not None:
             every = [axis for line in axes for axis in line]
             figure.colorbar(image, ax=every, label="cosine (1: the same, -1: the opposite)", shrink=0.8)
-        note = "White: zero. Hatched: not in both." + (" Numbers: cosines." if _few(found) else "")
+        note = "Hatched: a head that only one of them has, or none."
+        note += "\nControl: the same head in two circuits of one and the same side." if controlled else ""
         headline(figure, f"What heads read in {' and in '.join(map(_of, found.names, found.circuits))}", note)
         return save(figure, path)
 
@@ -291,49 +295,46 @@ def comparison_grid(found: CircuitComparison, path: str | Path | None = None) ->
     table = found.table.filter(kind=found.unit)
     if not table.height:
         raise InputError("The circuits have no item at this grain, so there is nothing to draw.")
-    most = pl.col("influence").list.max()
-    shown = (
-        table.with_row_index("order")
-        .sort(most, descending=True, maintain_order=True)
-        .head(MOST_ITEMS)
-        .sort("order")
+    strongest = table.with_row_index("order").sort(
+        pl.col("influence").list.max(), descending=True, maintain_order=True
     )
-    values = np.array([[np.nan if v is None else v for v in row] for row in shown["influence"].to_list()])
-    names = [token_label(name, 22) for name in found.names]
+    shown = strongest.head(MOST_ITEMS).sort("order")
+    names = [token_label(name, 24) for name in found.names]
+    several = len(names) > 2
     with house_style():
         longest = max(len(item) for item in shown["item"])
+        grid, matrix = 0.55 * len(names), 0.5 * len(names) if several else 0.01
         figure, axes = new_figure(
-            2.2 + 0.075 * longest + 0.62 * len(names) + 1.9 + 0.35 * len(names), 1.9 + 0.17 * shown.height, 1, 2,
-            width_ratios=[0.5 * len(names) + 0.4, 0.45 * len(names) + 0.8],
+            1.9 + 0.068 * longest + grid + (matrix + 1.2 if several else 0.9), 1.9 + 0.17 * shown.height, 1, 2,
+            width_ratios=[grid, matrix],
         )  # fmt: skip
         axis, other = axes[0]
-        image = axis.imshow(
-            np.ma.masked_invalid(values),
-            cmap="Blues",
-            vmin=-0.25,
-            vmax=max(0.25, float(np.nanmax(values))),
-            aspect="auto",
-            interpolation="nearest",
-        )
+        image = _influences(axis, shown)
         _grid(axis, names, shown["item"].to_list())
-        axis.set_title(f"{found.unit}s of each circuit", loc="left", fontsize=9)
-        figure.colorbar(
-            image,
-            ax=axis,
-            label="share of the root's whole\nthat passes through",
-            shrink=0.5,
-            boundaries=np.linspace(0, max(0.25, float(np.nanmax(values))), 60),
-        )
-        _similarity(other, found, names)
-        counted = f"{shown.height} of {table.height}" if shown.height < table.height else f"{table.height}"
-        which = ", the strongest" if shown.height < table.height else ""
-        note = f"{counted} {found.unit}s{which}, in the order in which they first appear. White: not in the circuit."
-        headline(
-            figure,
-            f"{len(names)} circuits: {found.shared.filter(kind=found.unit).height} {found.unit}s in all",
-            note,
-        )
+        label = "share of the root's whole that passes through"
+        figure.colorbar(image, ax=axis, label=label, shrink=min(0.9, 8 / shown.height + 0.2))
+        if several:
+            _similarity(other, found, names)
+        else:
+            other.set_axis_off()
+        in_all = found.shared.filter(kind=found.unit).height
+        told = f"{in_all} of {table.height} {found.unit}s are in {'all' if several else 'both'}"
+        which = f"The {shown.height} strongest of them" if shown.height < table.height else "All of them"
+        note = f"{which}, in the order in which they first appear.\nWhite: not in the circuit."
+        headline(figure, told, note)
         return save(figure, path)
+
+
+def _influences(axis: Axes, shown: pl.DataFrame) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap
+
+    values = np.array([[np.nan if v is None else v for v in row] for row in shown["influence"].to_list()])
+    # Not from white, which says that something is not there.
+    visible = LinearSegmentedColormap.from_list("visible", colormaps["Blues"](np.linspace(0.25, 1, 64)))
+    return axis.imshow(
+        np.ma.masked_invalid(values), cmap=visible, vmin=0, aspect="auto", interpolation="nearest"
+    )
 
 
 def _grid(axis: Axes, names: Sequence[str], items: Sequence[str]) -> None:
@@ -348,11 +349,12 @@ def _grid(axis: Axes, names: Sequence[str], items: Sequence[str]) -> None:
 
 def _similarity(axis: Axes, found: CircuitComparison, names: Sequence[str]) -> None:
     similar = found.similarity
-    axis.imshow(similar, cmap="Greys", vmin=0, vmax=1.4)
+    axis.imshow(similar, cmap="Greys", vmin=0, vmax=1.6)
+    axis.set_anchor("N")
     for (i, j), value in np.ndenumerate(similar):
         axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7)
     axis.set(xticks=range(len(names)), yticks=range(len(names)))
     axis.set_xticklabels(names, rotation=45, ha="right")
     axis.set_yticklabels(names)
-    axis.set_title(f"shared {found.unit}s\nover all of two", loc="left", fontsize=9)
+    axis.set_title(f"{found.unit}s that two share,\nof all they have", loc="left", fontsize=8)
     axis.tick_params(length=0)

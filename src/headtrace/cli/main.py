@@ -35,6 +35,9 @@ COMMANDS = [
     "intervene",
     "edges",
     "faithfulness",
+    "families",
+    "signals",
+    "compare",
     "tasks",
     "toy",
 ]

@@ -4,8 +4,9 @@ The rule, for every n from 2 to ``k_max`` cuts of the tree:
 
 1. the mean silhouette of the cut is above the 95 % quantile of that of populations without families (``controls.py``:
    each item as frequent, each circuit as large; of each of them the best of all cuts is taken, as it is of ours);
-2. at least two families have three circuits or more, and each of those comes back in bootstrap samples of the prompts:
-   the mean Jaccard similarity of its members with those of the family that matches it best is at least 0.8.
+2. at least two families are large: a tenth of the circuits or more (with more than ten families, 1/n of them);
+3. every family of three circuits or more comes back in bootstrap samples of the prompts: the mean Jaccard similarity of
+   its members with those of the family that matches it best is at least 0.8.
 
 Of the n that pass, the one with the highest silhouette; where none does, there is one family. Populations of more than
 ``SAMPLE`` circuits are judged by a sample of so many, which the whole tree is then cut like.
@@ -29,10 +30,12 @@ from headtrace.families.trees import cuts, silhouettes
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-SAMPLE = 1000
+SAMPLE = 500
 STABLE = 0.8
 SMALLEST = 3
 """Circuits that make a family; what is smaller is an outlier, which may or may not be drawn."""
+LARGE = 0.1
+"""Two families must have this share of the circuits: one large one and some crumbs are no two mechanisms."""
 K_MAX, CONTROLS, RESAMPLES = 10, 40, 50
 
 
@@ -50,7 +53,7 @@ class Choice:
     p: float | None
     """How often a population without families separates as well: (1 + count) / (1 + controls)."""
     table: pl.DataFrame
-    """n, silhouette, stability (of its least stable family), families (of three circuits or more), passes."""
+    """n, silhouette, stability (of the least stable family of three circuits or more), large (families), passes."""
 
     def __str__(self) -> str:
         if self.by != "silhouette":
@@ -84,10 +87,8 @@ def choose(
     chance = np.array([separation(square(shuffled(matrix, rng)), most)[1].max() for _ in range(controls)])
     threshold = float(np.quantile(chance, 0.95))
     stability = returned(distances, cut, resamples, rng)
-    table = _table(values.tolist(), stability, [_of_size(row) for row in cut]).with_columns(
-        passes=(pl.col("silhouette") > threshold)
-        & (pl.col("stability") >= STABLE)
-        & (pl.col("families") >= 2)
+    table = _table(values.tolist(), stability, [_large(row) for row in cut]).with_columns(
+        passes=(pl.col("silhouette") > threshold) & (pl.col("stability") >= STABLE) & (pl.col("large") >= 2)
     )
     passing = table.filter("passes").sort("silhouette", descending=True)
     p = (1 + int((chance >= values.max()).sum())) / (1 + controls)
@@ -159,8 +160,10 @@ def _cuts(distances: Float[np.ndarray, "n n"], most: int) -> Int[np.ndarray, "cu
     return cuts(average_linkage(squareform(distances, checks=False)), most)[1:]
 
 
-def _of_size(clusters: Int[np.ndarray, " n"]) -> int:
-    return int((np.bincount(clusters) >= SMALLEST).sum())
+def _large(clusters: Int[np.ndarray, " n"]) -> int:
+    sizes = np.bincount(clusters)
+    enough = max(SMALLEST, min(LARGE, 1 / len(sizes)) * len(clusters))
+    return int((sizes >= enough).sum())
 
 
 def _least(families: list[list[float]], clusters: Int[np.ndarray, " n"]) -> float:
@@ -169,12 +172,12 @@ def _least(families: list[list[float]], clusters: Int[np.ndarray, " n"]) -> floa
     return min(means, default=0.0)
 
 
-def _table(silhouette: list[float], stability: list[float], families: list[int]) -> pl.DataFrame:
+def _table(silhouette: list[float], stability: list[float], large: list[int]) -> pl.DataFrame:
     columns = {
         "n": range(2, 2 + len(silhouette)),
         "silhouette": silhouette,
         "stability": stability,
-        "families": families,
+        "large": large,
     }
-    types = {"n": pl.Int64, "silhouette": pl.Float64, "stability": pl.Float64, "families": pl.Int64}
+    types = {"n": pl.Int64, "silhouette": pl.Float64, "stability": pl.Float64, "large": pl.Int64}
     return pl.DataFrame(columns, schema=types)

@@ -3,7 +3,8 @@
 >>> from headtrace.circuits.describe import example
 >>> found = compare_circuits([example(), example().prune(min_influence=2.0)], names=("all", "pruned"))
 >>> found.table.select("kind", "item", "present").rows()
-[('node', 'L9H6 14->3', [True, False]), ('edge', 'L9H6 14->3 => root', [True, False])]
+[('node', 'L9H6 1->0', [True, False]), ('node', 'MLP 3 @1', [True, False]),
+ ('edge', 'L9H6 1->0 => root', [True, False]), ('edge', 'MLP 3 @1 => L9H6 1->0', [True, False])]
 
 The circuits may be of several prompts, methods, or checkpoints of one model. Nodes are matched by component and
 position where all prompts are the same, otherwise by component alone, or by the roles of positions where they

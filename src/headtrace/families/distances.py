@@ -3,7 +3,7 @@
 >>> import numpy as np
 >>> from scipy import sparse
 >>> matrix = sparse.csr_array(np.array([[1, 1, 0], [1, 1, 0], [0, 1, 1]], dtype=np.float32))
->>> condensed(matrix).round(3).tolist()
+>>> [round(float(each), 3) for each in condensed(matrix)]
 [0.0, 0.667, 0.667]
 
 The count of shared items of two circuits is a product of their rows, so no pair is ever looked at alone. Distances are

@@ -2,7 +2,7 @@
 
 >>> found = difference_of_shares(np.array([45.0]), 50, np.array([5.0]), 100)
 >>> {name: round(float(value[0]), 3) for name, value in found.items()}
-{'inside': 0.9, 'outside': 0.05, 'difference': 0.85, 'low': 0.735, 'high': 0.917}
+{'inside': 0.9, 'outside': 0.05, 'difference': 0.85, 'low': 0.721, 'high': 0.913}
 """
 
 from __future__ import annotations

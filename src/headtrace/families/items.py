@@ -2,7 +2,7 @@
 
 >>> from headtrace.circuits.describe import example
 >>> [component_name(node.site) for node in example().nodes if component_name(node.site)]
-['root', 'L9H6']
+['root', 'L9H6', 'MLP 3']
 
 Embeddings, biases, offsets and roundings are left out: every circuit has them. An edge into the root has no channels
 and is an item of its own at the finest grain, too.

@@ -4,7 +4,7 @@
 >>> population = Population.of([example()] * 3, labels=[{"order": "ABBA"}] * 3)
 >>> sets = population.sets("edges")
 >>> sets.matrix.shape, sets.items
-((3, 1), ('L9H6 => root',))
+((3, 2), ('L9H6 => root', 'MLP 3 => L9H6'))
 
 It is made from a run, of which it reads only the columns that count, or from circuits.
 """

@@ -158,7 +158,12 @@ class Families:
     def _repr_html_(self) -> str:
         return paragraph(f"{self!r}: {self.choice}") + frame(self.table())
 
-    def to_file(self) -> FamiliesFile:
+    @cached_property
+    def _stability(self) -> Stability:
+        return self.stability()
+
+    @cached_property
+    def file(self) -> FamiliesFile:
         """What ``families.json`` holds."""
         agreed = {name: self.agreement(name) for name in self.population.labels.columns}
         exclusive = {str(f): self.exclusive(f).to_dicts() for f in self.sizes} if self.n > 1 else {}
@@ -174,7 +179,7 @@ class Families:
                 "p": self.choice.p,
                 "cuts": self.choice.table.to_dicts(),
             },
-            "stability": self.stability().to_dict(),
+            "stability": self._stability.to_dict(),
             "exclusive": exclusive,
         }
         if self.ablated is not None:
@@ -194,9 +199,9 @@ class Families:
         from headtrace.explorer.page import write_page
 
         place = Path(folder)
-        self.to_file().save(place)
+        self.file.save(place)
         self.plot(place / "clusters.png")
-        self.stability().plot(place / "stability.png")
+        self._stability.plot(place / "stability.png")
         if self.ablated is not None:
             self.ablated.plot(place / "ablation.png")
         write_page(

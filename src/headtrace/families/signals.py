@@ -76,6 +76,15 @@ class SignalComparison:
         """Heads that read the opposite."""
         return self.table.filter(pl.col("cosine") <= -APART).sort("cosine")
 
+    @staticmethod
+    def verdict(cosine: float) -> str:
+        """What a cosine says, in words."""
+        if cosine >= SAME:
+            return "the same"
+        if cosine <= -APART:
+            return "the opposite"
+        return "something else" if cosine < APART else "partly the same"
+
     def __repr__(self) -> str:
         counts = f"{self.same.height} the same, {self.other.height} something else, {self.opposite.height} the opposite"
         return f"SignalComparison({self.table.height} head sides of {' and '.join(self.names)}: {counts})"

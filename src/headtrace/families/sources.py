@@ -6,11 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from headtrace.circuits import Circuit, named_circuits, read_circuits
 from headtrace.errors import InputError
+from headtrace.families.file import NAME, load_families
 from headtrace.families.population import ROLE, Labels, Population, RunLike
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,3 +80,49 @@ def roles_in(run: RunLike, id: str) -> dict[str, int]:
         return {}
     row = rows.row(0, named=True)
     return {name.removeprefix(ROLE): v for name, v in row.items() if name.startswith(ROLE) and v is not None}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Circuits to be compared with others, under a name."""
+
+    name: str
+    circuits: list[Circuit]
+
+
+def side_of(source: str, families: str | None = None, *, most: int, seed: int = 0) -> Side:
+    """The circuits of a source, or of a family of it, at most so many.
+
+    What follows ``#`` is a family if there is a file of families (``families``, or the folder of that name in a run)
+    that has it; otherwise the id or number of one circuit.
+    """
+    place, _, name = source.rpartition("#")
+    ids = None if os.path.lexists(source) or not place else _family(place, name, families)
+    if ids is None:
+        return Side(_last(source), _some([each.circuit for each in circuits_at(source)], most, seed))
+    population = population_of(place)
+    return Side(f"family {name} of {_last(place)}", [population.circuit(id) for id in _some(ids, most, seed)])
+
+
+def _family(place: str, name: str, families: str | None) -> list[str] | None:
+    """The prompts of a family; None where the name is none's."""
+    folder = families or os.path.join(place, "families")
+    if families is None and not os.path.isfile(os.path.join(folder, NAME)):
+        return None
+    file = load_families(folder)
+    known = name.isdigit() and int(name) in set(file.labels.values())
+    if families is not None and not known:
+        there = ", ".join(map(str, sorted(set(file.labels.values()))))
+        raise InputError(f"{place}#{name}: {folder!r} has no family {name!r}; it has: {there}.")
+    return file.members(int(name)) if known else None
+
+
+def _some(values: list[T], most: int, seed: int) -> list[T]:
+    if len(values) <= most:
+        return values
+    places = np.sort(np.random.default_rng(seed).permutation(len(values))[:most])
+    return [values[place] for place in places]
+
+
+def _last(source: str) -> str:
+    return Path(source).name.removesuffix(".json") or source

@@ -119,8 +119,7 @@ def _show(found: Families, content: FamiliesFile) -> None:
         say(f"{name}: ARI {agreed['ari']:.3f}, NMI {agreed['nmi']:.3f}, p {agreed['p']:.3g}")
     if found.ablated is not None:
         for row in found.ablated.contrasts().to_dicts():
-            change = (
-                f"{row['difference']:+.3f} ({row['difference_low']:+.3f} to {row['difference_high']:+.3f})"
-            )
-            what = f"{found.ablated.metric} on own prompts minus others': {change}"
+            low, high = row["difference_low"], row["difference_high"]
+            interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
+            what = f"{found.ablated.metric} on own prompts minus others': {row['difference']:+.3f}{interval}"
             say(f"{row['edges']} exclusive edges of family {row['edges_of']} ablated, {what}")

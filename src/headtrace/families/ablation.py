@@ -314,9 +314,12 @@ def _mean(name: str, values: np.ndarray) -> dict[str, float | None]:
 
 
 def _contrast(name: str, own: np.ndarray, other: np.ndarray) -> dict[str, float | None]:
-    """Difference of two means, prompts of both sides drawn again."""
+    """Difference of two means, prompts of both sides drawn again; one prompt on a side gives no interval."""
+    nothing: dict[str, float | None] = {name: None, f"{name}_low": None, f"{name}_high": None}
     if not len(own) or not len(other):
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
+        return nothing
+    if min(len(own), len(other)) < 2:
+        return nothing | {name: float(own.mean() - other.mean())}
     rng = np.random.default_rng(0)
     means = [
         values[rng.integers(0, len(values), (RESAMPLES, len(values)))].mean(1) for values in (own, other)

@@ -53,7 +53,8 @@ def run_at(place: str | Path) -> Any | None:
 
 
 def _has_run(place: str) -> bool:
-    return os.path.isdir(place) and os.path.isdir(os.path.join(place, "prompts"))
+    """Whether it is a run's folder, by the file that marks one, or a URL, which only a run can be read from."""
+    return "://" in place or os.path.isfile(os.path.join(place, "run.json"))
 
 
 def circuits_at(source: str) -> list[Named]:
@@ -75,11 +76,14 @@ def roles_in(run: RunLike, id: str) -> dict[str, int]:
     """The positions that have a role in a prompt of a run."""
     import polars as pl
 
-    rows = run.prompts.filter(pl.col("id") == id).collect()
-    if not rows.height:
-        return {}
-    row = rows.row(0, named=True)
-    return {name.removeprefix(ROLE): v for name, v in row.items() if name.startswith(ROLE) and v is not None}
+    # As the run itself finds a circuit: by id, by number, by the beginning of an id.
+    number = pl.col("index") == int(id) if id.isdecimal() else pl.lit(False)
+    for condition in (pl.col("id") == id, number, pl.col("id").str.starts_with(id)):
+        rows = run.prompts.filter(condition).head(1).collect()
+        if rows.height:
+            row = rows.row(0, named=True)
+            return {k.removeprefix(ROLE): v for k, v in row.items() if k.startswith(ROLE) and v is not None}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,14 @@ def side_of(source: str, families: str | None = None, *, most: int, seed: int = 
     ids = None if os.path.lexists(source) or not place else _family(place, name, families)
     if ids is None:
         return Side(_last(source), _some([each.circuit for each in circuits_at(source)], most, seed))
-    population = population_of(place)
-    return Side(f"family {name} of {_last(place)}", [population.circuit(id) for id in _some(ids, most, seed)])
+    run = run_at(place)
+    some = _some(ids, most, seed)
+    if run is not None:
+        found = [run.circuit(id) for id in some]
+    else:
+        every = population_of(place)
+        found = [every.circuit(id) for id in some]
+    return Side(f"family {name} of {_last(place)}", found)
 
 
 def _family(place: str, name: str, families: str | None) -> list[str] | None:

@@ -86,9 +86,10 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["", "| grain | edges of | exclusive edges | own minus others' (95 %) |", "|---|---|---|---|"]
     for grain, found in results["grains"].items():
         for row in found.get("ablation", {}).get("contrasts", []):
-            interval = f"{row['difference_low']:.2f} to {row['difference_high']:.2f}"
+            low, high = row["difference_low"], row["difference_high"]
+            interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
             lines.append(
-                f"| {grain} | {row['edges_of']} | {row['edges']} | {row['difference']:.2f} ({interval}) |"
+                f"| {grain} | {row['edges_of']} | {row['edges']} | {row['difference']:.2f}{interval} |"
             )
     return "\n".join(lines) + "\n"
 

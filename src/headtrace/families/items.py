@@ -10,7 +10,7 @@ and is an item of its own at the finest grain, too.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import polars as pl
 
@@ -106,8 +106,8 @@ def tables_of(circuits: list[Circuit]) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
 
 
-def _schema(*prefixes: str) -> dict[str, type[pl.DataType] | pl.DataType]:
-    types: dict[str, type[pl.DataType] | pl.DataType] = {"row": pl.Int64}
+def _schema(*prefixes: str) -> dict[str, Any]:
+    types: dict[str, Any] = {"row": pl.Int64}
     for prefix in prefixes:
         types |= {f"{prefix}kind": pl.String, f"{prefix}layer": pl.Int64, f"{prefix}head": pl.Int64}
     return types

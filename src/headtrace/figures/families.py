@@ -202,10 +202,15 @@ def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> F
     """For each family's exclusive edges: change of the metric on prompts of every family, beside random edges."""
     table = found.summary()
     sets = [f for f, edges in found.edges.items() if edges]
+    columns = min(3, len(sets))
+    rows = -(-len(sets) // columns)
     with house_style():
-        width = max(5.4, 1.2 + len(sets) * (0.9 + 0.55 * table["family"].n_unique()))
-        figure, axes = new_figure(width, 3.6, columns=len(sets), sharey=True)
-        for axis, edges_of in zip(axes[0], sets, strict=True):
+        width = max(5.4, 1.2 + columns * (0.9 + 0.4 * table["family"].n_unique()))
+        figure, axes = new_figure(width, 1.2 + 2.5 * rows, rows, columns, sharey=True)
+        flat = [axis for line in axes for axis in line]
+        for spare in flat[len(sets) :]:
+            spare.set_visible(False)
+        for axis, edges_of in zip(flat, sets, strict=False):
             part = table.filter(edges_of=edges_of)
             x = np.arange(part.height)
             own = part["own"].to_list()
@@ -216,8 +221,12 @@ def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> F
             axis.set_xticklabels(
                 [f"{f}" + ("\n(own)" if o else "") for f, o in zip(part["family"], own, strict=True)]
             )
-            axis.set_title(f"{len(found.edges[edges_of])} edges of family {edges_of}", loc="left", fontsize=9)
-        axes[0][0].set_ylabel(f"change of {with_unit(found.metric)}")
+            count = len(found.edges[edges_of])
+            axis.set_title(
+                f"{count} edge{'s' if count > 1 else ''} of family {edges_of}", loc="left", fontsize=9
+            )
+        for line in axes:
+            line[0].set_ylabel(f"change of {with_unit(found.metric)}")
         note = (
             "Red: on the family's own prompts. Blue: on others'. Lines: 95 % over prompts.\n"
             "Grey: as many random edges of the prompt's own circuit."
@@ -269,6 +278,8 @@ def _few(found: SignalComparison) -> bool:
 
 
 def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
     values = np.full((found.n_layers, found.n_heads), np.nan)
     for layer, head, value in found.table.filter(side=side).select("layer", "head", name).rows():
         values[layer, head] = np.nan if value is None else value
@@ -282,8 +293,8 @@ def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
                 colour = "white" if abs(value) > 0.65 else INK
                 axis.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     axis.set(xlabel="head", ylabel="layer")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.yaxis.get_major_locator().set_params(integer=True)
+    for one in (axis.xaxis, axis.yaxis):
+        one.set_major_locator(MaxNLocator(integer=True))
     return image
 
 

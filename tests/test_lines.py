@@ -171,6 +171,10 @@ BAD = [
     ({"text": "a", "tokens": [1]}, "needs either"),
     ({"tokens": [-1]}, "'tokens' must be a list of token ids"),
     ({"tokens": [10**40]}, "'tokens' must be a list of token ids"),
+    ({"text": "a", "counterfactual": ""}, "'counterfactual' must be text or a list of token ids"),
+    ({"text": "a", "counterfactual": [1, -1]}, "'counterfactual' must be"),
+    ({"text": "a", "counterfactual": 5}, "'counterfactual' must be"),
+    ({"text": "a", "counterfactuals": "b"}, "Did you mean 'counterfactual'?"),
     ({"messages": "a"}, "'messages' must be a list of messages"),
     ({"messages": ["a"]}, "'messages' must be a list of messages"),
 ]

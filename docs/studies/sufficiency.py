@@ -46,7 +46,30 @@ def attention_circuit(asked: Asked) -> Circuit:
     return asked.tracer.trace(asked.example)
 
 
-METHODS: dict[str, Callable[[Asked], Ranked]] = {"acc++": attention_circuit}
+def content_circuit(asked: Asked) -> Circuit:
+    return asked.tracer.trace(asked.example, paths="content")
+
+
+def complete_circuit(asked: Asked) -> Circuit:
+    return asked.tracer.trace(asked.example, paths="complete")
+
+
+def contrast_circuit(asked: Asked) -> Circuit:
+    """Content that is new against the counterfactual prompt."""
+    return asked.tracer.trace(asked.example, paths="content", counterfactual=asked.counterfactual.token_ids)
+
+
+def complete_contrast_circuit(asked: Asked) -> Circuit:
+    return asked.tracer.trace(asked.example, paths="complete", counterfactual=asked.counterfactual.token_ids)
+
+
+METHODS: dict[str, Callable[[Asked], Ranked]] = {
+    "acc++": attention_circuit,
+    "content": content_circuit,
+    "complete": complete_circuit,
+    "contrast": contrast_circuit,
+    "complete contrast": complete_contrast_circuit,
+}
 """Beside the baselines: a circuit (its heads by falling influence), or head components, most important first."""
 
 

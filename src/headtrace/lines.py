@@ -37,7 +37,7 @@ LONGEST = 1 << 24
 """No line has more bytes: a longer one is another format, and would fill the memory."""
 
 _LARGEST_ID = 2**63 - 1
-_FIELDS = ("text", "tokens", "messages", "answer", "wrong")
+_FIELDS = ("text", "tokens", "messages", "answer", "wrong", "counterfactual")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def read_prompts(path: str | Path, *, strict: bool = False) -> Lines[dict[str, A
 
 
 def prompt_and_answers(record: Record, where: str) -> dict[str, Any]:
-    """The prompt of a line (``text``, ``tokens`` or ``messages``) with its ``answer`` and ``wrong``, if it has them.
+    """The prompt of a line (``text``, ``tokens`` or ``messages``) with its ``answer``, ``wrong`` and
+    ``counterfactual`` (text or token ids), if it has them.
 
     Other fields are for other readers, unless they look like a slip of the pen.
     """
@@ -135,6 +136,8 @@ def prompt_and_answers(record: Record, where: str) -> dict[str, Any]:
         for name in ("answer", "wrong")
         if record.get(name) is not None
     }
+    if record.get("counterfactual") is not None:
+        answers["counterfactual"] = _counterfactual(record["counterfactual"], where)
     if "messages" in record and not {"text", "tokens"} & set(record):
         return {"messages": _messages(record["messages"], where), **answers}
     prompt = prompt_of(record, where)
@@ -208,6 +211,17 @@ def _answer(value: object, name: str, where: str) -> object:
         return value
     raise InputError(
         f"{where}: {name!r} must be text, a token id, or a list of them, none empty, got {shown(value)}."
+    )
+
+
+def _counterfactual(value: object, where: str) -> object:
+    """Text, or token ids."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(_is_id(each) for each in value):
+        return tuple(value)
+    raise InputError(
+        f"{where}: 'counterfactual' must be text or a list of token ids, not empty, got {shown(value)}."
     )
 
 

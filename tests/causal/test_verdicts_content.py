@@ -19,9 +19,10 @@ def test_signals_through_mlps_are_what_the_running_model_shows(name: str) -> Non
     model = tiny_model(name)
     for ids in prompts():
         answer, wrong = top_two(model, ids)
-        circuit = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong, paths="complete")
+        circuit = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong, paths="complete", neurons=3)
         report = headtrace.verify(circuit, model, edges="none")
         assert not report.failures
+        assert report.checked.get("prompt.contributions", 0) == (0 if circuit.reason else len(ids))
         assert report.checked.get("left", 0) == sum(edge.left is not None for edge in circuit.edges)
 
 
@@ -46,3 +47,79 @@ def test_false_contributions_and_false_passages_fail() -> None:
     assert headtrace.verify(replace(circuit, nodes=tuple(nodes)), model, edges="none").verdict == "FAIL"
     edges = [replace(edge, left=0.9 - edge.left) if edge.left is not None else edge for edge in circuit.edges]
     assert headtrace.verify(circuit.with_edges(tuple(edges)), model, edges="none").verdict == "FAIL"
+
+
+@pytest.mark.parametrize("counterfactual", [None, OTHER])
+def test_false_weights_of_content_fail(counterfactual: str | None) -> None:
+    """A single edge of content with another number, in either unit: its contribution, or its contrast."""
+    model = headtrace.load("builtin")
+    how = {"paths": "content", "counterfactual": counterfactual}
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", **how)
+    for side in ("value", "input"):
+        chosen = next(edge for edge in circuit.edges if edge.side == side)
+        for field in ("weight", "contribution"):
+            false = replace(chosen, **{field: getattr(chosen, field) + 0.01})
+            edges = tuple(false if edge is chosen else edge for edge in circuit.edges)
+            report = headtrace.verify(circuit.with_edges(edges), model, edges="none")
+            assert report.verdict == "FAIL"
+            assert {failure.field for failure in report.failures} >= {field}
+
+
+@pytest.mark.parametrize("written", ["1 2 3", "Mary", "-1 " * 15, "999999999 " * 15])
+def test_a_counterfactual_that_is_no_prompt_is_said_to_be_none(written: str) -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="content", counterfactual=OTHER)
+    method = replace(circuit.method, settings={**(circuit.method.settings or {}), "counterfactual": written})
+    report = headtrace.verify(replace(circuit, method=method), model, edges="none")
+    assert "counterfactual" in {failure.field for failure in report.failures}
+
+
+def test_a_false_contribution_of_a_token_fails_and_names_it() -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="content")
+    numbers = list(circuit.prompt.contributions)
+    numbers[3] += 0.1
+    prompt = replace(circuit.prompt, contributions=tuple(numbers))
+    report = headtrace.verify(replace(circuit, prompt=prompt), model, edges="none")
+    assert [(each.field, each.where) for each in report.failures] == [("prompt.contributions", "token 3")]
+
+
+def test_a_false_contribution_of_an_edge_fails_and_names_it() -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="complete")
+    wrong = next(edge for edge in circuit.edges if edge.side == "value")
+    edges = [replace(e, contribution=e.contribution - 0.1) if e is wrong else e for e in circuit.edges]
+    report = headtrace.verify(circuit.with_edges(tuple(edges)), model, edges="none")
+    assert [each.field for each in report.failures] == ["contribution"]
+    assert "=> value of" in report.failures[0].where
+
+
+@pytest.mark.parametrize("change", ["amount", "another unit", "no such unit", "the strongest left out"])
+def test_false_hidden_units_fail(change: str) -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="complete", neurons=4)
+    assert headtrace.verify(circuit, model, edges="none").verdict == "PASS"
+    which = next(node for node in circuit.nodes if node.neurons)
+    first, *others = which.neurons
+    unlisted = next(u for u in range(10) if u not in {neuron.unit for neuron in which.neurons})
+    neurons = {
+        "amount": (replace(first, contribution=first.contribution + 0.1), *others),
+        "another unit": (replace(first, unit=unlisted), *others),
+        "no such unit": (replace(first, unit=10**6), *others),
+        "the strongest left out": tuple(others),
+    }[change]
+    nodes = tuple(replace(node, neurons=neurons) if node is which else node for node in circuit.nodes)
+    report = headtrace.verify(replace(circuit, nodes=nodes), model, edges="none")
+    assert report.verdict == "FAIL"
+    assert {each.field for each in report.failures} == {"neurons"}
+
+
+def test_contributions_of_biases_of_readers_are_told_as_not_checked() -> None:
+    """An offset writes nothing by itself; it must not be taken for the first head."""
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="complete")
+    assert any(node.kind == "offset" for node in circuit.nodes)
+    nodes = [replace(n, contribution=0.5) if n.kind == "offset" else n for n in circuit.nodes]
+    report = headtrace.verify(replace(circuit, nodes=tuple(nodes)), model, edges="none")
+    assert report.verdict == "PASS"
+    assert any("offsets" in what for what in report.not_checked)

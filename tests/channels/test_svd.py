@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import headtrace
 from headtrace.channels import ModelChannels, condition_numbers, decompose_model, layer_svd, model_channels
+from headtrace.channels.svd import svd_heads
 from headtrace.errors import InputError
 from tests.channels.damaged import deficient_model
 from tests.tiny import NAMES, tiny_hf, tiny_model
@@ -152,3 +153,14 @@ def test_the_cache_is_keyed_by_the_weights_and_survives_damage(tmp_path, monkeyp
         torch.testing.assert_close(again.singular_values, made.singular_values)
     model_channels(tiny_model("llama", seed=3))
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_a_head_wider_than_the_residual_has_as_many_channels_as_the_residual_has_dimensions() -> None:
+    """Of six dimensions of the head only four can be reached: the other channels are empty, and all adds up."""
+    generator = torch.Generator().manual_seed(0)
+    W_Q, W_K = torch.randn(2, 3, 4, 6, dtype=torch.float64, generator=generator)
+    svd = svd_heads(W_Q, W_K)
+    full = torch.linalg.svdvals(W_Q @ W_K.mT)
+    torch.testing.assert_close(svd.S[:, :4], full, rtol=1e-9, atol=0)
+    assert svd.S[:, 4:].max() < 1e-12 * full.max()
+    torch.testing.assert_close((W_Q @ svd.to_query) @ (W_K @ svd.to_key).mT, W_Q @ W_K.mT, rtol=0, atol=1e-9)

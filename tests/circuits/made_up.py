@@ -14,6 +14,7 @@ from headtrace.circuits import (
     LogitDifference,
     MethodInfo,
     ModelInfo,
+    Neuron,
     Node,
     PromptInfo,
 )
@@ -107,6 +108,52 @@ def content_circuit() -> Circuit:
         PromptInfo("".join(TOKENS), tuple(range(100, 108)), TOKENS),
         Direction(layer=10, position=7, vector=(0.5, -0.5), value=1.75, label="a name is due"),
         MethodInfo("acc++", 0.5, 64, "0.1.0", {"paths": "complete"}),
+        nodes,
+        edges,
+        influence_kept=0.9,
+    )
+    return with_influence(circuit)
+
+
+def complete_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
+    """A complete circuit as it is traced: tokens with their contributions, an MLP with neurons that wrote a key signal,
+    a head and a token that oppose the answer, and one chain that leads to a signal only."""
+    nodes = (
+        Node(0, "root", expanded=True, contribution=3.5),
+        Node(1, "head", 9, 6, 7, 1, attention=0.75, threshold=0.3125, expanded=True, contribution=2.75),
+        Node(2, "head", 8, 4, 7, 3, attention=0.5, threshold=0.3125, contribution=-1.25),
+        Node(
+            *(3, "mlp", 5, None, 1),
+            expanded=True,
+            contribution=2.5,
+            neurons=(Neuron(12, 1.25), Neuron(3, -0.5)),
+        ),
+        Node(4, "head", 3, 2, 7, 6, attention=0.9, threshold=0.3125, expanded=True, contribution=0.01),
+        Node(5, "mlp", 2, None, 6, expanded=True, contribution=-0.125),
+        Node(6, "head", 0, 1, 1, 0, attention=0.25, contribution=0.125),
+        Node(7, "embedding", None, None, 1, contribution=3.75),
+        Node(8, "embedding", None, None, 3, contribution=-1.5),
+        Node(9, "embedding", None, None, 6, contribution=-0.25),
+    )
+    edges = (
+        Edge(1, 0, "root", 2.75),
+        Edge(2, 0, "root", -1.25),
+        Edge(3, 1, "value", 2.5, contribution=2.5),
+        Edge(3, 1, "key", 0.25, (3, 11), through=(6, 7), left=0.25),
+        Edge(4, 1, "query", 0.125, (0, 2)),
+        Edge(7, 3, "input", 2.25, contribution=2.25),
+        Edge(6, 3, "input", 0.125, contribution=0.125),
+        Edge(8, 2, "value", -1.25, contribution=-1.25),
+        Edge(5, 4, "value", 0.75, contribution=-0.0625),
+        Edge(9, 5, "input", 0.5, contribution=-0.25),
+    )
+    circuit = Circuit(
+        MODEL,
+        PromptInfo(
+            "".join(tokens), tuple(range(100, 108)), tokens, (0.25, 3.75, 0.0, -1.5, 0.0, 0.002, -0.25, 0.75)
+        ),
+        LogitDifference((101,), (103,), value=3.5, position=7),
+        MethodInfo("acc++", "min(1, 2.5/n)", 64, "0.1.0", {"paths": "complete", "min_influence": 0.02}),
         nodes,
         edges,
         influence_kept=0.9,

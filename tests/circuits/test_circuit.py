@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import TOKENS, content_circuit, random_circuit, small_circuit
+from made_up import TOKENS, complete_circuit, content_circuit, random_circuit, small_circuit
 
 from headtrace.circuits import Direction, Edge, Heads, Likelihood, LogitDifference, Node
 from headtrace.circuits.influence import edge_influence, node_influence, spread
@@ -152,7 +152,7 @@ def test_between_is_the_union_of_all_paths():
     assert (len(apart.nodes), apart.edges) == (2, ())
 
 
-@pytest.mark.parametrize("make", [small_circuit, content_circuit])
+@pytest.mark.parametrize("make", [small_circuit, content_circuit, complete_circuit])
 def test_every_export_holds_every_kind_and_side(make, tmp_path):
     circuit = make()
     graph = circuit.to_networkx()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import content_circuit, random_circuit, small_circuit
+from made_up import complete_circuit, content_circuit, random_circuit, small_circuit
 
 import headtrace
 from headtrace.circuits import (
@@ -34,7 +34,11 @@ from headtrace.errors import InputError
 DATA = Path(__file__).parent / "data"
 
 
-@pytest.mark.parametrize("circuit", [random_circuit(300), content_circuit()], ids=["attention", "content"])
+@pytest.mark.parametrize(
+    "circuit",
+    [random_circuit(300), content_circuit(), complete_circuit()],
+    ids=["attention", "content", "complete"],
+)
 def test_a_saved_circuit_loads_equal_and_saves_to_the_same_bytes(circuit, tmp_path):
     first = circuit.save(tmp_path / "a.json").read_bytes()
     again = headtrace.load_circuit(tmp_path / "a.json")
@@ -178,6 +182,18 @@ DAMAGE = [
     (_set("nodes", {}), "nodes: expected a list"),
     (_set("prompt", "tokens", ["a"]), "prompt.tokens: expected 8, one per token id, got 1"),
     (_drop("prompt", "tokens"), "prompt.tokens: missing"),
+    (_set("prompt", "contributions", [0.5]), "prompt.contributions: expected 8, one per token, got 1"),
+    (_set("prompt", "contributions", ["x"] * 8), "prompt.contributions[0]: expected a finite number"),
+    (_set("nodes", 4, "neurons", [{"unit": -1, "contribution": 1}]), "nodes[4].neurons[0].unit: expected"),
+    (_set("nodes", 4, "neurons", [{"unit": 1}]), "nodes[4].neurons[0].contribution: missing"),
+    (
+        _set("nodes", 4, "neurons", [{"unit": 1, "contribution": 1}, {"unit": 1, "contribution": 0}]),
+        "nodes[4].neurons[1].unit: expected a unit that is not listed yet, got 1",
+    ),
+    (
+        _set("nodes", 1, "neurons", [{"unit": 1, "contribution": 1}]),
+        "nodes[1].neurons: expected null, since a node of kind 'head' has no hidden units",
+    ),
     (_set("prompt", 5), "prompt: expected a JSON object, got 5"),
     (_set("root", 5), "root: expected a JSON object, got 5"),
     (_set("root", "kind", "logit"), "root.kind: expected one of linear, probability, direction, heads, got"),
@@ -351,7 +367,7 @@ def test_parquet_gives_back_the_same_circuits(tmp_path):
     empty = replace(
         small_circuit(), edges=(), nodes=(), reason="the answer is less likely than the wrong one"
     )
-    circuits = [small_circuit(), empty, content_circuit(), random_circuit(120), random_circuit(50, seed=3)]
+    circuits = [small_circuit(), empty, content_circuit(), complete_circuit(), random_circuit(120)]
     path = write_parquet(circuits, tmp_path / "c.parquet")
     assert read_parquet(path) == circuits
     assert write_parquet(circuits, tmp_path / "d.parquet").read_bytes() == path.read_bytes()
@@ -375,7 +391,7 @@ def test_a_damaged_table_names_the_circuit_and_the_field(tmp_path):
         read_parquet(path)
 
 
-CIRCUITS = [small_circuit(), content_circuit(), random_circuit(40)]
+CIRCUITS = [small_circuit(), content_circuit(), complete_circuit(), random_circuit(40)]
 
 
 @pytest.fixture

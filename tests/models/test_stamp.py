@@ -141,6 +141,7 @@ def test_a_change_of_weights_is_seen_by_everything_that_follows_from_them(change
         lambda: model.decompose(old, "L2H1:5:3"),
         old.check,
         lambda: tracer.trace_firings(old, ["L2H1:5:3"]),
+        lambda: old.save("unwritten"),
     ):
         with pytest.raises(InputError, match=r"weights of .* were changed after this recording was made"):
             use()

@@ -7,10 +7,11 @@ import torch
 
 import headtrace
 from headtrace.circuits.influence import node_influence
-from headtrace.errors import InputError
-from headtrace.models.frozen import NEEDED
+from headtrace.errors import IdentityError, InputError
+from headtrace.models.frozen import NEEDED, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Place, along
+from headtrace.tracing.amounts import contributions_of_units
 from headtrace.tracing.content import Content
 from headtrace.tracing.questions import ask
 from headtrace.tracing.roots import root_shares
@@ -84,6 +85,90 @@ def test_influence_in_the_file_is_what_the_weights_give(name: str, paths: str) -
             assert {edge.side for edge in circuit.edges} <= {"root", "value", "input"}
 
 
+@EVERY
+@pytest.mark.parametrize("paths", ["content", "complete"])
+def test_tokens_in_the_file_contribute_what_their_embeddings_do(name: str, paths: str) -> None:
+    """Every token has its number, in a batch as well; an embedding in the graph has the same one."""
+    model = tiny_model(name)
+    asked = [{"tokens": ids, "answer": a, "wrong": w} for ids in prompts() for a, w in [top_two(model, ids)]]
+    content = of_two(model)
+    circuits = headtrace.Tracer(model).trace_batch(asked, paths=paths)
+    for prompt, (circuit, ids) in enumerate(zip(circuits, prompts(), strict=True)):
+        found = circuit.prompt.contributions
+        if circuit.reason:
+            continue
+        assert found is not None
+        assert len(found) == len(ids)
+        whole = content.gradients.embedding()[prompt, : len(ids)]
+        torch.testing.assert_close(torch.tensor(found), whole, rtol=1e-4, atol=1e-5)
+        for node in circuit.nodes:
+            if node.kind == "embedding":
+                assert found[node.dest] == node.contribution
+
+
+@EVERY
+def test_edges_of_content_say_what_passes_in_the_unit_of_the_root(name: str) -> None:
+    """Where a node is followed for its content alone, that is the weight."""
+    model = tiny_model(name)
+    for ids in prompts():
+        answer, wrong = top_two(model, ids)
+        circuit = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong, paths="content")
+        for edge in circuit.edges:
+            if edge.side == "root":
+                assert edge.contribution is None
+            else:
+                assert edge.contribution == pytest.approx(edge.weight, rel=1e-3, abs=1e-4)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@torch.inference_mode()
+def test_hidden_units_sum_to_what_their_mlp_contributes(name: str, dtype: torch.dtype) -> None:
+    content = of_two(tiny_model(name, dtype=dtype))
+    for prompt, length in enumerate(content.recording.lengths):
+        sites = [headtrace.vocabulary.Site("mlp", layer, dest=t) for layer in range(4) for t in range(length)]
+        found = contributions_of_units(content, prompt, sites)
+        for site in sites:
+            rows = (torch.tensor([prompt]), torch.tensor([site.dest]))
+            direction = content.gradients.mlp[site.layer][rows]
+            constant = FrozenMLP.of(content.recording, site.layer, rows).by_unit(direction).constant
+            whole = content.contribution(prompt, site)
+            size = max(
+                float(found[site].abs().sum()), abs(whole), 1e-30
+            )  # some lie behind what the root reads
+            assert abs(float(found[site].sum() + constant) - whole) / size < tolerance_for(dtype)
+
+
+def test_hidden_units_that_do_not_sum_to_the_mlp_stop_the_trace(
+    builtin: headtrace.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when gates were read from another place than the one that was recorded."""
+    honest = FrozenMLP.by_unit
+
+    def twice(self: FrozenMLP, g: torch.Tensor) -> Units:
+        units = honest(self, g)
+        return Units(2 * units.contributions, units.constant)
+
+    monkeypatch.setattr(FrozenMLP, "by_unit", twice)
+    with pytest.raises(IdentityError, match="hidden units of MLP"):
+        headtrace.Tracer(builtin).trace(PROMPT, " Mary", " John", paths="content", neurons=2)
+
+
+@EVERY
+def test_neurons_are_listed_for_every_mlp_and_only_when_asked_for(name: str) -> None:
+    model = tiny_model(name)
+    answer, wrong = top_two(model, prompts()[0])
+    tracer = headtrace.Tracer(model)
+    plain = tracer.trace(prompts()[0], answer=answer, wrong=wrong, paths="complete")
+    assert all(node.neurons is None for node in plain.nodes)
+    circuit = tracer.trace(prompts()[0], answer=answer, wrong=wrong, paths="complete", neurons=3)
+    for node in circuit.nodes:
+        assert (node.neurons is not None) == (node.kind == "mlp")
+        sizes = [abs(neuron.contribution) for neuron in node.neurons or ()]
+        assert len(sizes) == (3 if node.kind == "mlp" else 0)
+        assert sizes == sorted(sizes, reverse=True)
+
+
 def test_a_batch_gives_the_circuits_of_its_prompts(builtin: headtrace.Model) -> None:
     tracer = headtrace.Tracer(builtin)
     texts = [PROMPT, "When Anna and Tom went to the park, Tom gave a ball to"]
@@ -141,6 +226,17 @@ def test_contrasts_follow_what_is_new(builtin: headtrace.Model) -> None:
     assert "When" not in embeddings  # both prompts begin alike
 
 
+def test_prompts_may_bring_their_counterfactuals(builtin: headtrace.Model) -> None:
+    """One each in a batch (a line of JSONL); attention has no use for them; some with and some without is an error."""
+    tracer = headtrace.Tracer(builtin)
+    asked = {"text": PROMPT, "answer": " Mary", "wrong": " John"}
+    (found,) = tracer.trace_batch([{**asked, "counterfactual": OTHER}], paths="content")
+    assert found == tracer.trace(PROMPT, " Mary", " John", paths="content", counterfactual=OTHER)
+    assert tracer.trace({**asked, "counterfactual": OTHER}) == tracer.trace(asked)
+    with pytest.raises(InputError, match=r"1 of 2 prompts come with .* prompt 1 \(counted from 0\) does not"):
+        tracer.trace_batch([{**asked, "counterfactual": OTHER}, asked], paths="content")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -148,6 +244,8 @@ def test_contrasts_follow_what_is_new(builtin: headtrace.Model) -> None:
             {"paths": "both"}, "choose 'attention', 'content', 'complete'", marks=pytest.mark.ill_typed
         ),
         ({"paths": "attention", "counterfactual": OTHER}, "goes with"),
+        ({"paths": "attention", "neurons": 3}, 'paths="content" or "complete"'),
+        ({"paths": "content", "neurons": -1}, "neurons=-1"),
         ({"paths": "content", "counterfactual": PROMPT}, "nothing is new"),
         ({"paths": "content", "counterfactual": "When Mary and John went"}, "equally long"),
         ({"paths": "content", "heads": ["L2H0"], "answer": None, "wrong": None}, "is no direction"),
@@ -162,3 +260,4 @@ def test_bad_questions_say_what_to_do(builtin: headtrace.Model, options: dict, m
 def test_heads_can_be_the_root_of_a_complete_circuit(builtin: headtrace.Model) -> None:
     circuit = headtrace.Tracer(builtin).trace(PROMPT, heads=["L2H0"], paths="complete")
     assert {"query", "key"} <= {edge.side for edge in circuit.edges}
+    assert circuit.prompt.contributions is None  # attention has no contributions

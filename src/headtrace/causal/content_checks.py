@@ -1,28 +1,33 @@
 """What a content or complete circuit says beyond attention, compared with the model: contributions, and passages.
 
+Contributions are those of tokens, nodes, edges into values and MLPs, and hidden units.
+
 A passage is the claim that a query or key signal, which an MLP wrote, falls to a share of itself when some components
 are removed from the MLP's input. It is measured in the running model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headtrace.causal.checks import Checking
+from headtrace.causal.edges import edge_name
+from headtrace.errors import InputError, shown
 from headtrace.models import door
 from headtrace.models.frozen import NEEDED, FrozenNorm
 from headtrace.models.observer import Observer
+from headtrace.tracing.amounts import contributions_of_units, passing, strongest_units
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.content import Content
 from headtrace.tracing.signals import signals_of, writes_at
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.vocabulary import ATTENTION_SIDES, Site
 
 if TYPE_CHECKING:
-    from headtrace.circuits import Circuit, Edge
+    from headtrace.circuits import Circuit, Edge, Node
     from headtrace.models import Recording
 
 
@@ -32,28 +37,121 @@ def paths_of(circuit: Circuit) -> str:
 
 
 def check_content(check: Checking) -> None:
-    """Contributions of nodes, and passages through MLPs."""
+    """Contributions of tokens, nodes, edges and hidden units; passages through MLPs."""
     circuit = check.circuit
-    passing = [edge for edge in circuit.edges if edge.left is not None and edge.through is not None]
-    stated = [node for node in circuit.nodes if node.contribution is not None]
-    if not passing and not stated:
+    passages = [edge for edge in circuit.edges if edge.left is not None and edge.through is not None]
+    stated = circuit.prompt.contributions is not None or any(
+        part.contribution is not None for part in (*circuit.nodes, *circuit.edges)
+    )
+    stated = stated or any(node.neurons for node in circuit.nodes)
+    stated = stated or any(edge.side in ("value", "input") for edge in circuit.edges)
+    if not passages and not stated:
         return
     recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=NEEDED)
     if stated and check.root is not None:
-        content = Content.of(recording, [check.root.parts])
-        found = [content.contribution(0, node.site) for node in stated]
-        allowed = check.tolerance.number(max(check.root.size, *(abs(each) for each in found)))
-        for node, value in zip(stated, found, strict=True):
-            check.ledger.compare(
-                "contribution", node.name, in_file=node.contribution, measured=value, allowed=allowed
-            )
-    for edge, left in zip(passing, measured_passages(recording, circuit, passing), strict=True):
+        _check_contributions(check, Content.of(recording, [check.root.parts]), check.root.size)
+    for edge, left in zip(passages, measured_passages(recording, circuit, passages), strict=True):
         where = f"{circuit.node(edge.source)} -> {edge.side} of {circuit.node(edge.target)}"
         # The signal is one by definition; what is removed and what is left are of its size.
         size = 1.0 + abs(left)
         check.ledger.compare(
             "left", where, in_file=edge.left, measured=left, allowed=check.tolerance.number(size)
         )
+
+
+class _Said(NamedTuple):
+    """One contribution of the file, and what it is in the model."""
+
+    field: str
+    where: str
+    in_file: float
+    measured: float
+
+
+@torch.inference_mode()
+def _check_contributions(check: Checking, content: Content, size: float) -> None:
+    said = [*_of_tokens(check.circuit, content), *_of_nodes(check, content)]
+    said += [*_of_edges(check, content), *_of_neurons(check, content)]
+    allowed = check.tolerance.number(max([size, *(abs(each.measured) for each in said)]))
+    for field, where, in_file, measured in said:
+        check.ledger.compare(field, where, in_file=in_file, measured=measured, allowed=allowed)
+
+
+def _of_tokens(circuit: Circuit, content: Content) -> Iterator[_Said]:
+    for token, in_file in enumerate(circuit.prompt.contributions or ()):
+        measured = content.contribution(0, Site("embedding", dest=token))
+        yield _Said("prompt.contributions", f"token {token}", in_file, measured)
+
+
+def _of_nodes(check: Checking, content: Content) -> Iterator[_Said]:
+    for node in check.circuit.nodes:
+        if node.contribution is not None and _writes(check, node):
+            yield _Said("contribution", node.name, node.contribution, content.contribution(0, node.site))
+
+
+def _of_edges(check: Checking, content: Content) -> Iterator[_Said]:
+    """What passes through each edge of content; in a circuit of content alone that is its weight, too.
+
+    With a counterfactual prompt, weights are contrasts with what would pass from there.
+    """
+    circuit, alone = check.circuit, paths_of(check.circuit) == "content"
+    if not alone and any(edge.side in ("value", "input") for edge in circuit.edges):
+        check.ledger.skip("weights of edges into values and MLPs that may carry signals: contributions are")
+    against = _counterfactual(check)
+    for edge in circuit.edges:
+        source, target = circuit.node(edge.source), circuit.node(edge.target)
+        if edge.side in ATTENTION_SIDES or not _writes(check, source):
+            continue
+        (measured,) = passing(content, 0, [source.site], target.site)
+        where = edge_name(circuit, edge)
+        if edge.contribution is not None:
+            yield _Said("contribution", where, edge.contribution, measured)
+        if against is not None and (alone or edge.side == "root"):
+            (there,) = passing(content, 0, [source.site], target.site, against)
+            yield _Said("weight", where, edge.weight, measured - there)
+        elif alone and edge.side != "root":  # the root's own are looked at with its other seeds
+            yield _Said("weight", where, edge.weight, measured)
+
+
+def _counterfactual(check: Checking) -> Recording | None:
+    """The counterfactual prompt that the file names by its token ids, recorded."""
+    written = (check.circuit.method.settings or {}).get("counterfactual")
+    if written is None:
+        return None
+    words, expected = str(written).split(), len(check.circuit.prompt.token_ids)
+    try:
+        if len(words) != expected or not all(word.isascii() and word.isdigit() for word in words):
+            raise InputError(f"{shown(written, 60)}: expected {expected} token ids")
+        return check.recording.model.record([[int(word) for word in words]], keep=NEEDED)
+    except InputError as error:
+        check.ledger.require("counterfactual", "method.settings", in_file=str(error), measured="a prompt")
+        return None
+
+
+def _writes(check: Checking, node: Node) -> bool:
+    """Whether a node stands for something that writes by itself, or is the root."""
+    if node.kind not in ("offset", "rounding"):
+        return True
+    check.ledger.skip("contributions of offsets and roundings, which are biases of their readers")
+    return False
+
+
+def _of_neurons(check: Checking, content: Content) -> Iterator[_Said]:
+    """Each unit contributes what the file says, and none that is not listed contributes more."""
+    for node in check.circuit.nodes:
+        if not node.neurons:
+            continue
+        units = contributions_of_units(content, 0, [node.site])[node.site]
+        best = strongest_units(units, len(node.neurons))
+        check.ledger.require("neurons", node.name, in_file=len(node.neurons), measured=len(best))
+        for neuron, strong in zip(node.neurons, best, strict=False):
+            where = f"unit {neuron.unit} of {node.name}"
+            if neuron.unit >= len(units):
+                check.ledger.require("neurons", where, in_file=neuron.unit, measured=None)
+                continue
+            yield _Said("neurons", where, neuron.contribution, float(units[neuron.unit]))
+            strength = abs(neuron.contribution), abs(strong.contribution)
+            yield _Said("neurons", f"strength of {where}", *strength)
 
 
 @torch.inference_mode()

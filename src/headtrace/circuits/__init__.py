@@ -11,7 +11,7 @@ keeps many circuits in one table, ``sources.py`` finds circuits wherever they ar
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parquet import read_parquet, write_parquet
-from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
 from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.circuits.sources import named_circuits, read_circuit, read_circuits
 
@@ -25,6 +25,7 @@ __all__ = [
     "LogitDifference",
     "MethodInfo",
     "ModelInfo",
+    "Neuron",
     "Node",
     "PromptInfo",
     "Root",

@@ -37,6 +37,10 @@ def check(circuit: Circuit) -> None:
     length = len(prompt.tokens)
     if len(prompt.token_ids) != length:
         raise InputError(f"prompt.tokens: expected {len(prompt.token_ids)}, one per token id, got {length}")
+    if prompt.contributions is not None and len(prompt.contributions) != length:
+        raise InputError(
+            f"prompt.contributions: expected {length}, one per token, got {len(prompt.contributions)}"
+        )
     _check_position("root.position", circuit.root.position, length)
     known: dict[int, Node] = {}
     sites: set[Site] = set()
@@ -91,8 +95,20 @@ def _check_node(path: str, node: Node, length: int) -> None:
     _check_position(f"{path}.src", node.src, length)
     if not node.site.possible:
         fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
+    if node.neurons is not None:
+        _check_neurons(f"{path}.neurons", node)
     for i, signal in enumerate(node.elsewhere or ()):
         _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
+
+
+def _check_neurons(path: str, node: Node) -> None:
+    if node.kind != "mlp":
+        fail(path, f"null, since a node of kind {node.kind!r} has no hidden units", "a list")
+    seen: set[int] = set()
+    for i, neuron in enumerate(node.neurons or ()):
+        if neuron.unit in seen:
+            fail(f"{path}[{i}].unit", "a unit that is not listed yet", neuron.unit)
+        seen.add(neuron.unit)
 
 
 def _check_edges(edges: Sequence[Edge], known: Mapping[int, Node]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import dumps, unwritten
-from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
 from headtrace.circuits.roots import ROOTS, LogitDifference
 from headtrace.circuits.versions import SCHEMA
 from headtrace.vocabulary import SIDES_OF
@@ -104,7 +104,7 @@ def describe_schema() -> str:
 
 
 _PARTS = {"model": ModelInfo, "prompt": PromptInfo, "method": MethodInfo}
-_GRAPH = {"nodes": Node, "elsewhere": Elsewhere, "edges": Edge}
+_GRAPH = {"nodes": Node, "elsewhere": Elsewhere, "neurons": Neuron, "edges": Edge}
 
 
 def example() -> Circuit:

@@ -47,7 +47,8 @@ def _columns() -> dict[str, Any]:
     """Every field of an edge, the places of its ends, and the rest of the circuit as JSON."""
     import polars as pl
 
-    types = {"weight": pl.Float64, "contribution": pl.Float64, "channels": pl.List(pl.Int64)}
+    types: dict[str, Any] = dict.fromkeys(("weight", "contribution", "left"), pl.Float64)
+    types |= dict.fromkeys(("channels", "through"), pl.List(pl.Int64))
     types |= dict.fromkeys(("source", "target"), pl.Int64)
     ends = {
         f"{end}_{key}": pl.String if key == "kind" else pl.Int64

@@ -84,6 +84,9 @@ class PromptInfo:
     """The tokens as the model reads them."""
     tokens: Words
     """How each token reads."""
+    contributions: tuple[Number, ...] | None = None
+    """What each token's embedding contributes to the root in all, through frozen attention, norms and gates, in the
+    unit of the root."""
 
 
 @checked
@@ -120,6 +123,16 @@ class Elsewhere:
     """The firing's channels that it was written into."""
     weight: Number
     """The attention that removing it takes away."""
+
+
+@checked
+class Neuron:
+    """A hidden unit of an mlp, and what it contributes with the mlp's gates frozen."""
+
+    unit: Index
+    """Its place among the hidden units."""
+    contribution: Number
+    """What it contributes to the root, in the unit of the root."""
 
 
 @checked
@@ -162,6 +175,8 @@ class Node:
     """Key-side signals of this firing that act on competing keys only."""
     contribution: Number | None = None
     """What the component contributes to the root in all, in the unit of the root."""
+    neurons: tuple[Neuron, ...] | None = None
+    """Hidden units of an mlp that carry most of its contribution, strongest first, in the unit of the root."""
 
     @property
     def site(self) -> Site:

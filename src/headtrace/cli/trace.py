@@ -37,7 +37,10 @@ def trace(
     tokens: options.TokenIds = None,
     chat: options.Chat = False,
     prompts: Annotated[
-        str | None, typer.Option(help="JSONL with text (or tokens, messages), answer, wrong: one per line.")
+        str | None,
+        typer.Option(
+            help="JSONL with text (or tokens, messages), answer, wrong, counterfactual: one per line."
+        ),
     ] = None,
     strict: Annotated[
         bool,
@@ -75,6 +78,12 @@ def trace(
         str | None,
         typer.Option(help="With content: a prompt of as many tokens; followed is what is new against it."),
     ] = None,
+    neurons: Annotated[
+        int,
+        typer.Option(
+            help="With content or complete: list so many hidden units of each MLP, strongest first."
+        ),
+    ] = 0,
     method: MethodName = "acc++",
     tau: TauNumber = None,
     max_firings: Annotated[
@@ -123,9 +132,14 @@ def trace(
         raise InputError("Give one of: -p TEXT, --prompt-file FILE, --tokens 1,2,3 or --prompts FILE.jsonl.")
     if paths not in PATHS:
         raise InputError(f"--paths {paths!r}: choose {', '.join(PATHS)}.")
+    if neurons < 0 or (neurons and paths == "attention"):
+        raise InputError(
+            f"--neurons {neurons} with --paths {paths}: expected 0 or more, and --paths content or complete, which say "
+            "what MLPs contribute."
+        )
     if counterfactual is not None and prompts is not None:
         raise InputError(
-            "--counterfactual is for a single prompt: leave it out, or trace prompts one at a time."
+            "--counterfactual is for a single prompt: give each line of --prompts its own field 'counterfactual'."
         )
     options.check_output(json, out)
     where = None if out is None else destination(out, many=prompts is not None)
@@ -149,10 +163,11 @@ def trace(
     how["answer"] = _one_or_many(answer, answer_id, "answer")
     how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
     if items is not None:
-        _finish_many(_trace_many(tracer, items, how, strict, paths), where, force, json)
+        circuits = _trace_many(tracer, items, how, strict, {"paths": paths, "neurons": neurons})
+        _finish_many(circuits, where, force, json)
         return
     assert given is not None
-    how |= {"paths": paths, "counterfactual": counterfactual}
+    how |= {"paths": paths, "counterfactual": counterfactual, "neurons": neurons}
     with options.progress_bar("Tracing firings") as progress:
         circuit = tracer.trace(given, **how, progress=progress)
     from headtrace.circuits.files import to_json
@@ -193,14 +208,14 @@ def _read_prompts(path: str, chat: bool, strict: bool) -> Lines[dict[str, Any]]:
 
 
 def _trace_many(
-    tracer: Tracer, items: Lines[dict[str, Any]], how: dict[str, Any], strict: bool, paths: str
+    tracer: Tracer, items: Lines[dict[str, Any]], how: dict[str, Any], strict: bool, followed: dict[str, Any]
 ) -> list[Circuit]:
     """The circuits of all lines of use; the others are told, and nothing runs before that is known."""
     questions = items.then(lambda item, _: tracer.ask(item, **how), strict=strict)
     for line in questions.report().splitlines():
         options.warn(line)
     with options.progress_bar("Tracing prompts", len(questions)) as progress:
-        return tracer.trace_batch(questions.values, paths=paths, progress=progress)  # type: ignore[arg-type]
+        return tracer.trace_batch(questions.values, **followed, progress=progress)
 
 
 def _finish_many(circuits: list[Circuit], where: Destination | None, force: bool, as_json: bool) -> None:

@@ -124,6 +124,16 @@ class FrozenMLP:
             return slope_from_zero(_affine(self.inputs, parts.W_in, parts.b_in), parts.activation)
         return parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
 
+    def by_unit(self, g: Float[Tensor, "*place d_model"]) -> Units:
+        """A direction of what the MLP writes, hidden unit by hidden unit: its activation times its reading of it."""
+        parts = self.parts
+        written = self.after.back(g)
+        hidden = self.gates * _affine(self.inputs, parts.W_in, parts.b_in)
+        constant = self.after.constant(g)
+        if parts.b_out is not None:
+            constant = constant + written @ parts.b_out
+        return Units(hidden * (written @ parts.W_out.T), constant)
+
     def write(self, inputs: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
         """What the MLP itself writes for other inputs: its gates live, the norms' scales frozen."""
         parts = self.parts
@@ -163,6 +173,15 @@ class Pulled:
     """What the MLP's own biases contribute."""
     units: Float[Tensor, "*place d_hidden"]
     """What one more in a hidden unit would contribute, through its gate."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """What the hidden units of an MLP contribute along a direction of what it writes."""
+
+    contributions: Float[Tensor, "*place d_hidden"]
+    constant: Float[Tensor, "*place"]
+    """What the biases behind the hidden units contribute, which belong to none of them."""
 
 
 def slope_from_zero(z: Tensor, activation: object) -> Tensor:

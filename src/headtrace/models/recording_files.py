@@ -24,6 +24,7 @@ from headtrace.errors import HeadtraceError, InputError, shown
 from headtrace.models.identities import check_tokens
 from headtrace.models.observer import Rotary
 from headtrace.models.record import Recording
+from headtrace.models.stamp import require_same_weights
 from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class _Facts(BaseModel):
 
 def save_recording(recording: Recording, folder: str | Path) -> None:
     """Write ``recording.safetensors`` and ``recording.json`` into ``folder``."""
+    require_same_weights(recording)  # the file names the weights that it belongs to
     tensors: dict[str, Tensor] = {name: t.contiguous() for name, t in recording.tensors.items()}
     rotary, rotary_of_layer = _unique(recording.rotary)
     visible, visible_of_layer = _unique(recording.visible)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
@@ -30,7 +31,7 @@ def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: Metho
     reason = trace.seeds.reason
     return Circuit(
         model=model_info(model),
-        prompt=prompt,
+        prompt=replace(prompt, contributions=trace.tokens),
         root=trace.seeds.root,
         method=method,
         nodes=tuple(_node(site, number, trace) for site, number in numbers.items()),
@@ -49,6 +50,7 @@ def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trac
         side,
         cause.weight,
         cause.channels,
+        contribution=None if side in ATTENTION_SIDES else trace.shares.get((cause.site, target)),
         through=through,
         left=None if passage is None else passage.left,
     )
@@ -86,5 +88,6 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
         site.src,
         influence=trace.influence.get(site, 0.0),
         contribution=trace.contributions.get(site),
+        neurons=trace.neurons.get(site),
         **extra,
     )

@@ -130,6 +130,7 @@ class CompleteSweep:
             reason = None if causes else _nothing_new(total)
             trace.seeds = replace(trace.seeds, reason=reason)
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
+            trace.tokens = self.content.embeddings(number)
         parts: dict[Side, list[Part]] = {"root": [Part(1.0, causes)]}
         self._follow(Causes(number, ROOT, {"root": SideCauses(tuple(causes))}), parts, {})
 

@@ -108,6 +108,11 @@ class Content:
         moved = g.values[layer, prompt, head, dest] @ rec.bare_values[layer, head, prompt, src]
         return float(rec.patterns[layer, prompt, head, dest, src] * moved)
 
+    def embeddings(self, prompt: int) -> tuple[float, ...]:
+        """What each token of a prompt contributes to its root."""
+        tokens = range(self.recording.lengths[prompt])
+        return tuple(self.contribution(prompt, Site("embedding", dest=t)) for t in tokens)
+
     def place(self, prompt: int, site: Site) -> Place:
         """Where a head's value or an MLP reads."""
         layer, dest = site.layer or 0, site.dest or 0

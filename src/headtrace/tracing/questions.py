@@ -43,6 +43,8 @@ class Question:
     """The tokens that the model runs on; a continuation's own tokens but the last are among them."""
     root: Root
     text: str | None = None
+    counterfactual: Prompt | None = None
+    """What stands against it, if the prompt came with one."""
 
     @property
     def logits_needed(self) -> int:
@@ -55,6 +57,7 @@ Asked = Prompt | Example | Question
 
 _PROMPT = ("text", "tokens", "messages")
 """Where a mapping with answers of its own has its prompt."""
+_OWN = ("answer", "wrong", "counterfactual")
 
 
 def as_asked(prompts: Asked | Sequence[Asked]) -> list[Any]:
@@ -80,6 +83,7 @@ def ask(
     given_prompt, text, own = _opened(prompt)
     bare = one_prompt(given_prompt)
     text = model.reader.text(bare) if text is None else text
+    other = own.pop("counterfactual", None)
     given = {name: value for name, value in {**asked, **own}.items() if value is not None}
     ids = model.to_ids(bare, bos=bos)
     if root is None or isinstance(root, str):
@@ -90,7 +94,7 @@ def ask(
         made = root
     if isinstance(made, Likelihood) and made.continuation:
         ids = model.to_ids([*ids, *made.answer[:-1]])
-    return Question(ids, _with_words(model, made), text)
+    return Question(ids, _with_words(model, made), text, other)
 
 
 def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
@@ -103,10 +107,10 @@ def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
     named = [name for name in _PROMPT if prompt.get(name) is not None]
     if len(named) != 1:
         raise InputError(
-            f"A prompt needs 'text' or 'tokens' or 'messages', one of them (and answer, wrong); got "
+            f"A prompt needs 'text' or 'tokens' or 'messages', one of them (and answer, wrong, counterfactual); got "
             f"{', '.join(map(str, prompt)) or 'nothing'}."
         )
-    own = {name: prompt[name] for name in ("answer", "wrong") if prompt.get(name) is not None}
+    own = {name: prompt[name] for name in _OWN if prompt.get(name) is not None}
     return prompt[named[0]], None, own
 
 

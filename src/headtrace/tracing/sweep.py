@@ -22,6 +22,7 @@ from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import ROOT, Side, Site
 
 if TYPE_CHECKING:
+    from headtrace.circuits import Neuron
     from headtrace.models import Recording
     from headtrace.tracing.through_mlps import Passage
 
@@ -50,6 +51,12 @@ class PromptTrace:
     """Firings that the budget left unexpanded."""
     contributions: dict[Site, float] = field(default_factory=dict[Site, float])
     """What sites contribute to the root, where content was followed."""
+    tokens: tuple[float, ...] | None = None
+    """What each token's embedding contributes, where content was followed."""
+    shares: dict[tuple[Site, Site], float] = field(default_factory=dict["tuple[Site, Site]", float])
+    """By source and target: what passes through a value or the input of an MLP, in the unit of the root."""
+    neurons: dict[Site, tuple[Neuron, ...]] = field(default_factory=dict["Site", "tuple[Neuron, ...]"])
+    """The strongest hidden units of MLPs, where they were asked for."""
     passages: dict[tuple[Site, Site, Side], Passage] = field(
         default_factory=dict["tuple[Site, Site, Side]", "Passage"]
     )

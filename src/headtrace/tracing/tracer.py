@@ -26,6 +26,7 @@ from headtrace.models.frozen import NEEDED
 from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
+from headtrace.tracing.amounts import add_amounts
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.causes import Causes
@@ -86,6 +87,7 @@ class Tracer:
         heads: str | Sequence[str] | None = None,
         paths: Paths = "attention",
         counterfactual: Prompt | None = None,
+        neurons: int = 0,
         bos: bool | None = None,
         progress: Progress | None = None,
     ) -> Circuit:
@@ -99,14 +101,16 @@ class Tracer:
         ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
         moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
         signal. With a ``counterfactual`` prompt of the same length, content is what this prompt has and that one has
-        not. ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
+        not. With ``neurons``, each MLP of a content or complete circuit lists as many of its hidden units, those that
+        contribute most. ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
         questions = [ask(self.model, prompt, root=root, bos=bos, **asked)]
         others = None if counterfactual is None else [counterfactual]
         against = self._counterfactuals(questions, others, paths, bos)
-        return self._trace(questions, paths, against, progress)[0]
+        _check_neurons(neurons, paths)
+        return self._trace(questions, paths, against, neurons, progress)[0]
 
     def trace_batch(
         self,
@@ -123,24 +127,26 @@ class Tracer:
         heads: str | Sequence[str] | None = None,
         paths: Paths = "attention",
         counterfactual: Sequence[Prompt] | None = None,
+        neurons: int = 0,
         bos: bool | None = None,
         progress: Progress | None = None,
     ) -> list[Circuit]:
         """Circuits of many prompts, recorded and traced together; options mean what they mean in ``trace``.
 
-        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer`` and
-        ``wrong``, or examples of a task; ``answer`` and ``wrong`` here hold for all others. ``counterfactual`` has
-        one prompt for each.
+        Prompts with answers of their own are mappings with ``text`` (or ``tokens``, or ``messages``), ``answer``,
+        ``wrong`` and ``counterfactual``, or examples of a task; ``answer`` and ``wrong`` here hold for all others.
+        ``counterfactual`` has one prompt for each.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
         questions = [ask(self.model, prompt, root=root, bos=bos, **asked) for prompt in as_asked(prompts)]
         others = self._counterfactuals(questions, counterfactual, paths, bos)
+        _check_neurons(neurons, paths)
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
             against = None if others is None else [others[i] for i in group]
             inside = share_of(progress, len(circuits), len(group), len(questions))
-            found = self._trace([questions[i] for i in group], paths, against, inside)
+            found = self._trace([questions[i] for i in group], paths, against, neurons, inside)
             circuits.update(zip(group, found, strict=True))
             if progress is not None:
                 progress(len(circuits), len(questions))
@@ -186,6 +192,7 @@ class Tracer:
         questions: list[Question],
         paths: Paths,
         counterfactual: list[list[int]] | None,
+        neurons: int,
         progress: Progress | None = None,
     ) -> list[Circuit]:
         """Circuits of prompts that are recorded together."""
@@ -205,6 +212,7 @@ class Tracer:
                 content = self._content(recording, questions, roots, other, paths, steps)
                 complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
                 traces = complete.run(progress)
+                add_amounts(content, traces, neurons)
         others = counterfactual or [None] * len(questions)
         return [
             assemble(
@@ -250,6 +258,8 @@ class Tracer:
         """Token ids of counterfactual prompts, each as long as the prompt that it is for."""
         if paths not in get_args(Paths):
             raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
+        if given is None and paths != "attention":  # which has no use for what a prompt came with
+            given = _own_counterfactuals(questions)
         if given is None:
             return None
         if paths == "attention":
@@ -296,3 +306,28 @@ class Tracer:
             settings["counterfactual"] = " ".join(map(str, counterfactual))
         steps = IG_STEPS if info.ig_steps is None and isinstance(root, Likelihood) else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
+
+
+def _own_counterfactuals(questions: list[Question]) -> list[Prompt] | None:
+    """The counterfactual prompts that came with the prompts: with all of them, or with none."""
+    own = [question.counterfactual for question in questions]
+    without = [place for place, other in enumerate(own) if other is None]
+    if len(without) == len(own):
+        return None
+    if without:
+        raise InputError(
+            f"{len(own) - len(without)} of {len(own)} prompts come with a counterfactual prompt, and prompt "
+            f"{without[0]} (counted from 0) does not: contributions and contrasts cannot be compared. Give each one, "
+            "or leave all out."
+        )
+    return [other for other in own if other is not None]
+
+
+def _check_neurons(neurons: int, paths: Paths) -> None:
+    if neurons < 0:
+        raise InputError(f"neurons={neurons}: expected how many hidden units each MLP lists, or 0 for none.")
+    if neurons and paths == "attention":
+        raise InputError(
+            f"neurons={neurons} lists hidden units by what they contribute to the root, which is known where content "
+            'is followed: it goes with paths="content" or "complete".'
+        )

@@ -55,7 +55,8 @@ def compare(
 
       headtrace compare step100.json step1000.json step10000.json --out emergence.png
     """
-    from headtrace.families.compare import compare_circuits
+    from headtrace.families.compare import check_by, compare_circuits
+    from headtrace.families.items import check_grain
     from headtrace.families.sources import circuits_at
 
     _check_out(out)
@@ -63,8 +64,8 @@ def compare(
     found = compare_circuits(
         [each.circuit for each in named],
         names=_short([each.name for each in named]),
-        grain=grain,  # type: ignore[arg-type]
-        by=by,  # type: ignore[arg-type]
+        grain=check_grain(grain),
+        by=None if by is None else check_by(by),
         roles=[each.roles for each in named],
     )
     for warning in found.warnings:

@@ -70,11 +70,13 @@ def families(
 
       headtrace families runs/ioi --ablate --prompts 50 --out families
     """
+    from headtrace.families.items import check_grain
     from headtrace.families.result import find_families
 
+    asked = check_grain(grain)
     if out is not None:
         options.check_folder_writable(out)
-    found = find_families(run, grain, n=n, distance=distance, k_max=k_max, seed=seed)  # type: ignore[arg-type]
+    found = find_families(run, asked, n=n, distance=distance, k_max=k_max, seed=seed)
     if ablate:
         first = found.population.circuit(found.population.ids[0])
         loaded = ModelsOf(model, dtype, device)(first)

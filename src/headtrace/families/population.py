@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import polars as pl
@@ -35,6 +35,7 @@ LABEL, ROLE = "label:", "role:"
 FEWEST = 3
 
 
+@runtime_checkable
 class RunLike(Protocol):
     """What a run has that families need."""
 

@@ -65,6 +65,16 @@ def test_the_number_can_be_given_or_follow_from_a_distance() -> None:
     assert find_families(circuits, "edges", n=1).choice.by == "given"
 
 
+def test_large_populations_are_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headtrace.families.choosing.SAMPLE", 40)
+    monkeypatch.setattr("headtrace.families.stability.SAMPLE", 40)
+    incidence = drawn(TWO, 40, keep=0.9, noise=1)
+    found = find_families(circuits_of(incidence), "edges", labels=[{"of": str(i // 40)} for i in range(80)])
+    assert found.choice.circuits == found.stability(3).circuits == 40
+    assert len(found.family) == 80
+    assert found.agreement("of").ari >= 0.95
+
+
 def test_numbers_are_reproducible_and_depend_on_nothing_but_the_seed() -> None:
     matrix = sparse.csr_array(drawn(TWO, 20))
     assert choose(matrix, seed=3).table.equals(choose(matrix, seed=3).table)

@@ -47,7 +47,7 @@ def run_at(place: str | Path) -> Any | None:
     """The run in a folder; None where there is none."""
     if not _has_run(str(place)):
         return None
-    from headtrace.runs import open_run
+    from headtrace.runs import open_run  # type: ignore[import-not-found]
 
     return open_run(place)
 

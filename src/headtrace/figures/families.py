@@ -229,7 +229,7 @@ def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> F
             line[0].set_ylabel(f"change of {with_unit(found.metric)}")
         note = (
             "Red: on the family's own prompts. Blue: on others'. Lines: 95 % over prompts.\n"
-            "Grey: as many random edges of the prompt's own circuit."
+            "Grey: as many random edges of the prompt's own circuit. No bar: the edges could not be applied."
         )
         headline(figure, "Exclusive edges of families, ablated together", note)
         return save(figure, path)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         figures,
         models,
         prompts,
+        runs,
         tasks,
         toy,
         tracing,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.families import compare_signals, find_families
     from headtrace.models import Model, Recording, load
+    from headtrace.runs import Run, open_run, run
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -43,12 +45,15 @@ _HOME = {
     "Firing": "vocabulary",
     "Model": "models",
     "Recording": "models",
+    "Run": "runs",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "compare_signals": "families",
     "find_families": "families",
     "load": "models",
     "load_circuit": "circuits",
+    "open_run": "runs",
+    "run": "runs",
     "sufficiency": "causal",
     "verify": "causal",
 }
@@ -62,6 +67,7 @@ _ROOMS = (
     "figures",
     "models",
     "prompts",
+    "runs",
     "tasks",
     "toy",
     "tracing",
@@ -73,6 +79,7 @@ __all__ = [
     "Firing",
     "Model",
     "Recording",
+    "Run",
     "Site",
     "Tracer",
     "__version__",
@@ -88,7 +95,10 @@ __all__ = [
     "load",
     "load_circuit",
     "models",
+    "open_run",
     "prompts",
+    "run",
+    "runs",
     "sufficiency",
     "tasks",
     "toy",

@@ -14,6 +14,7 @@ from headtrace.circuits import write_parquet
 from headtrace.errors import InputError
 from headtrace.families import Families, Population, find_families, load_families
 from headtrace.families.distances import square
+from headtrace.families.sources import circuits_at, side_of
 from tests.families.populations import circuits_of, drawn, fake_run, ioi, made_up, traced
 
 TWO = [list(range(10)), list(range(5, 15))]
@@ -231,3 +232,21 @@ def test_other_shapes_of_one_circuit_are_equal_in_components() -> None:
     population = Population.of([one, two, two])
     assert square(population.sets("edges").matrix).max() == 0
     assert square(population.sets("edge-channel").matrix).max() == pytest.approx(2 / 3)
+
+
+def test_a_run_folder_is_taken_with_its_labels_and_roles(tmp_path: Path) -> None:
+    examples, circuits = traced("ioi", 1)
+    run = headtrace.run("builtin", list(examples), out=tmp_path / "ioi")
+    found = find_families(run, "edges", n=2)
+    assert list(found.labels.values()) == list(find_families(circuits, "edges", n=2).labels.values())
+    assert found.agreement("order") == find_families(tmp_path / "ioi", "edges", n=2).agreement("order")
+    first = run.prompts.filter(index=0).collect()["id"][0]
+    assert found.population.roles_of(first) == dict(examples[0].roles)
+    assert found.population.circuit(first) == circuits[0]
+    found.save(tmp_path / "ioi" / "families")
+    sides = [side_of(f"{tmp_path}/ioi#{f}", most=3) for f in (1, 2)]
+    assert [side.name for side in sides] == ["family 1 of ioi", "family 2 of ioi"]
+    one = circuits_at(f"{tmp_path}/ioi#{first[:10]}")[0]
+    assert one.circuit == circuits[0]
+    assert one.roles == dict(examples[0].roles)
+    assert len(circuits_at(str(tmp_path / "ioi"))) == len(circuits)

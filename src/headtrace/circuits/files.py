@@ -126,20 +126,20 @@ def _line(value: Any) -> str:
 
 def to_json(circuit: Circuit) -> dict[str, Any]:
     """The circuit as JSON data, in the order in which it is written: what it is about first, then the graph."""
-    data = _plain(circuit)
+    data = plain(circuit)
     root = {"kind": circuit.root.kind, **data["root"]}
     nodes, edges = data.pop("nodes"), data.pop("edges")
     return {"schema": SCHEMA, **data, "root": root, "nodes": nodes, "edges": edges}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Dataclasses to what they say, tuples to lists, mappings in the order of their keys."""
     if is_dataclass(value):
         said = ((name, getattr(value, name), unsaid) for name, unsaid in unwritten(type(value)).items())
-        return {name: _plain(item) for name, item, unsaid in said if item != unsaid}
+        return {name: plain(item) for name, item, unsaid in said if item != unsaid}
     if isinstance(value, Mapping):
-        return {key: _plain(value[key]) for key in sorted(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {key: plain(value[key]) for key in sorted(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @cache

@@ -27,6 +27,7 @@ COMMANDS = [
     "decompose",
     "emerge",
     "trace",
+    "run",
     "show",
     "view",
     "export",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headtrace.circuits import Circuit, named_circuits, read_circuits
+from headtrace.circuits.sources import RUN
 from headtrace.errors import InputError
 from headtrace.families.file import NAME, load_families
 from headtrace.families.population import ROLE, Labels, Population, RunLike
@@ -47,14 +48,14 @@ def run_at(place: str | Path) -> Any | None:
     """The run in a folder; None where there is none."""
     if not _has_run(str(place)):
         return None
-    from headtrace.runs import open_run  # type: ignore[import-not-found]
+    from headtrace.runs import open_run
 
     return open_run(place)
 
 
 def _has_run(place: str) -> bool:
     """Whether it is a run's folder, by the file that marks one, or a URL, which only a run can be read from."""
-    return "://" in place or os.path.isfile(os.path.join(place, "run.json"))
+    return "://" in place or os.path.isfile(os.path.join(place, RUN))
 
 
 def circuits_at(source: str) -> list[Named]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         circuits,
         errors,
         explorer,
+        families,
         figures,
         models,
         prompts,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
+    from headtrace.families import compare_signals, find_families
     from headtrace.models import Model, Recording, load
     from headtrace.runs import Network, Run, load_network, merge, open_run, run
     from headtrace.tracing import Tracer
@@ -47,6 +49,8 @@ _HOME = {
     "Run": "runs",
     "Site": "vocabulary",
     "Tracer": "tracing",
+    "compare_signals": "families",
+    "find_families": "families",
     "load": "models",
     "load_circuit": "circuits",
     "load_network": "runs",
@@ -62,6 +66,7 @@ _ROOMS = (
     "circuits",
     "errors",
     "explorer",
+    "families",
     "figures",
     "models",
     "prompts",
@@ -85,9 +90,12 @@ __all__ = [
     "causal",
     "channels",
     "circuits",
+    "compare_signals",
     "errors",
     "explorer",
+    "families",
     "figures",
+    "find_families",
     "load",
     "load_circuit",
     "load_network",

@@ -37,6 +37,9 @@ COMMANDS = [
     "edges",
     "faithfulness",
     "merge",
+    "families",
+    "signals",
+    "compare",
     "tasks",
     "toy",
 ]

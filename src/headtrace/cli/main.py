@@ -27,6 +27,7 @@ COMMANDS = [
     "decompose",
     "emerge",
     "trace",
+    "run",
     "show",
     "view",
     "export",
@@ -35,6 +36,10 @@ COMMANDS = [
     "intervene",
     "edges",
     "faithfulness",
+    "merge",
+    "families",
+    "signals",
+    "compare",
     "tasks",
     "toy",
 ]

@@ -42,6 +42,7 @@ COMMANDS = [
     "compare",
     "tasks",
     "toy",
+    "interpret",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Explainer and judge behind any OpenAI-compatible endpoint: vLLM, llama.cpp, Ollama, ``transformers serve`` and others.
+"""Explainer and judge behind an OpenAI-compatible endpoint: vLLM, llama.cpp, Ollama, ``transformers serve`` and others.
 
 The key is read from the environment (``OPENAI_API_KEY``) and goes nowhere but into the request; an endpoint on this
 machine needs none. Answers are kept by the content of their question, so a run that was cut short asks only for what

@@ -39,7 +39,9 @@ def signal_by(
         for i, p in enumerate(dict.fromkeys(top))
     )
     signal = ScoredSignal(name, layer, number, "channel", (int(channel),))
-    return SignalExamples(signal, scored, tuple(random.sample(pairs, 40)), tuple(random.sample(others, 20)))
+    return SignalExamples(
+        signal, scored, tuple(random.sample(pairs, 40)), tuple(random.sample(others, min(20, len(others))))
+    )
 
 
 def same_token(pair: Pair) -> bool:

@@ -28,7 +28,7 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http.server_address[1]}/v1"
 
-    def _handler(server: Server) -> type[BaseHTTPRequestHandler]:  # noqa: N805 (self is the handler's)
+    def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *_: Any) -> None:
                 pass
@@ -45,14 +45,9 @@ class Server:
                     server.done.wait(20)
                     self.close_connection = True
                     return
-                status, headers = (
-                    (found if isinstance(found, tuple) else (found, {}))
-                    if not isinstance(found, str)
-                    else (200, {})
-                )
-                content: dict[str, Any] = {
-                    "error": {"message": f"status {status} for {self.headers.get('Authorization')}"}
-                }
+                status, headers = _status(found)
+                refused = f"status {status} for {self.headers.get('Authorization')}"
+                content: dict[str, Any] = {"error": {"message": refused}}
                 if isinstance(found, str):
                     choice = {
                         "index": 0,
@@ -78,6 +73,12 @@ class Server:
                 self.wfile.write(raw)
 
         return Handler
+
+
+def _status(found: str | int | tuple[int, dict[str, str]]) -> tuple[int, dict[str, str]]:
+    if isinstance(found, str):
+        return 200, {}
+    return found if isinstance(found, tuple) else (found, {})
 
 
 @contextmanager

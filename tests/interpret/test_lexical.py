@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+
+from headtrace.errors import InputError
+from headtrace.interpret import Description, Lexical, LiteralJudge, SignalExamples
+from headtrace.interpret.rules import Rules
 from tests.interpret.made_up_signals import (
     after_same,
     first,
@@ -14,10 +18,6 @@ from tests.interpret.made_up_signals import (
     signal_by,
     to_name,
 )
-
-from headtrace.errors import InputError
-from headtrace.interpret import Description, Lexical, LiteralJudge, SignalExamples
-from headtrace.interpret.rules import Rules
 
 PLANTED = {
     "same_token": same_token,

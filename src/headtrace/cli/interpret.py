@@ -53,8 +53,8 @@ def interpret(
 ) -> None:
     """Put the signals of circuits into words, and test the words blind on pairs that the explainer did not see.
 
-    The key of an endpoint is taken from OPENAI_API_KEY; one on this machine needs none. A run that was cut short goes on
-    when the same command is given again.
+    The key of an endpoint is taken from OPENAI_API_KEY; one on this machine needs none. A run that was cut short goes
+    on when the same command is given again.
 
     Examples:
 

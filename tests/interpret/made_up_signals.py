@@ -39,9 +39,8 @@ def signal_by(
         for i, p in enumerate(dict.fromkeys(top))
     )
     signal = ScoredSignal(name, layer, number, "channel", (int(channel),))
-    return SignalExamples(
-        signal, scored, tuple(random.sample(pairs, 40)), tuple(random.sample(others, min(20, len(others))))
-    )
+    middle = tuple(random.sample(others, min(20, len(others))))
+    return SignalExamples(signal, scored, tuple(random.sample(pairs, 40)), middle)
 
 
 def same_token(pair: Pair) -> bool:
@@ -56,12 +55,12 @@ def after_same(pair: Pair) -> bool:
     return 0 < pair.src <= pair.dest and pair.token_ids[pair.src - 1] == pair.token_ids[pair.dest]
 
 
-def to_name(pair: Pair) -> bool:
-    return pair.tokens[pair.src] in (" Mary", " John")
+def to_animal(pair: Pair) -> bool:
+    return pair.tokens[pair.src] in (" cat", " dog")
 
 
-def number_to_comma(pair: Pair) -> bool:
-    return pair.tokens[pair.dest] == "," and pair.tokens[pair.src].strip().isdigit()
+def punctuation_to_number(pair: Pair) -> bool:
+    return pair.tokens[pair.dest] in (",", ".") and pair.tokens[pair.src].strip().isdigit()
 
 
 def first(pair: Pair) -> bool:

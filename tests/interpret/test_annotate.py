@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -83,6 +84,12 @@ def test_circuits_without_signals_are_refused(model, circuit):
     bare = circuit.prune(min_weight=1e9)
     with pytest.raises(InputError, match="no signals to explain"):
         interpret(bare, model, "text", scanning=made_up_scan)
+
+
+def test_circuits_of_another_model_are_refused(model, circuit):
+    other = replace(circuit, model=replace(circuit.model, weights_sha256="0" * 64))
+    with pytest.raises(InputError, match="its own model"):
+        interpret([circuit, other], model, "text", scanning=made_up_scan)
 
 
 def test_vocabulary_names_tokens_on_both_sides(model, circuit):

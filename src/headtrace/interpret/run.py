@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headtrace.causal.edges import require_own_model
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.interpret.annotate import annotate
@@ -255,6 +256,8 @@ def interpret(
     """
     several = (circuits,) if isinstance(circuits, Circuit) else tuple(circuits)
     chosen = _chosen(several, limit)
+    for circuit in several:
+        require_own_model(circuit, model)
     explains, judges = make_explainer(explainer), make_judge(judge)
     folder = None if out is None else Path(out)
     setting = Setting(model, folder, Budget(budget))
@@ -355,8 +358,20 @@ def interpret_examples(
     all_judged = _with_verdicts([results[place] for place in range(len(examples))])
     wrong = _shuffled(judges, judged, held, seed, share_of(progress, 2 * steps, steps, 3 * steps))
     controls = _controls(all_judged, wrong, seed)
-    settings = {"explainer": explains.name, "judge": judges.name, "seed": seed}
+    settings = {"explainer": options_of(explains), "judge": options_of(judges), "seed": seed}
     return Interpretation(tuple(all_judged), controls, settings)
+
+
+def options_of(made: Explainer | Judge) -> dict[str, Any]:
+    """The name and the options, as far as they are plain values.
+
+    >>> options_of(make_judge("lexical")), options_of(make_explainer("vocabulary"))
+    ({'name': 'lexical'}, {'name': 'vocabulary', 'tokens': 10})
+    """
+    plain = {each.name: getattr(made, each.name) for each in fields(made)}
+    return {"name": made.name} | {
+        name: value for name, value in plain.items() if isinstance(value, (str, int, float))
+    }
 
 
 def _enough(shown: SignalExamples, held: HeldOut) -> bool:

@@ -13,6 +13,8 @@ from tests.truth.blueprint import Blueprint, Features, Head, as_gpt2
 from tests.truth.known import KNOWN, blueprint, either, previous_token
 
 KEPT = 40
+MATCH = 0.6
+"""A score of this share of the highest is a match: the gains of a head's features differ by less."""
 CLASS = range(4, 9)
 """The tokens that a head of the model below looks for."""
 
@@ -41,9 +43,10 @@ def scored(
             for src in range(dest + 1)
         ]
     name = f"{head_name(layer, head)}:{'+'.join(map(str, chosen))}"
-    # Equal scores in any order, else the first texts alone would be seen.
+    # All matches of a head count alike, as after its softmax: else only the feature of the largest gain is seen.
+    enough = max(pair.score for pair in pairs) * (1.0 if channels is not None else MATCH)
     Random(name).shuffle(pairs)
-    pairs.sort(key=lambda pair: -round(pair.score, 6))
+    pairs.sort(key=lambda pair: -min(pair.score, enough))
     others = Random(f"{name} random").sample(pairs, KEPT)
     signal = ScoredSignal(name, layer, head, "channel", tuple(chosen))
     return SignalExamples(signal, tuple(pairs[:KEPT]), tuple(others), n_pairs=len(pairs))

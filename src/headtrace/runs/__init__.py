@@ -9,10 +9,10 @@ keeps a second run out of it, ``manifest.py`` says what the files hold, ``tables
 tables and back, ``signals.py`` the signals into vectors, ``reading.py`` reads a run. Names are imported on first
 use: reading needs no torch.
 
-``frames.py`` gives the circuits of any source as tables, ``roles.py`` names the positions of their nodes, ``merging.py``
-puts them together into one ``Network`` (``network.py``, ``network_files.py``), ``trace_network.py`` into the trace
-network of the 2024 paper and its skeleton. ``references.py`` holds published circuits (``references/``),
-``agreement.py`` says how far a network agrees with one.
+``frames.py`` gives the circuits of any source as tables, ``roles.py`` names the positions of their nodes,
+``merging.py`` puts them together into one ``Network`` (``network.py``, ``network_files.py``), ``trace_network.py``
+into the trace network of the 2024 paper and its skeleton. ``references.py`` holds published circuits
+(``references/``), ``agreement.py`` says how far a network agrees with one.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         figures,
         models,
         prompts,
+        sinks,
         tasks,
         toy,
         tracing,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from headtrace.causal import sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.models import Model, Recording, load
+    from headtrace.sinks import Sinks, find_sinks, load_sinks
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -41,10 +43,13 @@ _HOME = {
     "Firing": "vocabulary",
     "Model": "models",
     "Recording": "models",
+    "Sinks": "sinks",
     "Site": "vocabulary",
     "Tracer": "tracing",
+    "find_sinks": "sinks",
     "load": "models",
     "load_circuit": "circuits",
+    "load_sinks": "sinks",
     "sufficiency": "causal",
     "verify": "causal",
 }
@@ -57,6 +62,7 @@ _ROOMS = (
     "figures",
     "models",
     "prompts",
+    "sinks",
     "tasks",
     "toy",
     "tracing",
@@ -68,6 +74,7 @@ __all__ = [
     "Firing",
     "Model",
     "Recording",
+    "Sinks",
     "Site",
     "Tracer",
     "__version__",
@@ -77,10 +84,13 @@ __all__ = [
     "errors",
     "explorer",
     "figures",
+    "find_sinks",
     "load",
     "load_circuit",
+    "load_sinks",
     "models",
     "prompts",
+    "sinks",
     "sufficiency",
     "tasks",
     "toy",

@@ -213,7 +213,9 @@ def test_queries_or_keys_alone_can_read_another_residual(name: str) -> None:
     """Queries are those of a pass in which the whole layer reads it, keys and values the model's own; and reversed."""
     model = tiny_model(name, dtype=torch.float64)
     ids = torch.tensor(prompts(5)[:1])
-    added = torch.randn(ids.shape[1], model.d_model, dtype=model.dtype, generator=torch.Generator().manual_seed(0))
+    added = torch.randn(
+        ids.shape[1], model.d_model, dtype=model.dtype, generator=torch.Generator().manual_seed(0)
+    )
 
     class Watching(Observer):
         def see(self, call, pattern) -> None:

@@ -174,7 +174,7 @@ class Tracer:
     def trace_firings(
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int | Sequence[int] = 0
     ) -> list[Causes]:
-        """Causes of chosen firings of recorded prompts, in the order given: of one prompt, or of one for each firing."""
+        """Causes of chosen firings, in the order given: of one recorded prompt, or of one for each firing."""
         require_same_weights(recording)
         prompts = [prompt] * len(firings) if isinstance(prompt, int) else list(prompt)
         if len(prompts) != len(firings):

@@ -82,7 +82,7 @@ def find_sinks(
         found = study.firings(rule)
         if not found:
             raise InputError(
-                f"No head past the first layer of {model.name!r} attends to a sink above the threshold of the method in "
+                f"No head past the first layer of {model.name!r} attends to a sink above the method's threshold in "
                 f"these {len(cases)} prompts: there are no signals to study. Give other or longer prompts, or a "
                 "tracer with a lower tau."
             )

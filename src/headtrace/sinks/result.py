@@ -130,9 +130,9 @@ class Sinks:
         few = min(4, len(rows))
         return (
             f"{side} side, {len(found.heads)} heads: {said} ({constant} heads at {CONSTANT} or more); the first "
-            f"direction explains {rows['explained'][0]:.2f} of the mean signals and is shared (|cosine| >= {SHARED}) by "
-            f"{rows['shared'][0]} heads; the first {few} explain {rows['cumulative'][few - 1]:.2f}; the largest group of "
-            f"heads with one signal has {groups['size'][0]}."
+            f"direction explains {rows['explained'][0]:.2f} of the mean signals and is shared (|cosine| >= {SHARED}) "
+            f"by {rows['shared'][0]} heads; the first {few} explain {rows['cumulative'][few - 1]:.2f}; the largest "
+            f"group of heads with one signal has {groups['size'][0]}."
         )
 
     def _about_collapse(self) -> list[str]:

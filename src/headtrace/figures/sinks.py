@@ -31,7 +31,7 @@ _SIDES = {"query": "destination (query) signals", "key": "source (key) signals"}
 _MEASURES = {
     "sink mass": "mean attention on sinks",
     "loss": "next-token loss (nats)",
-    "logit difference": "logit difference, right over wrong (logits)",
+    "logit difference": "logit difference (logits)",
     "accuracy": "right over wrong (share)",
 }
 _COLOURS = {"first": BLUE, "itself": GREY}
@@ -154,11 +154,11 @@ def signal_constancy(found: Sinks, path: str | Path | None = None) -> Figure:
         left.axhline(0, color=INK, linewidth=0.6)
         left.set(xlabel="layer", ylabel=f"mean cosine over {over}", ylim=(min(0, left.get_ylim()[0]), 1.03))
         left.set_title("constancy of each head's signal (bars: 95 % over prompts)")
-        left.legend(loc="lower right")
         right.set(
             xlabel="number of common directions", ylabel="share of the mean signals explained", ylim=(0, 1.03)
         )
-        right.set_title("how many directions there are")
+        right.set_title("what few directions explain")
+        right.legend(loc="upper left")
         headline(figure, f"How constant are the signals that send heads to sinks? {found.model['name']}")
         return save(figure, path)
 

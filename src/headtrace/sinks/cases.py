@@ -66,7 +66,7 @@ def _cases(model: Model, given: Any, task: str) -> Iterator[Case]:
     elif isinstance(given, Sequence) and any(isinstance(each, (TaskSet, Example)) for each in given):
         for each in given:
             yield from _cases(model, each, task)
-    else:
+    elif not isinstance(given, Sequence) or len(given):
         yield from (Case(task, tuple(model.to_ids(prompt))) for prompt in as_prompts(given))
 
 

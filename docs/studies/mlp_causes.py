@@ -50,7 +50,11 @@ def main() -> None:
         "causes": sum(sizes),
         "largest error": max(errors),
         "below half": below / len(errors),
-        "components": {"median": median(sizes), "ninth decile": quantiles(sizes, n=10)[8], "most": max(sizes)},
+        "components": {
+            "median": median(sizes),
+            "ninth decile": quantiles(sizes, n=10)[8],
+            "most": max(sizes),
+        },
         "kinds": {kind: kinds.count(kind) / len(kinds) for kind in sorted(set(kinds))},
     }
     print(json.dumps(found, indent=1))

@@ -230,7 +230,7 @@ def test_the_summary_says_what_was_cut_and_never_rounds_to_all():
     assert "1 not followed by acc++" in whole
     assert "99.8% of the influence followed" in cut
     for fate in (
-        "1 in layer 0, with nothing but embeddings below",
+        "1 in layer 0 with nothing to expand",
         "1 at the first token",
         "1 cut by the budget",
     ):
@@ -240,8 +240,52 @@ def test_the_summary_says_what_was_cut_and_never_rounds_to_all():
 def test_summary_of_a_circuit_with_content_counts_only_the_sides_it_has():
     text = content_circuit().summary()
     assert "2 firings (1 expanded; not expanded: 1 cut by the budget)" in text
-    assert "10 edges (2 root, 1 query, 1 key, 2 value, 4 input)" in text
+    assert "10 edges (2 root, 1 query, 1 key, 2 value, 4 input; 2 opposing)" in text
     assert "Why a name is due? (direction root, value 1.75; made-up, acc++)" in text
+
+
+def test_summary_of_a_complete_circuit_tells_tokens_content_and_what_opposes():
+    text = complete_circuit().summary()
+    head, tokens, seeds, moved, signals = text.split("\n\n")
+    assert "4 firings (2 expanded; 1 in layer 0 with nothing to expand" in head
+    assert "not expanded: 1 opposing)" in head
+    assert "2 opposing" in head
+    assert tokens.splitlines()[:3] == ["By token:", '   +3.7500  " Mary" 1', '   -1.5000  " John" 3']
+    assert '  -1.2500  L8H4 7->3 (" told" -> " John") (opposing)' in seeds
+    assert moved.splitlines()[0] == "Strongest content:"
+    assert '2.5000  MLP 5 @1 (" Mary") => value of L9H6 7->1' in moved
+    assert "-0.0625  MLP 2 @6" in moved, "what passes, and not the weight, which stands for a signal"
+    assert signals.splitlines()[0] == "Strongest signals:"
+
+
+def test_a_firing_of_a_complete_circuit_that_lacks_influence_was_cut_by_the_budget():
+    circuit = complete_circuit()
+    nodes = [replace(node, influence=0.01) if node.id == 2 else node for node in circuit.nodes]
+    assert "not expanded: 1 cut by the budget)" in replace(circuit, nodes=tuple(nodes)).summary()
+
+
+def test_a_prompt_with_empty_lines_is_shown_whole(tmp_path):
+    from typer.testing import CliRunner
+
+    from headtrace.cli import app
+
+    circuit = small_circuit()
+    circuit = replace(circuit, prompt=replace(circuit.prompt, text="When\n\nMary"))
+    result = CliRunner().invoke(app, ["show", str(circuit.save(tmp_path / "c.json"))])
+    assert "3 firings (2 expanded" in result.output
+
+
+def test_a_part_of_a_circuit_makes_no_claim_about_nodes_that_are_gone():
+    part = complete_circuit().prune(min_influence=0.1)
+    assert 6 not in {node.id for node in part.nodes}
+    (key,) = [edge for edge in part.edges if edge.side == "key"]
+    assert (key.through, key.left) == (None, None)
+
+
+def test_what_opposes_ends_in_a_bar_for_graphviz():
+    (line,) = [line for line in complete_circuit().to_dot().splitlines() if "n2 -> n0" in line]
+    assert "arrowhead=tee" in line
+    assert "opposing" in line
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ DAMAGE = [
     (_set("nodes", {}), "nodes: expected a list"),
     (_set("prompt", "tokens", ["a"]), "prompt.tokens: expected 8, one per token id, got 1"),
     (_drop("prompt", "tokens"), "prompt.tokens: missing"),
+    (_set("edges", 2, "through", [4, 99]), "edges[2].through[1]: expected the id of a node, got 99"),
     (_set("prompt", "contributions", [0.5]), "prompt.contributions: expected 8, one per token, got 1"),
     (_set("prompt", "contributions", ["x"] * 8), "prompt.contributions[0]: expected a finite number"),
     (_set("nodes", 4, "neurons", [{"unit": -1, "contribution": 1}]), "nodes[4].neurons[0].unit: expected"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from made_up import TOKENS, content_circuit, small_circuit
+from made_up import TOKENS, complete_circuit, content_circuit, small_circuit
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -35,6 +35,20 @@ def test_the_tree_goes_on_through_mlps():
         "input",
     ]
     assert any("MLP 5 @1" in line and "..." in line for line in _lines(content_circuit(), depth=2))
+
+
+def test_the_tree_of_a_complete_circuit_names_what_opposes_what_is_left_and_neurons():
+    lines = _lines(complete_circuit())
+    assert any("L8H4 7->3" in line and "-1.2500" in line and "opposing" in line for line in lines)
+    assert any("MLP 5 @1" in line and "25% left without its input" in line for line in lines)
+    assert any("MLP 5 @1" in line and "units 12 (+1.250), 3 (-0.500)" in line for line in lines)
+    assert any("MLP 2 @6" in line and "-0.0625" in line for line in lines)
+
+
+def test_show_begins_with_what_the_tokens_contribute(tmp_path):
+    result = CliRunner().invoke(app, ["show", str(complete_circuit().save(tmp_path / "c.json"))])
+    assert result.output.index("By token:") < result.output.index("Root (")
+    assert '+3.7500  " Mary" 1' in result.output
 
 
 def test_depth_and_leaves_shorten_the_tree_and_say_so():

@@ -122,3 +122,35 @@ def test_heads_start_every_prompt_of_a_file(case, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     circuits = [headtrace.load_circuit(path) for path in sorted(out.glob("*.json"))]
     assert [circuit.root.heads for circuit in circuits] == [("L3H1", "L2H0")] * 2
+
+
+def test_neurons_of_a_complete_circuit_are_in_its_file_and_in_show(case, tmp_path) -> None:
+    folder, ids, answer, wrong = case
+    file = tmp_path / "c.json"
+    asked = ["--tokens", ",".join(map(str, ids)), "--answer-id", str(answer), "--wrong-id", str(wrong)]
+    done = run("trace", folder, *asked, "--paths", "complete", "--neurons", "2", "--out", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "By token:" in done.stdout
+    mlps = [node for node in headtrace.load_circuit(file).nodes if node.kind == "mlp"]
+    assert mlps
+    assert all(len(node.neurons) == 2 for node in mlps)
+    shown = run("show", str(file))
+    assert f"units {mlps[0].neurons[0].unit} (" in " ".join(shown.stdout.split())
+
+
+def test_neurons_of_many_prompts_go_to_a_table(case, tmp_path) -> None:
+    folder, ids, answer, wrong = case
+    prompts_file, table = tmp_path / "prompts.jsonl", tmp_path / "c.parquet"
+    prompts_file.write_text(json.dumps({"tokens": ids, "answer": answer, "wrong": wrong}))
+    followed = ["--paths", "complete", "--neurons", "2"]
+    done = run("trace", folder, "--prompts", str(prompts_file), *followed, "--out", str(table))
+    assert done.returncode == 0, done.stderr
+    (circuit,) = headtrace.circuits.read_parquet(table)
+    assert any(node.neurons for node in circuit.nodes)
+
+
+@pytest.mark.parametrize("options", [["--neurons", "3"], ["--neurons", "-1", "--paths", "content"]])
+def test_neurons_need_content_and_a_number(options) -> None:
+    done = run("trace", "builtin", "-p", "When Mary", "--answer", " and", *options)
+    assert done.returncode == 2
+    assert "--paths content or complete" in " ".join(done.stderr.split())

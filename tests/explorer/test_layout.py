@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import pairwise
 
 import pytest
-from made_up import content_circuit, random_circuit, small_circuit
+from made_up import complete_circuit, content_circuit, random_circuit, small_circuit
 
 from headtrace.circuits import Edge
 from headtrace.explorer.modules import inline_modules
@@ -54,6 +54,7 @@ def lay_out(script):
 CASES = {
     "small": (small_circuit(), 10_000),
     "content": (content_circuit(), 10_000),
+    "complete": (complete_circuit(), 10_000),
     "many edges": (random_circuit(1200), 10_000),
     "strongest only": (random_circuit(1200), 80),
 }

@@ -286,16 +286,21 @@ def test_content_is_drawn_with_sides_and_kinds_of_its_own(open_page, scheme):
     page = open_page(circuit, scheme=scheme)
     assert page.count(".nodes .node") == len(circuit.nodes)
     for side in SIDES:
-        assert page.count(f".edges .{side}") == sum(edge.side == side for edge in circuit.edges)
+        assert page.count(f".edges .edge.{side}") == sum(edge.side == side for edge in circuit.edges)
     looks = {
-        (page.style(f".edges .{side}", "stroke"), page.style(f".edges .{side}", "strokeDasharray"))
+        side: tuple(
+            page.style(f".edges .edge.{side}:not(.opposing)", name) for name in ("stroke", "strokeDasharray")
+        )
         for side in SIDES
     }
-    assert len(looks) == len(SIDES)
+    assert looks["value"] == looks["input"] == looks["root"]
+    assert looks["value"][1] == "none", "content is solid"
+    assert len(set(looks.values())) == 3
+    assert len({stroke for stroke, _ in looks.values()}) == 3
     assert page.count("#kinds .chip") == len({node.kind for node in circuit.nodes} - {"root"})
     page.node(2).click()
     panel = page.page.locator("#panel").inner_text()
-    for part in ("MLP 5 @1", "What it reads", "L5H2 1->0", "Offset L5 @1", "What it causes"):
+    for part in ("MLP 5 @1", "What it reads", "L5H2 1->0", "Offset L5 @1", "What it wrote"):
         assert part in panel
     page.node(1).click()
     panel = page.page.locator("#panel").inner_text()

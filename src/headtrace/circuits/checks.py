@@ -117,6 +117,9 @@ def _check_edges(edges: Sequence[Edge], known: Mapping[int, Node]) -> None:
         for end in ("source", "target"):
             if getattr(edge, end) not in known:
                 fail(f"edges[{i}].{end}", "the id of a node", getattr(edge, end))
+        for j, node in enumerate(edge.through or ()):
+            if node not in known:
+                fail(f"edges[{i}].through[{j}]", "the id of a node", node)
         _check_edge(f"edges[{i}]", edge, known[edge.source], known[edge.target])
         identity = (edge.source, edge.target, edge.side)
         if identity in taken:

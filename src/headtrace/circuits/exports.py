@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.files import dumps
-from headtrace.circuits.summary import question
+from headtrace.circuits.summary import opposing, question
 from headtrace.vocabulary import ATTENTION_SIDES
 from headtrace.writing import write_text
 
@@ -54,10 +54,14 @@ def to_graphml(circuit: Circuit, path: str | Path) -> Path:
 
 
 def graphml_text(circuit: Circuit) -> str:
+    """The circuit as GraphML."""
+    return graphml(to_networkx(circuit))
+
+
+def graphml(graph: nx.MultiDiGraph) -> str:
     """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out."""
     import networkx as nx
 
-    graph = to_networkx(circuit)
     for values in (
         graph.graph,
         *(v for _, v in graph.nodes(data=True)),
@@ -104,7 +108,7 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
     heaviest: dict[bool, float] = {}  # attention, and the unit of the root
     for edge in circuit.edges:
         unit = edge.side in ATTENTION_SIDES
-        heaviest[unit] = max(heaviest.get(unit, 0.0), edge.weight)
+        heaviest[unit] = max(heaviest.get(unit, 0.0), abs(edge.weight))
     lines = [
         "digraph circuit {",
         "  rankdir=BT;",
@@ -117,10 +121,11 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
     ]
     for edge in circuit.edges:
         colour, style = _STYLES[edge.side]
-        share = max(edge.weight, 0.0) / (heaviest[edge.side in ATTENTION_SIDES] or 1.0)
+        share = abs(edge.weight) / (heaviest[edge.side in ATTENTION_SIDES] or 1.0)
+        end, said = (", arrowhead=tee", ", opposing") if opposing(edge) else ("", "")
         lines.append(
-            f"  n{edge.source} -> n{edge.target} [color={_quoted(colour)}, style={style}, "
-            f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={_quoted(f'{edge.side} {edge.weight:.4g}')}];"
+            f"  n{edge.source} -> n{edge.target} [color={_quoted(colour)}, style={style}{end}, "
+            f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={_quoted(f'{edge.side} {edge.weight:.4g}{said}')}];"
         )
     text = "\n".join([*lines, "}", ""])
     if path is not None:

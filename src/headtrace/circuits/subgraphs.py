@@ -63,4 +63,9 @@ def _reach(
 
 def _part(circuit: Circuit, kept: set[int], edges: list[Edge]) -> Circuit:
     nodes = tuple(node for node in circuit.nodes if node.id in kept)
-    return replace(circuit, nodes=nodes, edges=tuple(edges))
+    return replace(circuit, nodes=nodes, edges=tuple(_within(edge, kept) for edge in edges))
+
+
+def _within(edge: Edge, kept: set[int]) -> Edge:
+    """An edge without its claim about an mlp's input, if that names nodes which are gone."""
+    return edge if kept.issuperset(edge.through or ()) else replace(edge, through=None, left=None)

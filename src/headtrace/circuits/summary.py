@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.roots import Quote, quoted
-from headtrace.vocabulary import SIDES, Side
+from headtrace.vocabulary import ATTENTION_SIDES, SIDES, Side
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
@@ -43,6 +43,8 @@ def size(circuit: Circuit) -> str:
     """How large the circuit is: firings, and why some were not expanded; edges by side; influence kept."""
     sides = Counter(edge.side for edge in circuit.edges)
     by_side = ", ".join(f"{sides[side]} {side}" for side in FROM_THE_ROOT if sides[side])
+    against = sum(opposing(edge) for edge in circuit.edges)
+    by_side += f"; {against} opposing" if against else ""
     parts = [
         _firings(circuit),
         f"{len(circuit.edges)} edges" + (f" ({by_side})" if by_side else ""),
@@ -52,19 +54,36 @@ def size(circuit: Circuit) -> str:
     return ", ".join(parts)
 
 
+def opposing(edge: Edge) -> bool:
+    """Whether an edge speaks against the root."""
+    return edge.side not in ATTENTION_SIDES and edge.weight < 0
+
+
 def _firings(circuit: Circuit) -> str:
     """How many firings there are, how many of them were expanded, and what became of the others."""
     heads = circuit.heads()
-    fates = Counter(_fate(circuit, head) for head in heads if not head.expanded)
+    lowest = sum(head.layer == 0 and not head.expanded for head in heads)
+    fates = Counter(_fate(circuit, head) for head in heads if not head.expanded and head.layer != 0)
     told = "; ".join(f"{count} {fate}" for fate, count in fates.most_common())
-    expanded = len(heads) - fates.total()
-    return f"{len(heads)} firings ({expanded} expanded" + (f"; not expanded: {told})" if told else ")")
+    expanded = len(heads) - fates.total() - lowest
+    parts = [f"{expanded} expanded"]
+    if lowest:
+        parts.append(f"{lowest} in layer 0 with nothing to expand")
+    if told:
+        parts.append(f"not expanded: {told}")
+    return f"{len(heads)} firings ({'; '.join(parts)})"
 
 
 def _fate(circuit: Circuit, head: Node) -> str:
-    """Why a firing was not expanded."""
-    if head.layer == 0:
-        return "in layer 0, with nothing but embeddings below"
+    """Why a firing above layer 0 was not expanded."""
+    settings = circuit.method.settings or {}
+    if settings.get("paths", "attention") != "attention":
+        # What is moved can be followed wherever a head attends, so only influence decides.
+        least = settings.get("min_influence")
+        if head.influence == 0:
+            return "opposing"
+        if isinstance(least, (int, float)) and (head.influence or 0.0) < least:
+            return "cut by the budget"
     if head.dest == 0:
         return "at the first token, with nothing else to attend to"
     if head.attention is not None and head.threshold is not None and head.attention < head.threshold:
@@ -104,8 +123,8 @@ def channel_text(edge: Edge) -> str:
     return ("channel " if len(edge.channels) == 1 else "channels ") + ", ".join(map(str, edge.channels))
 
 
-def summary(circuit: Circuit) -> str:
-    """The whole circuit in about a dozen lines."""
+def opening(circuit: Circuit) -> str:
+    """What was asked, how large the answer is, and what the tokens contribute."""
     value = "" if circuit.root.value is None else f", value {circuit.root.value:.4g}"
     lines = [
         f"{circuit.prompt.text if circuit.prompt.text is not None else list(circuit.prompt.token_ids)}",
@@ -113,9 +132,21 @@ def summary(circuit: Circuit) -> str:
     ]
     if not circuit.edges:
         return "\n".join([*lines, f"No circuit: {circuit.reason or 'it has no edges'}"])
-    lines.append(size(circuit))
-    seeds = sorted((e for e in circuit.edges if e.side == "root"), key=lambda e: -e.weight)
-    for title, edges in (("Straight into the root:", seeds[:8]), ("Strongest signals:", circuit.top(8))):
+    return "\n".join([*lines, size(circuit), *_tokens(circuit)])
+
+
+def summary(circuit: Circuit) -> str:
+    """The whole circuit in about two dozen lines."""
+    lines = [opening(circuit)]
+    if not circuit.edges:
+        return lines[0]
+    seeds = sorted((e for e in circuit.edges if e.side == "root"), key=lambda e: -abs(e.weight))
+    moved = [e for e in circuit.top(len(circuit.edges), by="influence") if e.side in ("value", "input")]
+    for title, edges in (
+        ("Straight into the root:", seeds[:8]),
+        ("Strongest content:", moved[:8]),
+        ("Strongest signals:", circuit.top(8)),
+    ):
         if edges:
             lines += ["", title, *(_edge_line(circuit, edge) for edge in edges)]
     if circuit.unexplained:
@@ -123,12 +154,31 @@ def summary(circuit: Circuit) -> str:
     return "\n".join(lines)
 
 
+def _tokens(circuit: Circuit, most: int = 6) -> list[str]:
+    """What the tokens contribute, the strongest first."""
+    amounts = circuit.prompt.contributions
+    if amounts is None:
+        return []
+    order = sorted(range(len(amounts)), key=lambda i: (-abs(amounts[i]), i))[:most]
+    return ["", "By token:", *(f'  {amounts[i]:+8.4f}  "{circuit.token(i)}" {i}' for i in order)]
+
+
+def amount(edge: Edge) -> float:
+    """The number of an edge that is told: attention, or what passes through it in the unit of the root.
+
+    The weight of content that became a signal stands for the signal as well, and has no unit.
+    """
+    if edge.side in ATTENTION_SIDES or edge.contribution is None:
+        return edge.weight
+    return edge.contribution
+
+
 def _edge_line(circuit: Circuit, edge: Edge) -> str:
-    text = f"  {edge.weight:8.4f}  {place(circuit, circuit.node(edge.source))}"
-    if edge.side == "root":
-        return text
-    channels = channel_text(edge)
-    return f"{text} => {edge.side} of {circuit.node(edge.target)}" + (f", {channels}" if channels else "")
+    text = f"  {amount(edge):8.4f}  {place(circuit, circuit.node(edge.source))}"
+    if edge.side != "root":
+        channels = channel_text(edge)
+        text += f" => {edge.side} of {circuit.node(edge.target)}" + (f", {channels}" if channels else "")
+    return text + (" (opposing)" if opposing(edge) else "")
 
 
 def html_table(circuit: Circuit, rows: int = 12) -> str:
@@ -148,7 +198,7 @@ def html_table(circuit: Circuit, rows: int = 12) -> str:
                 place(circuit, circuit.node(edge.source)),
                 place(circuit, circuit.node(edge.target)),
                 edge.side,
-                f"{edge.weight:.4f}",
+                f"{amount(edge):.4f}",
                 channel_text(edge),
             )
         )

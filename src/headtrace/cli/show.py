@@ -34,6 +34,9 @@ def show(
 ) -> None:
     """Print a circuit as a tree: the root, its seeds, and under each firing the causes of its query and key.
 
+    Complete circuits show what each firing moves (value) and what each MLP reads (input), too, with contributions in
+    the unit of the root, and the hidden units that --neurons asked for.
+
     Whatever occurs again is not unfolded a second time. Of many circuits (a folder, a Parquet file) each is shown.
 
     Examples:
@@ -60,10 +63,12 @@ def _content(found: list[tuple[str, Circuit]]) -> dict[str, object]:
 
 
 def _show_all(found: list[tuple[str, Circuit]], depth: int, leaves: int) -> None:
+    from headtrace.circuits.summary import opening
+
     for number, (name, circuit) in enumerate(found):
         if len(found) > 1:
             console.print(("\n" if number else "") + name, style="bold", markup=False, highlight=False)
-        text = printable(circuit.summary().split("\n\n")[0], lines=True)
+        text = printable(opening(circuit), lines=True)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         if circuit.edges:
             console.print(tree(circuit, depth, leaves))
@@ -123,13 +128,19 @@ def _grow_from(
 def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
     from rich.text import Text
 
-    from headtrace.circuits.summary import channel_text, place
+    from headtrace.circuits.summary import amount, channel_text, opposing, place
 
     text = Text(printable(place(circuit, source)), style="bold" if source.kind == "head" else "")
-    details = [f"{edge.weight:.4f}", channel_text(edge)]
+    details = [f"{amount(edge):.4f}", channel_text(edge)]
     if source.attention is not None:
         details.insert(1, f"attention {source.attention:.3f}")
     if source.kind == "head" and not source.explained:
         details.append("unexplained")
+    if opposing(edge):
+        details.append("opposing")
+    if edge.left is not None:
+        details.append(f"{edge.left:.0%} left without its input")
+    if source.neurons and not note:
+        details.append("units " + ", ".join(f"{n.unit} ({n.contribution:+.3f})" for n in source.neurons))
     text.append("  " + "  ".join(part for part in details if part) + note, style="dim not bold")
     return text

@@ -49,7 +49,7 @@ def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
     style, script = _part("style.css"), _script()
     return _fill(
         _part("template.html"),
-        policy=_POLICY.format(script=_hash(script), style=_hash(style)),
+        policy=_POLICY.format(script=content_hash(script), style=content_hash(style)),
         title=escape(f"{inert(title)[:200]} - headtrace"),
         style=style,
         script=script,
@@ -148,7 +148,8 @@ def _script() -> str:
     return inline_modules({name: _part(name) for name in names}, "main.js", "start")
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """By which a content security policy names a script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

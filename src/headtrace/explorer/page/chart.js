@@ -1,7 +1,7 @@
 // One circuit on the screen: puts layout, drawing and viewport together, and lights up what is looked at.
 
 import { draw, emptyChart, litParts } from "./drawing.js";
-import { filterEdges, wayToRoot } from "./graph.js";
+import { filterEdges, sideShown, wayToRoot } from "./graph.js";
 import { layout, pointOn } from "./layout.js";
 import { createViewport } from "./viewport.js";
 
@@ -11,7 +11,7 @@ export function createChart(host, graph, label) {
   const parts = emptyChart(label);
   host.replaceChildren(...parts.layers);
   const viewport = createViewport(host, parts);
-  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: null, labelled: graph.tokens };
+  const chart = { host, graph, parts, viewport, geometry: null, drawn: null, filters: null, pinned: null, samples: null, labelled: [graph] };
 
   let pressed;
 
@@ -28,7 +28,7 @@ export function createChart(host, graph, label) {
     const selection = filterEdges(graph, filters);
     if (chart.drawn) chart.drawn.cancelled = true;
     chart.selection = selection;
-    chart.labelled = [...graph.tokens, ...(beside?.tokens ?? [])];
+    chart.labelled = beside ? [graph, beside] : [graph];
     const [width, height] = viewport.room(chart.labelled);
     chart.aspect = width / height;
     const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
@@ -65,18 +65,19 @@ export function createChart(host, graph, label) {
     pressed?.setAttribute("aria-pressed", "true");
     viewport.lightTags([]);
     if (!target) return parts.lit.replaceChildren();
-    const edges = node ? [...node.into, ...node.from].filter(passes) : [graph.edges[target.edge]];
-    const way = node ? wayToRoot(graph, node.id).filter((edge) => !edges.includes(edge)) : [];
+    const edges = node ? [...node.into, ...node.from].filter(chart.passes) : [graph.edges[target.edge]];
+    const way = node ? wayToRoot(graph, node.id, chart.passes).filter((edge) => !edges.includes(edge)) : [];
     const nodes = new Set([...edges.flatMap((edge) => [edge.source, edge.target]), ...way.map((edge) => edge.target)]);
     if (node) nodes.add(node.id);
     parts.lit.replaceChildren(...litParts(graph, chart.geometry, chart.drawn, { edges, way, nodes, self: node?.id }));
     viewport.lightTags([...nodes]);
   };
 
-  function passes(edge) {
+  /** Whether an edge can be seen: its ends are placed, and its side is shown. */
+  chart.passes = (edge) => {
     const placed = chart.geometry.nodes;
-    return placed.has(edge.source) && placed.has(edge.target) && chart.filters.sides[edge.side];
-  }
+    return placed.has(edge.source) && placed.has(edge.target) && sideShown(graph, edge, chart.filters);
+  };
 
   /** The drawn edge nearest to a point of the screen, if it is within reach. */
   chart.edgeAt = (x, y) => {

@@ -2,11 +2,12 @@
 
 import { byId, el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
-import { FILTERS, KINDS, SIDES } from "./graph.js";
+import { FILTERS, KINDS, PATHS, SIDES, hasBoth } from "./graph.js";
 import { componentName, percent, plural, thousands, tokenLabel } from "./text.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
+const OF_BOTH = 70; // why heads attend and what is moved lie on top of each other
 
 export function freshFilters() {
   return structuredClone(FILTERS);
@@ -15,7 +16,7 @@ export function freshFilters() {
 /** How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. */
 export function firstDetail(graphs) {
   const most = Math.max(...graphs.map((graph) => graph.edges.length));
-  return most <= ALL_AT_ONCE ? Infinity : AT_FIRST;
+  return most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
 }
 
 /** Wire the controls. `changed(filters)` is called whenever a filter moves. */
@@ -29,6 +30,7 @@ export function createControls(graphs, changed) {
   const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
   const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
   chips("sides", sideLabels, filters.sides, sideSample, () => changed(filters));
+  const paths = pathSwitch(filters, () => changed(filters));
   chips("kinds", kindLabels, filters.kinds, kindSample, () => changed(filters));
 
   const detail = byId("detail");
@@ -84,8 +86,51 @@ export function createControls(graphs, changed) {
     filters.layers = [0, Infinity];
     filters.match = match.value = "all";
     byId("match-control").hidden = active.length < 2;
+    paths.reset(active.some(hasBoth));
+    showLegend(active);
   }
   return { filters, reset };
+}
+
+/** Which paths are shown: offered where a circuit has several. Sides that are on none of them cannot be chosen. */
+function pathSwitch(filters, changed) {
+  const group = byId("paths");
+  const choose = (name) => {
+    filters.paths = name;
+    for (const chip of byId("sides").children) chip.disabled = !(PATHS[name].sides ?? Object.keys(SIDES)).includes(chip.dataset.name);
+  };
+  const options = Object.entries(PATHS).map(([name, { label }]) => {
+    const input = el("input", { type: "radio", name: "paths", value: name, checked: name === filters.paths });
+    input.addEventListener("change", () => {
+      choose(name);
+      changed();
+    });
+    return el("label", { "data-name": name }, input, label);
+  });
+  group.append(...options);
+
+  /** What was chosen stays, as long as there is a choice. */
+  function reset(offered) {
+    group.hidden = !offered;
+    if (!offered) choose("both");
+    group.querySelector(`[value="${filters.paths}"]`).checked = true;
+  }
+  return { reset };
+}
+
+/** What the lines mean, in words, where there are more of them than chips can say. */
+function showLegend(active) {
+  const edges = active.flatMap((graph) => graph.edges);
+  const content = edges.some(({ side }) => side === "value" || side === "input");
+  const opposing = edges.some((edge) => edge.opposing) || active.some(({ amounts }) => amounts?.some(({ value }) => value < 0));
+  const entry = (name, samples, words) => el("span", { "data-name": name }, samples, words);
+  const entries = [
+    edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: what made its query, its key"),
+    content && entry("content", [sideSample("value")], "what is moved: into the value of a head, the input of an MLP, the root"),
+    opposing && entry("opposing", [opposingSample()], "opposing: takes away from the root"),
+  ];
+  byId("legend").replaceChildren(...entries.filter(Boolean));
+  byId("legend").hidden = !content && !opposing;
 }
 
 function chips(id, labels, values, sample, changed) {
@@ -104,6 +149,11 @@ function chips(id, labels, values, sample, changed) {
 
 function sideSample(side) {
   return sampleOf(10, svg("path", { class: `edge ${side}`, d: "M-12,0H12", "stroke-width": 2.5 }));
+}
+
+function opposingSample() {
+  const line = svg("path", { class: "edge value opposing", d: "M-12,0H9", "stroke-width": 2.5 });
+  return sampleOf(12, svg("g", {}, line, svg("path", { class: "edge-end value opposing", d: "M10,-5V5" })));
 }
 
 function kindSample(kind) {

@@ -2,14 +2,14 @@
 
 import { el } from "./dom.js";
 import { effectValue } from "./drawing.js";
-import { KINDS, SIDES } from "./graph.js";
-import { brief, componentName, inert, inertLines, number, percent, plural, shorten, tokenExact } from "./text.js";
+import { KINDS, SIDES, amountOf, unexpanded } from "./graph.js";
+import { brief, componentName, inert, inertLines, number, percent, plural, shorten, signed, tokenExact } from "./text.js";
 
 const TITLE = 160;
 
 /** Text from a circuit in a heading: inert, and not endless. */
-export function heading(text) {
-  return el("bdi", {}, shorten(inert(text), TITLE));
+export function heading(text, most = TITLE) {
+  return el("bdi", {}, shorten(inert(text), most));
 }
 
 /** What the numbers of a measured effect are, in words; `unit` is what the root measures. */
@@ -58,10 +58,20 @@ function nodeFacts(graph, node) {
     node.threshold != null && ["threshold", number(node.threshold)],
     ...predicted.map(([side, value]) => [`without ${side}`, `${number(value)} (predicted)`]),
     node.influence !== null && ["influence", percent(node.influence), meter(node.influence)],
+    node.contribution != null && contributionRow(graph, node.contribution),
     node.label && ["label", el("bdi", {}, inert(node.label))],
-    node.kind === "head" && !node.expanded && ["", "not traced further"],
+    (unexpanded(node) || (node.kind === "mlp" && !node.expanded && node.contribution != null)) && ["", "not traced further"],
     !node.explained && ["", "unexplained: its attention holds although everything was removed"],
   ]);
+}
+
+/** What something contributes to the root, and whether it speaks for it. */
+function contributionRow(graph, value) {
+  return ["contribution", `${signed(value)} (${graph.data.root_measure})`, value < 0 ? opposingMark() : ""];
+}
+
+function opposingMark() {
+  return el("span", { class: "mark" }, " opposing");
 }
 
 function rootFacts(graph, node) {
@@ -79,12 +89,33 @@ function edgeFacts(graph, edge) {
   return facts([
     ["from", source.name, " ", source.dest === null ? "" : token(graph, source.dest)],
     ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
-    ["weight", `${number(edge.weight)} (${unitOf(graph, edge.side)})`],
+    weightRow(graph, edge),
+    edge.contribution != null && (edge.mixed || SIDES[edge.side].attention) && contributionRow(graph, edge.contribution),
     edge.channels && [edge.channels.length === 1 ? "channel" : "channels", edge.channels.join(", ")],
     source.attention !== null && ["attention", number(source.attention)],
     ["influence", percent(edge.flow)],
     edge.shared !== undefined && ["", edge.shared ? "in both circuits" : "only in this circuit"],
   ]);
+}
+
+/** What an edge weighs. Weight is attention, or a contribution; of a node that wrote signals it stands for these, too. */
+function weightRow(graph, edge) {
+  if (SIDES[edge.side].attention) return ["weight", `${number(edge.weight)} (attention)`];
+  const contrast = graph.data.method.settings?.counterfactual != null;
+  if (!edge.mixed && !contrast) return contributionRow(graph, edge.weight);
+  return ["weight", `${number(edge.weight)} (${contrast ? "against the counterfactual prompt" : edge.contribution == null ? "for signals" : "for signals as well as content"})`];
+}
+
+/** What holds up a signal that an MLP wrote. */
+function passage(graph, edge) {
+  if (edge.left == null || edge.through == null) return null;
+  const names = edge.through.map((id) => graph.nodes.get(id).name);
+  const listed = names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}` : names[0];
+  const left = edge.left > 0 ? `still writes ${percent(edge.left)}` : `writes nothing (${percent(edge.left)})`;
+  const words = names.length
+    ? `Without what ${listed} wrote into its input, the MLP ${left} of this ${edge.side} signal.`
+    : `Nothing was found in its input that holds this ${edge.side} signal up.`;
+  return el("p", { class: "passage" }, words);
 }
 
 /** What the running model showed when the edge was put to the test. */
@@ -99,9 +130,10 @@ function measurements(graph, edge) {
   return el("div", { class: "measurements" }, el("p", { class: "kind" }, "Measured in the running model"), ...rows);
 }
 
-/** What the weight of an edge is measured in. */
-function unitOf(graph, side) {
-  return SIDES[side].attention ? "attention" : graph.data.root_measure;
+/** What the number that is told of an edge is measured in. */
+function unitOf(graph, edge) {
+  if (edge.mixed && edge.contribution == null) return "share of signals";
+  return SIDES[edge.side].attention ? "attention" : graph.data.root_measure;
 }
 
 function description(edge) {
@@ -116,14 +148,23 @@ export function nodeCard(graph, node) {
 }
 
 export function edgeCard(graph, edge) {
-  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), measurements(graph, edge), description(edge)];
+  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), passage(graph, edge), measurements(graph, edge), description(edge)];
 }
 
 /** A token of the axis, in full. */
 export function tokenCard(graph, position) {
   const here = [...graph.nodes.values()].filter((node) => node.dest === position).length;
   const id = String(graph.data.prompt.token_ids[position]);
-  return [el("h3", {}, token(graph, position)), facts([["position", String(position)], ["token id", id], ["components", String(here)]])];
+  const amount = graph.amounts?.[position].value;
+  return [
+    el("h3", {}, token(graph, position)),
+    facts([
+      ["position", String(position)],
+      ["token id", id],
+      ["components", String(here)],
+      amount !== undefined && contributionRow(graph, amount),
+    ]),
+  ];
 }
 
 /** Layers without a component, on the layer axis. */
@@ -134,32 +175,36 @@ export function skippedCard({ first, last }) {
 
 /** What the numbers of a list of edges are, and in which order it stands. */
 export function listHead(graph, edges, measured = edges.some((edge) => effectValue(edge))) {
-  const units = [...new Set(edges.map((edge) => unitOf(graph, edge.side)))];
+  const units = [...new Set(edges.map((edge) => unitOf(graph, edge)))];
   return el(
     "p",
     { class: "list-head" },
-    el("span", { class: "what" }, "by influence"),
+    el("span", { class: "what" }, edges.some(({ side }) => side === "value" || side === "input") ? "strongest first" : "by influence"),
     measured ? el("span", { class: "measured", title: "Measured in the running model: the change without this edge" }, "measured") : null,
     el("span", { class: "weight", title: `How much ${units.join(" or ")} the edge accounts for` }, units.length === 1 ? `weight: ${units[0]}` : "weight"),
   );
 }
 
 /** A list of edges as buttons: each leads to the node at its other end. */
-function edgeList(graph, edges, end, choose, both = false) {
+function edgeList(graph, edges, end, choose, name = oneEnd) {
   const items = edges.slice(0, 60).map((edge) => {
     const node = graph.nodes.get(edge[end]);
     const effect = effectValue(edge);
+    const amount = amountOf(edge);
+    const against = !SIDES[edge.side].attention && amount < 0;
     return el(
       "li",
       {},
       el(
         "button",
-        { type: "button", class: `row ${edge.side}`, "data-index": edge.index, onclick: () => choose(node.id) },
+        { type: "button", class: `row ${edge.side}${edge.opposing ? " opposing" : ""}`, "data-index": edge.index, onclick: () => choose(node.id) },
         el("span", { class: "swatch" }),
-        el("span", { class: "what" }, both ? bothEnds(graph, edge) : oneEnd(graph, node)),
+        el("span", { class: "what" }, name(graph, node, edge)),
+        against ? opposingMark() : null,
         effect ? el("span", { class: "measured", title: `measured ${effect.key}: ${number(effect.value)}` }, brief(effect.value)) : null,
-        el("span", { class: "weight" }, number(edge.weight)),
+        el("span", { class: "weight" }, number(amount)),
       ),
+      end === "target" ? passage(graph, edge) : null,
       description(edge),
     );
   });
@@ -171,7 +216,12 @@ function oneEnd(graph, node) {
   return [node.name, " ", node.dest === null ? "" : token(graph, node.src ?? node.dest)];
 }
 
-function bothEnds(graph, edge) {
+/** Where an edge enters: the side, and the node. */
+function entrance(graph, node, edge) {
+  return edge.side === "root" ? "the root" : `${edge.side} of ${node.name}`;
+}
+
+function bothEnds(graph, _, edge) {
   return `${graph.nodes.get(edge.source).name} → ${componentName(graph.nodes.get(edge.target))}`;
 }
 
@@ -191,7 +241,8 @@ export function nodePanel(graph, node, choose, close) {
     ...causes.filter(([, edges]) => edges.length).map(([side, edges]) =>
       section(SIDES[side].causes, edgeList(graph, edges, "source", choose))),
     elsewhere(graph, node),
-    node.from.length ? section("What it causes", edgeList(graph, node.from, "target", choose)) : null,
+    neurons(graph, node),
+    node.from.length ? section(node.kind === "mlp" ? "What it wrote" : "What it causes", edgeList(graph, node.from, "target", choose, entrance)) : null,
   ].filter(Boolean);
 }
 
@@ -202,6 +253,45 @@ function elsewhere(graph, node) {
     return [`L${signal.layer}H${signal.head}`, "reads ", token(graph, signal.src), ` ${signal.src}, weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
   });
   return section("Acts on competing keys", facts(rows));
+}
+
+/** A number as a bar from the middle: right for the root, left against it. */
+function balance(share) {
+  const bar = el("span", { class: `balance${share < 0 ? " opposing" : ""}` }, el("span", {}));
+  bar.firstChild.style.width = `${50 * Math.abs(share)}%`;
+  return bar;
+}
+
+/** A list of amounts, each with a bar: rows of what it belongs to, the value, its share and, if it can be gone to, how. */
+function amountList(graph, rows) {
+  const items = rows.map(({ what, value, share, go }) => {
+    const content = [el("span", { class: "what" }, what), value < 0 ? opposingMark() : null, balance(share), el("span", { class: "weight" }, signed(value))];
+    const row = `row amounts${value < 0 ? " opposing" : ""}`;
+    return el("li", {}, go ? el("button", { type: "button", class: row, onclick: go }, content) : el("div", { class: row }, content));
+  });
+  const head = el("p", { class: "list-head" }, el("span", { class: "what" }, "strongest first"), el("span", {}, graph.data.root_measure));
+  return el("div", {}, head, el("ul", { class: "edges-list" }, ...items));
+}
+
+/** The hidden units of an MLP that contribute most. */
+function neurons(graph, node) {
+  if (!node.neurons?.length) return null;
+  const most = Math.abs(node.neurons[0].contribution) || 1;
+  const rows = node.neurons.map(({ unit, contribution: value }) => ({ what: `unit ${unit}`, value, share: value / most }));
+  return section("Hidden units that contribute most", amountList(graph, rows));
+}
+
+const TOKENS = 6;
+
+/** The tokens that contribute most: what a reader wants to see first. */
+function tokens(graph, choose) {
+  if (!graph.amounts) return null;
+  const order = graph.amounts.map((amount, position) => ({ ...amount, position })).filter(({ word }) => word);
+  const rows = order.sort((a, b) => Math.abs(b.share) - Math.abs(a.share)).slice(0, TOKENS).map(({ position, value, share }) => {
+    const node = [...graph.nodes.values()].find(({ kind, dest }) => kind === "embedding" && dest === position);
+    return { what: [token(graph, position), ` ${position}`], value, share, go: node && (() => choose(node.id)) };
+  });
+  return rows.length ? section("What each token contributes", amountList(graph, rows)) : null;
 }
 
 function keys() {
@@ -216,7 +306,8 @@ function keys() {
 /** The panel when nothing is pinned. */
 export function overviewPanel(graph, choose) {
   const { data } = graph;
-  const strongest = graph.ranked.filter((edge) => edge.side !== "root").slice(0, 10);
+  const signals = graph.ranked.filter((edge) => SIDES[edge.side].attention).slice(0, 10);
+  const moved = graph.ranked.filter((edge) => edge.side !== "root" && !SIDES[edge.side].attention).slice(0, 10);
   const seeds = graph.ranked.filter((edge) => edge.side === "root").slice(0, 8);
   return [
     el("h2", {}, "This circuit"),
@@ -229,8 +320,10 @@ export function overviewPanel(graph, choose) {
       data.influence_kept != null && ["influence kept", percent(data.influence_kept)],
       data.unexplained.length > 0 && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
     ]),
+    tokens(graph, choose),
     seeds.length ? section("Straight into the root", edgeList(graph, seeds, "source", choose)) : null,
-    strongest.length ? section("Strongest signals", edgeList(graph, strongest, "source", choose, true)) : null,
+    moved.length ? section("Strongest content", edgeList(graph, moved, "source", choose, bothEnds)) : null,
+    signals.length ? section("Strongest signals", edgeList(graph, signals, "source", choose, bothEnds)) : null,
     graph.edges.length ? keys() : null,
   ].filter(Boolean);
 }

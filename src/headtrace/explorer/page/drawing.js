@@ -1,9 +1,9 @@
 // Drawing: geometry in, SVG out. What is large is drawn in slices, so that the page never stops answering.
 
 import { pathOf, svg } from "./dom.js";
-import { KINDS, edgeWidth } from "./graph.js";
+import { KINDS, edgeWidth, unexpanded } from "./graph.js";
 import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
-import { brief, componentName, inert, number, percent, plural, shorten, tokenExact, tokenLabel } from "./text.js";
+import { brief, componentName, inert, number, percent, plural, shorten, signed, tokenExact, tokenLabel } from "./text.js";
 
 const SLICE = 250;
 
@@ -55,9 +55,9 @@ export function draw(parts, graph, geometry, done) {
   // The strongest edges come first in the list and should lie on top, so they are put in last-to-first.
   inSlices(drawn, geometry.edges, (place) => {
     const edge = graph.edges[place.index];
-    const path = edgePath(graph, edge, place);
+    const [path, ...ends] = edgePaths(graph, edge, place);
     drawn.edges.set(place.index, path);
-    parts.edges.prepend(path);
+    parts.edges.prepend(path, ...ends);
   }, () => inSlices(drawn, places, (place) => {
     const group = nodeGroup(graph, graph.nodes.get(place.id), place);
     drawn.nodes.set(place.id, group);
@@ -100,15 +100,30 @@ function drawBands(group, geometry) {
   }
 }
 
-function edgePath(graph, edge, place) {
+/** The line of an edge; what opposes the root ends in a bar, as well. */
+function edgePaths(graph, edge, place) {
   const shared = edge.shared === undefined ? "" : edge.shared ? " shared" : " only";
-  return svg("path", {
-    class: `edge ${edge.side}${shared}`,
+  const opacity = (0.35 + 0.6 * Math.sqrt(Math.min(1, edge.strength * 4))).toFixed(2);
+  const look = `${edge.side}${edge.opposing ? " opposing" : ""}${shared}`;
+  const line = svg("path", {
+    class: `edge ${look}`,
     "data-index": edge.index,
     d: pathOf(place),
     "stroke-width": edgeWidth(graph, edge).toFixed(2),
-    "stroke-opacity": (0.35 + 0.6 * Math.sqrt(Math.min(1, edge.flow * 4))).toFixed(2),
+    "stroke-opacity": opacity,
   });
+  return edge.opposing ? [line, svg("path", { class: `edge-end ${look}`, d: barAt(place), "stroke-opacity": opacity })] : [line];
+}
+
+const BAR = 7; // half of its length
+
+/** A bar across the end of a curve, a little before it. */
+function barAt({ x2, y2, x3, y3 }) {
+  const length = Math.hypot(x3 - x2, y3 - y2) || 1;
+  const [dx, dy] = [(x3 - x2) / length, (y3 - y2) / length];
+  const [x, y] = [x3 - 4 * dx, y3 - 4 * dy];
+  const point = (sign) => `${(x - sign * BAR * dy).toFixed(1)},${(y + sign * BAR * dx).toFixed(1)}`;
+  return `M${point(1)}L${point(-1)}`;
 }
 
 /**
@@ -118,13 +133,13 @@ function edgePath(graph, edge, place) {
 export function litParts(graph, geometry, drawn, { edges, way, nodes, self }) {
   const path = (edge, state) => {
     const [source, target] = [geometry.nodes.get(edge.source), geometry.nodes.get(edge.target)];
-    if (!source || !target) return null;
-    const made = edgePath(graph, edge, curve(source, target, edge.side, inOneColumn(graph, edge)));
-    made.classList.add(state);
+    if (!source || !target) return [];
+    const made = edgePaths(graph, edge, curve(source, target, edge.side, inOneColumn(graph, edge)));
+    for (const element of made) element.classList.add(state);
     return made;
   };
   const copies = [...nodes].map((id) => copyOf(drawn.nodes.get(id), id === self));
-  const paths = [...way.map((edge) => path(edge, "near")), ...edges.map((edge) => path(edge, "on"))];
+  const paths = [...way.flatMap((edge) => path(edge, "near")), ...edges.flatMap((edge) => path(edge, "on"))];
   const numbers = [...way, ...edges].map((edge) => copyOf(drawn.effects.get(edge.index)));
   return [...paths, ...numbers, copyOf(drawn.sources.get(self)), ...copies].filter(Boolean);
 }
@@ -160,8 +175,9 @@ export function describeNode(graph, node) {
   const parts = [`${node.name}, ${KINDS[node.kind].words} at ${tokenExact(graph.tokens[node.dest])}`];
   if (node.src !== null) parts.push(`reads ${tokenExact(graph.tokens[node.src])}, attention ${number(node.attention)}`);
   parts.push(`influence ${percent(node.influence)}`);
+  if (node.contribution != null) parts.push(`contributes ${signed(node.contribution)}${node.contribution < 0 ? ", opposing" : ""}`);
   parts.push(plural(node.into.length, "cause"), plural(node.from.length, "effect"));
-  if (node.kind === "head" && !node.expanded) parts.push("not expanded");
+  if (unexpanded(node)) parts.push("not expanded");
   if (!node.explained) parts.push("unexplained");
   return parts.join(", ");
 }
@@ -171,7 +187,7 @@ function nodeGroup(graph, node, place) {
   const states = ["node", node.kind];
   if (place.dot) states.push("dot");
   if (place.form === "compact") states.push("compact");
-  if (node.kind === "head" && !node.expanded) states.push("unexpanded");
+  if (unexpanded(node)) states.push("unexpanded");
   if (!node.explained) states.push("unexplained");
   const enlarge = place.enlarged > 1 ? ` scale(${place.enlarged.toFixed(3)})` : "";
   return svg(

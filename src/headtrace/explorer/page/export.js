@@ -44,7 +44,9 @@ function heading(chart, title) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const group = svg("g", { fill: colour("--ink") });
   group.append(svg("text", { x: 48, y: 26, "font-size": 14, "font-weight": 650 }, title));
-  document.querySelectorAll("#sides .chip").forEach((chip, i) => {
+  const chips = [...document.querySelectorAll("#sides .chip:enabled")];
+  const opposing = chart.parts.edges.querySelector(".opposing") ? document.querySelectorAll('#legend [data-name="opposing"]') : [];
+  [...chips, ...opposing].forEach((chip, i) => {
     const x = 48 + 80 * i;
     const { stroke, strokeDasharray } = getComputedStyle(chip.querySelector(".edge"));
     group.append(svg("line", { x1: x, x2: x + 26, y1: 42, y2: 42, stroke, "stroke-width": 2.5, "stroke-dasharray": strokeDasharray }));

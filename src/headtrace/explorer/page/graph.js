@@ -1,6 +1,6 @@
 // A circuit as a graph that can be walked: nodes by id, edges by end, in order of strength.
 
-import { fitting, inert } from "./text.js";
+import { brief, fitting, inert } from "./text.js";
 
 /** What a node can be, in the order in which kinds are listed and laid out. */
 export const KINDS = {
@@ -25,6 +25,17 @@ export const SIDES = {
   root: { card: "Into the root", causes: "What leads to it", at: "dest", port: null, attention: false },
 };
 
+/** What can be followed: why heads attend, what is moved, or both. Seeds of the root belong to either. */
+export const PATHS = {
+  both: { label: "both", shows: () => true },
+  attention: {
+    label: "attention",
+    sides: ["query", "key", "root"],
+    shows: (graph, edge) => SIDES[edge.side].attention || (edge.side === "root" && graph.nodes.get(edge.source).kind === "head"),
+  },
+  content: { label: "content", sides: ["value", "input", "root"], shows: (graph, edge) => !SIDES[edge.side].attention && edge.leads },
+};
+
 const CAPTION = 300; // the most that the text of the root takes, in pixels
 
 /** Index one circuit of the page's data. Edges keep their place in the file as `index`. */
@@ -35,6 +46,13 @@ export function indexCircuit(data) {
     nodes.get(edge.target).into.push(edge);
     nodes.get(edge.source).from.push(edge);
   }
+  const root = [...nodes.values()].find((node) => node.kind === "root") ?? null;
+  markContent(edges, data.root.kind);
+  const heaviest = {
+    attention: largest(edges.filter((edge) => SIDES[edge.side].attention)),
+    root: largest(edges.filter((edge) => !SIDES[edge.side].attention && !edge.mixed)),
+  };
+  markLeading(nodes, root, SLIGHT * heaviest.root);
   for (const node of nodes.values()) {
     node.into.sort(stronger);
     node.from.sort(stronger);
@@ -45,31 +63,99 @@ export function indexCircuit(data) {
     nodes,
     edges,
     ranked: [...edges].sort(stronger),
-    root: [...nodes.values()].find((node) => node.kind === "root") ?? null,
+    root,
     tokens: data.prompt.tokens,
+    amounts: tokenAmounts(data.prompt.contributions ?? null),
     caption: fitting(inert(data.question), CAPTION),
     longestHead: Math.max(4, ...data.nodes.map((node) => (node.kind === "head" ? `L${node.layer}H${node.head}`.length : 0))),
     layers: layers.length ? [Math.min(...layers), Math.max(...layers)] : [0, 0],
-    heaviest: {
-      attention: largest(edges.filter((edge) => SIDES[edge.side].attention)),
-      root: largest(edges.filter((edge) => !SIDES[edge.side].attention)),
-    },
+    heaviest,
   };
 }
 
-/** More influence first; then weight, then the order of the file, so that the order never wavers. */
+/**
+ * What the drawing needs to know of edges that carry content: whether they oppose the root, whether their weight stands
+ * for signals as well as for their contribution (where heads are the root, for nothing else), and how strong they are.
+ * Influence is shared by all sides of a firing, and none of it is left for what opposes; content has a share of its own.
+ */
+function markContent(edges, root) {
+  const seeds = edges.filter((edge) => edge.side === "root" && edge.weight > 0);
+  const whole = seeds.reduce((sum, edge) => sum + edge.weight, 0) || 1;
+  for (const edge of edges) {
+    const moved = edge.side === "value" || edge.side === "input";
+    edge.opposing = !SIDES[edge.side].attention && edge.weight < 0;
+    edge.mixed = moved && (root === "heads" || !alike(edge.weight, edge.contribution ?? edge.weight));
+    edge.strength = SIDES[edge.side].attention ? edge.flow : Math.max(edge.flow, Math.abs(passing(edge)) / whole);
+  }
+}
+
+/** What passes through an edge of content, in the unit of the root; zero where that is not known. */
+function passing(edge) {
+  return edge.mixed ? (edge.contribution ?? 0) : edge.weight;
+}
+
+/** The number that is told of an edge. */
+export function amountOf(edge) {
+  return edge.mixed ? (edge.contribution ?? edge.weight) : edge.weight;
+}
+
+const SLIGHT = 0.01; // of the heaviest: content that is there for the signals it became, not for the root
+
+/** Content that leads to the root by content alone. */
+function markLeading(nodes, root, least) {
+  const reached = new Set(root ? [root.id] : []);
+  const leads = (edge) => !SIDES[edge.side].attention && !(edge.mixed && Math.abs(passing(edge)) < least);
+  for (const id of reached) {
+    for (const edge of nodes.get(id).into.filter(leads)) {
+      edge.leads = true;
+      reached.add(edge.source);
+    }
+  }
+}
+
+/** Equal to three digits, which is all that is shown. */
+function alike(a, b) {
+  return Math.abs(a - b) <= 0.001 * Math.max(Math.abs(a), Math.abs(b));
+}
+
+const SAID = 0.05; // of the largest amount: less is a bar without a number
+
+/** What each token contributes: the amount, its share of the largest, and a word where it is large enough for one. */
+function tokenAmounts(contributions) {
+  if (!contributions) return null;
+  const most = Math.max(...contributions.map(Math.abs)) || 1;
+  const word = (value) => (Math.abs(value) < SAID * most ? "" : value > 0 ? `+${brief(value)}` : brief(value));
+  return contributions.map((value) => ({ value, share: value / most, word: word(value) }));
+}
+
+/** Whether a circuit says both why heads attend and what is moved. */
+export function hasBoth(graph) {
+  const any = (...sides) => graph.edges.some((edge) => sides.includes(edge.side));
+  return any("query", "key") && any("value", "input");
+}
+
+/** A firing whose causes were not looked for, although there may be some: in layer 0 there are none but embeddings. */
+export function unexpanded(node) {
+  return node.kind === "head" && !node.expanded && node.layer > 0;
+}
+
+/** The stronger first; then weight, then the order of the file, so that the order never wavers. */
 export function stronger(a, b) {
-  return b.flow - a.flow || b.weight - a.weight || a.index - b.index;
+  return b.strength - a.strength || b.weight - a.weight || a.index - b.index;
 }
 
 function largest(edges) {
-  return edges.reduce((most, edge) => Math.max(most, edge.weight), 0) || 1;
+  return edges.reduce((most, edge) => Math.max(most, Math.abs(edge.weight)), 0) || 1;
 }
 
-/** An edge's weight against the heaviest of its unit: attention, or what the root measures. */
+/**
+ * An edge's weight against the heaviest of its unit: attention, or what the root measures. A weight that stands for
+ * signals as well as for content has no unit; there it is the contribution, or the share of influence if that is more.
+ */
 export function relativeWeight(graph, edge) {
-  const whole = SIDES[edge.side].attention ? graph.heaviest.attention : graph.heaviest.root;
-  return Math.max(0, edge.weight) / whole;
+  if (SIDES[edge.side].attention) return Math.max(0, edge.weight) / graph.heaviest.attention;
+  const share = Math.abs(passing(edge)) / graph.heaviest.root;
+  return edge.mixed ? Math.min(1, Math.max(share, edge.strength)) : share;
 }
 
 /** The width of an edge on the screen, in pixels: linear in its weight, thinner where there are many. */
@@ -78,14 +164,11 @@ export function edgeWidth(graph, edge) {
   return least + (most - least) * relativeWeight(graph, edge);
 }
 
-/** The edges on the strongest way from a node up to the root. */
-export function wayToRoot(graph, id) {
+/** The edges on the strongest way from a node up to the root, among those that can be seen. */
+export function wayToRoot(graph, id, seen) {
   const way = [];
-  let node = graph.nodes.get(id);
-  while (node && node.from.length && way.length < graph.edges.length) {
-    way.push(node.from[0]);
-    node = graph.nodes.get(node.from[0].target);
-  }
+  const next = (from) => graph.nodes.get(from).from.find(seen);
+  for (let edge = next(id); edge && way.length < graph.edges.length; edge = next(edge.target)) way.push(edge);
   return way;
 }
 
@@ -94,11 +177,17 @@ const all = (names) => Object.fromEntries(Object.keys(names).map((name) => [name
 export const FILTERS = {
   detail: Infinity,
   minWeight: 0,
+  paths: "both",
   sides: all(SIDES),
   kinds: all(KINDS),
   layers: [0, Infinity],
   match: "all",
 };
+
+/** Whether an edge is of a side, and on a path, that is shown. */
+export function sideShown(graph, edge, filters) {
+  return filters.sides[edge.side] && PATHS[filters.paths].shows(graph, edge);
+}
 
 /** What a filter lets through: edges in order of strength, and how many of them are drawn one by one. */
 export function filterEdges(graph, filters) {
@@ -107,7 +196,7 @@ export function filterEdges(graph, filters) {
     (node.layer === null || (node.layer >= filters.layers[0] && node.layer <= filters.layers[1]));
   const kept = graph.ranked.filter(
     (edge) =>
-      filters.sides[edge.side] &&
+      sideShown(graph, edge, filters) &&
       relativeWeight(graph, edge) >= filters.minWeight &&
       passes(graph.nodes.get(edge.source)) &&
       passes(graph.nodes.get(edge.target)) &&

@@ -122,14 +122,16 @@ function onKey(chart, app, event) {
 
 function strongest(chart, id, list, end) {
   if (id === null) return chart.graph.root?.id;
-  return chart.graph.nodes.get(id)[list].map((edge) => edge[end]).find((other) => chart.drawn.nodes.has(other));
+  const seen = chart.graph.nodes.get(id)[list].filter(chart.passes);
+  return seen.map((edge) => edge[end]).find((other) => chart.drawn.nodes.has(other));
 }
 
 /** The next node to the left or right among the causes of the same target, or else in reading order. */
 function neighbour(chart, id, step) {
   if (id === null) return chart.graph.root?.id;
-  const target = chart.graph.nodes.get(id).from[0]?.target;
-  const causes = target === undefined ? [] : chart.graph.nodes.get(target).into.map((edge) => edge.source);
+  const target = chart.graph.nodes.get(id).from.find(chart.passes)?.target;
+  const into = target === undefined ? [] : chart.graph.nodes.get(target).into.filter(chart.passes);
+  const causes = into.map((edge) => edge.source);
   const here = [...new Set([...causes, id])].filter((other) => chart.drawn.nodes.has(other));
   return here[(here.indexOf(id) + step + here.length) % here.length];
 }

@@ -17,6 +17,7 @@ export const SIZE = {
   skipped: [12, 28],
   emptyColumn: [8, 24],
   emptyColumns: 480,
+  saidColumn: 36,
   margin: 14,
   closest: 1.25,
   letter: 7.6,
@@ -208,9 +209,10 @@ function lineHeight(line, plan) {
   return Math.max(...line.map((node) => plan.sizes[node.kind][1]));
 }
 
-/** What each column holds: how wide, how many components with a shape, how wide as two lanes. */
+/** What each column holds: how wide, how many components with a shape, how wide as two lanes, if its token has a number. */
 function held(graph, cells) {
-  const columns = graph.tokens.map(() => ({ width: 0, count: 0, lanes: [0, 0] }));
+  const said = (position) => Boolean(graph.amounts?.[position].word);
+  const columns = graph.tokens.map((_, position) => ({ width: 0, count: 0, lanes: [0, 0], said: said(position) }));
   for (const cell of cells) {
     const column = columns[cell.position];
     column.width = Math.max(column.width, cell.width);
@@ -230,10 +232,11 @@ function emptyWidth(columns, plan) {
 /** The least width of each column. */
 function columnNeeds(columns, plan, loads) {
   const empty = emptyWidth(columns, plan);
-  return columns.map(({ width, count, lanes: [heads, leaves] }, i) => {
-    if (width === 0) return empty;
+  return columns.map(({ width, count, lanes: [heads, leaves], said }, i) => {
+    const least = said ? Math.max(empty, SIZE.saidColumn) : empty;
+    if (width === 0) return least;
     const two = plan.lanes && heads && leaves && loads[i] >= BUSY ? heads + leaves + SIZE.lane + 20 : 0;
-    return Math.max(empty, two, width + (count ? plan.gutter : Math.min(14, plan.gutter)));
+    return Math.max(least, two, width + (count ? plan.gutter : Math.min(14, plan.gutter)));
   });
 }
 

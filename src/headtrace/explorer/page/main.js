@@ -11,6 +11,7 @@ import { hideCard, makeInteractive } from "./interaction.js";
 import { inert, plural, shorten } from "./text.js";
 
 const QUICK = 400; // components and edges
+const SUBTITLE = 270; // letters: what a complete circuit has to say of its size, and a name
 
 export function start() {
   const data = JSON.parse(byId("data").textContent);
@@ -121,7 +122,7 @@ export function start() {
     byId("question").replaceChildren("Why ", ...asked, "?");
     const each = shown.map(({ data, edges }, i) => `${"AB"[i]}: ${data.model.name}, ${plural(edges.length, "edge")}`);
     const alone = [circuit.model.name, circuit.method.name, ...(shown[0].edges.length ? [circuit.size] : [])].join(" · ");
-    byId("subtitle").replaceChildren(heading(shown.length === 2 ? each.join(" · ") : alone));
+    byId("subtitle").replaceChildren(heading(shown.length === 2 ? each.join(" · ") : alone, SUBTITLE));
     const legend = effectLegend(shown);
     byId("effects").hidden = legend === null;
     byId("effects-words").textContent = legend ?? "";

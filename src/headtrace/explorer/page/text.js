@@ -69,6 +69,11 @@ export function number(value) {
   return text.replace("-", "−");
 }
 
+/** A number whose sign says for or against. */
+export function signed(value) {
+  return value > 0 ? `+${number(value)}` : number(value);
+}
+
 /** A number where there is little room: two digits or so. */
 export function brief(value) {
   const size = Math.abs(value);
@@ -78,7 +83,7 @@ export function brief(value) {
 
 export function percent(value) {
   if (value === null || value === undefined) return "–";
-  return value > 0 && value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)}%`;
+  return value > 0 && value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(Math.abs(value) < 0.1 ? 1 : 0)}%`.replace("-", "−");
 }
 
 /** 12345 as 12,345; toLocaleString would do it too, but takes a tenth of a second to wake up. */

@@ -9,9 +9,16 @@ const TOP = 2;
 const RIGHT = 10;
 const LETTER = 6.6; // about the width of a letter of the token axis
 const SLOPE = 48; // of its labels, in degrees
+const WORD = 11; // letters of a token that are shown
+const APART = [15, 17]; // between labels, and beside one with a number, which is bold
+const BARS = 48; // the room for what tokens contribute, where that is known
+const LEAST = 0.02; // of the largest amount: less is no bar
+
+/** Letters that a word after a label takes, with the space before it. */
+const lettersOf = (word) => (word ? word.length + 1 : 0);
 
 export function createViewport(host, parts) {
-  const view = { scale: 1, x: 0, y: 0, width: 0, height: 0, bottom: 70, moved: false };
+  const view = { scale: 1, x: 0, y: 0, width: 0, height: 0, bottom: 70, bars: 0, moved: false };
   let geometry = null;
   let graph = null;
   let labelled = [];
@@ -32,11 +39,13 @@ export function createViewport(host, parts) {
     else fit(true);
   }
 
-  /** The room between the axes; the lower one is as high as the longest label asks for. */
-  function room(tokens) {
-    labelled = tokens;
-    const longest = Math.max(1, ...tokens.map((token) => [...tokenLabel(token)].length));
-    view.bottom = 26 + 4.6 * Math.min(11, longest);
+  /** The room between the axes; the lower one is as high as the bars and the longest label of some graphs ask for. */
+  function room(graphs) {
+    labelled = graphs;
+    const letters = graphs.flatMap(({ tokens, amounts }) =>
+      tokens.map((token, i) => Math.min(WORD, [...tokenLabel(token)].length) + lettersOf(amounts?.[i].word)));
+    view.bars = graphs.some(({ amounts }) => amounts) ? BARS : 0;
+    view.bottom = 26 + view.bars + 4.6 * Math.max(1, ...letters);
     return [view.width - LEFT - RIGHT, view.height - TOP - view.bottom];
   }
 
@@ -100,6 +109,7 @@ export function createViewport(host, parts) {
     group.append(svg("rect", { class: "axis-ground", x: 0, y: 0, width: LEFT, height: view.height }));
     group.append(svg("line", { class: "axis-line", x1: LEFT, x2: view.width, y1: bottom + 0.5, y2: bottom + 0.5 }));
     drawLayers(group, bottom);
+    if (graph.amounts) drawAmounts(group, bottom);
     drawTokens(group, bottom);
     parts.axes.replaceChildren(group);
   }
@@ -139,10 +149,11 @@ export function createViewport(host, parts) {
     return skippedRuns().find((run) => Math.abs(run.y - y) < 9) ?? null;
   }
 
-  /** The answer's token first, then those with components: where there is no room for all labels, the others go. */
+  /** The answer's token first, then those with an amount, then those with components: where there is no room for all labels, the others go. */
   function labelOrder() {
     const asked = graph.data.root.position ?? graph.tokens.length - 1;
-    const rank = (column) => (column.position === asked ? 0 : column.shaped ? 1 : column.used ? 2 : 3);
+    const said = (column) => Boolean(graph.amounts?.[column.position].word);
+    const rank = (column) => (column.position === asked ? 0 : said(column) ? 1 : column.shaped ? 2 : column.used ? 3 : 4);
     return [...geometry.columns].sort((a, b) => rank(a) - rank(b) || a.position - b.position);
   }
 
@@ -152,23 +163,58 @@ export function createViewport(host, parts) {
       const x = view.x + column.middle * view.scale;
       if (x < LEFT + 4 || x > view.width - 4) continue;
       if (column.used) group.append(span(column, bottom));
-      if (taken.some((other) => Math.abs(other - x) < 15)) continue;
-      taken.push(x);
-      // A label hangs to the left of its place, and must not run out of the window there.
-      const letters = Math.floor(x / (LETTER * Math.cos((SLOPE * Math.PI) / 180)));
-      group.append(
-        svg(
-          "text",
-          {
-            class: column.used ? "axis-token used" : "axis-token",
-            "data-position": column.position,
-            transform: `translate(${(x + 3).toFixed(1)},${bottom + 13}) rotate(${-SLOPE})`,
-          },
-          shorten(tokenLabel(graph.tokens[column.position]), Math.min(11, letters)),
-          svg("title", {}, `${column.position}: ${tokenExact(graph.tokens[column.position])}`),
-        ),
-      );
+      const apart = graph.amounts?.[column.position].word ? APART[1] : APART[0];
+      if (taken.some((other) => Math.abs(other.x - x) < Math.max(apart, other.apart))) continue;
+      taken.push({ x, apart });
+      group.append(tokenText(column, x, bottom + view.bars + 13));
     }
+  }
+
+  function tokenText({ position, used }, x, y) {
+    const amount = graph.amounts?.[position].word ?? "";
+    // A label hangs to the left of its place, and must not run out of the window there.
+    const letters = Math.floor(x / (LETTER * Math.cos((SLOPE * Math.PI) / 180)));
+    const fits = letters >= 3 + lettersOf(amount);
+    return svg(
+      "text",
+      {
+        class: used || amount ? "axis-token used" : "axis-token",
+        "data-position": position,
+        transform: `translate(${(x + 3).toFixed(1)},${y}) rotate(${-SLOPE})`,
+      },
+      shorten(tokenLabel(graph.tokens[position]), Math.min(WORD, fits ? letters - lettersOf(amount) : letters)),
+      amount && fits ? svg("tspan", { class: "amount" }, ` ${amount}`) : null,
+      svg("title", {}, `${position}: ${tokenExact(graph.tokens[position])}`),
+    );
+  }
+
+  /** What each token contributes, as a bar above its label: upwards for the root, downwards against it. */
+  function drawAmounts(group, bottom) {
+    const shares = graph.amounts.map(({ share }) => share);
+    const [above, below] = [Math.max(0, ...shares), Math.max(0, ...shares.map((share) => -share))];
+    const unit = (view.bars - 8) / (above + below || 1);
+    const zero = bottom + 6 + above * unit;
+    group.append(svg("line", { class: "axis-zero", x1: LEFT, x2: view.width, y1: zero, y2: zero }));
+    for (const column of geometry.columns) {
+      const share = shares[column.position];
+      const x = view.x + column.middle * view.scale;
+      if (Math.abs(share) < LEAST || x < LEFT + 4 || x > view.width - 4) continue;
+      group.append(amountBar(x, zero, share * unit, Math.max(3, Math.min(18, 0.5 * column.width * view.scale)), column.position));
+    }
+  }
+
+  function amountBar(x, zero, height, width, position) {
+    const far = zero - height;
+    const box = { x: (x - width / 2).toFixed(1), width: width.toFixed(1), y: Math.min(zero, far).toFixed(1), height: Math.abs(height).toFixed(1) };
+    const end = { x1: x - width / 2 - 3, x2: x + width / 2 + 3, y1: far, y2: far };
+    const against = height < 0;
+    const ended = against && graph.amounts[position].word !== "";
+    return svg(
+      "g",
+      { class: against ? "amount-bar opposing" : "amount-bar", "data-position": position },
+      svg("rect", box),
+      ended ? svg("line", end) : null,
+    );
   }
 
   /** What belongs to a token, as a line above its label: from one end of its column to the other. */

@@ -1,0 +1,76 @@
+"""What a corpus shows of a signal: token pairs that score highest, and others to tell them from.
+
+>>> pair = Pair("text 0", dest=2, src=0, score=1.5, token_ids=(5, 7, 5), tokens=(" a", " b", " a"))
+>>> pair.marked()
+'[[ a]] b<< a>>'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headtrace.vocabulary import head_name
+
+
+@dataclass(frozen=True)
+class ScoredSignal:
+    """A pair of directions that a head reads with: what is scored for a destination and a source together."""
+
+    id: str
+    """Names the signal within one scan: ``L9H6:3`` for a channel, ``L9H6:3+7 <content id>:<edge>`` for one of a
+    circuit."""
+    layer: int
+    head: int
+    kind: Literal["channel", "circuit"]
+    channels: tuple[int, ...]
+    side: Literal["query", "key"] | None = None
+    """For a signal of a circuit: the side that it was written to."""
+
+    @property
+    def name(self) -> str:
+        """The head and its channels: ``L9H6 3+7``."""
+        return f"{head_name(self.layer, self.head)} {'+'.join(map(str, self.channels))}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A destination and a source in their context, with the signal's score there."""
+
+    text: str
+    """Which piece of the corpus, by its id."""
+    dest: int
+    """The attending token, counted within ``token_ids``."""
+    src: int
+    """The token attended to; never after ``dest``."""
+    score: float
+    token_ids: tuple[int, ...]
+    """The context: all that is shown, up to the destination or somewhat further."""
+    tokens: tuple[str, ...]
+
+    def marked(self) -> str:
+        """The context with the source in ``[[...]]`` and the destination in ``<<...>>``."""
+        words: list[str] = []
+        for place, token in enumerate(self.tokens):
+            word = f"[[{token}]]" if place == self.src else token
+            words.append(f"<<{word}>>" if place == self.dest else word)
+        return "".join(words)
+
+
+@dataclass(frozen=True)
+class SignalExamples:
+    """All that a scan keeps of one signal."""
+
+    signal: ScoredSignal
+    top: tuple[Pair, ...]
+    """The highest scores, highest first."""
+    random: tuple[Pair, ...]
+    """A uniform sample of all causal pairs."""
+    middle: tuple[Pair, ...] = ()
+    """Pairs that score near the median of those above zero: hard to tell from the top."""
+    quantiles: tuple[tuple[float, float], ...] = ()
+    """(q, score), of all causal pairs."""
+    n_pairs: int = 0
+    """How many pairs were scored."""
+    notes: tuple[str, ...] = field(default=())
+    """What is to be known about them, such as that no score was above zero."""

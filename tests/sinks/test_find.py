@@ -9,6 +9,7 @@ import torch
 
 import headtrace
 from headtrace.errors import InputError
+from headtrace.sinks.files import save_sinks
 from headtrace.sinks.find import find_sinks
 from headtrace.sinks.result import FIGURES
 from headtrace.tasks import load_task
@@ -102,7 +103,7 @@ def test_a_figure_can_be_read_alone(found, name: str) -> None:
     ],
 )
 def test_a_damaged_folder_is_an_error_that_names_the_file(found, tmp_path, file, content, said) -> None:
-    folder = found.save(tmp_path / "sinks")
+    folder = save_sinks(found, tmp_path / "sinks")
     (folder / file).write_bytes(content)
     with pytest.raises(InputError, match=said):
         headtrace.load_sinks(folder)

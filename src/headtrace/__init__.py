@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         models,
         prompts,
         runs,
+        sinks,
         tasks,
         toy,
         tracing,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from headtrace.families import compare_signals, find_families
     from headtrace.models import Model, Recording, load
     from headtrace.runs import Network, Run, load_network, merge, open_run, run
+    from headtrace.sinks import Sinks, find_sinks, load_sinks
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -47,13 +49,16 @@ _HOME = {
     "Network": "runs",
     "Recording": "models",
     "Run": "runs",
+    "Sinks": "sinks",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "compare_signals": "families",
     "find_families": "families",
+    "find_sinks": "sinks",
     "load": "models",
     "load_circuit": "circuits",
     "load_network": "runs",
+    "load_sinks": "sinks",
     "merge": "runs",
     "open_run": "runs",
     "run": "runs",
@@ -71,6 +76,7 @@ _ROOMS = (
     "models",
     "prompts",
     "runs",
+    "sinks",
     "tasks",
     "toy",
     "tracing",
@@ -84,6 +90,7 @@ __all__ = [
     "Network",
     "Recording",
     "Run",
+    "Sinks",
     "Site",
     "Tracer",
     "__version__",
@@ -96,15 +103,18 @@ __all__ = [
     "families",
     "figures",
     "find_families",
+    "find_sinks",
     "load",
     "load_circuit",
     "load_network",
+    "load_sinks",
     "merge",
     "models",
     "open_run",
     "prompts",
     "run",
     "runs",
+    "sinks",
     "sufficiency",
     "tasks",
     "toy",

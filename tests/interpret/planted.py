@@ -13,7 +13,7 @@ from tests.truth.blueprint import Blueprint, Features, Head, as_gpt2
 from tests.truth.known import KNOWN, blueprint, either, previous_token
 
 KEPT = 40
-MATCH = 0.6
+MATCH = 0.7
 """A score of this share of the highest is a match: the gains of a head's features differ by less."""
 CLASS = range(4, 9)
 """The tokens that a head of the model below looks for."""

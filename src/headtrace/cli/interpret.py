@@ -74,7 +74,7 @@ def interpret(
     circuits = [each for _, each in named_circuits(circuit)]
     _tell_estimate(estimate(_signals(circuits, limit), explains, judges))
     loaded = ModelsOf(model, dtype, device)(circuits[0])
-    with options.progress_bar("Signals") as progress:
+    with options.progress_bar("Scan and words") as progress:
         found = put_into_words(
             circuits,
             loaded,

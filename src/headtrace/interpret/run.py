@@ -264,11 +264,17 @@ def interpret(
     explains, judges = explains.prepare(setting), judges.prepare(setting)
     scan = _scanner() if scanning is None else scanning
     where = {} if folder is None else {"out": folder / "scan"}
-    scanned = scan(model, corpus, signals=list(several), seed=seed, **where)
+    half = share_of(progress, 0, 100, 200)
+    scanned = scan(model, corpus, signals=list(several), seed=seed, progress=half, **where)
     examples = [scanned.examples(_id(each)) for each in scanned.signals]
     wanted = [each for each in examples if chosen is None or each.signal.id.partition(" ")[2] in chosen]
     found = interpret_examples(
-        wanted, explainer=explains, judge=judges, siblings=examples, seed=seed, progress=progress
+        wanted,
+        explainer=explains,
+        judge=judges,
+        siblings=examples,
+        seed=seed,
+        progress=share_of(progress, 100, 100, 200),
     )
     words = tuple(annotate(circuit, found.signals) for circuit in several)
     found = replace(

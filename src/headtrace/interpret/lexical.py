@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,6 +48,8 @@ LEAST_GAIN = 0.05
 """How much better (recall minus false alarms) the rules must get for another condition to be worth its words."""
 CLOSE = 0.03
 """Fewer words are chosen if they are worse by no more than this on examples left out."""
+AROUND = 8
+"""How many more pairs are looked at in the text of each random one."""
 LONGEST_LIST = 6
 """How many tokens a condition may list at most."""
 LONGEST_RULE = 3
@@ -76,31 +79,47 @@ class Lexical(Explainer):
         top, others = shown.top, shown.random
         if min(len(top), len(others)) < self.folds:
             return None
+        around = [_around(pair, top) for pair in others]
         limits = [limit for limit in (1, 2, 3, 4, 6) if limit < self.most] + [self.most]
-        limit = self._chosen(top, others, limits)
+        limit = self._chosen(top, others, around, limits)
         if limit is None:
             return None
-        rules = find_rules(top, others, limit)
+        rules = Search(top, [*others, *chain.from_iterable(around)]).rules(limit)
         return Description(str(rules), rules.to_dict()) if rules.either else None
 
-    def _chosen(self, top: Sequence[Pair], others: Sequence[Pair], limits: Sequence[int]) -> int | None:
+    def _chosen(
+        self,
+        top: Sequence[Pair],
+        others: Sequence[Pair],
+        around: Sequence[Sequence[Pair]],
+        limits: Sequence[int],
+    ) -> int | None:
         """The fewest words that do almost as well as any on examples left out; None if none says anything there."""
-        counts = [self._left_out(top, others, limit) for limit in limits]
-        best = max(_separation(each) for each in counts)
-        for limit, each in zip(limits, counts, strict=True):
-            if _separation(each) >= best - CLOSE:
-                return limit if each.p_value <= 0.05 else None
-        return None
+        searches = [self._without(fold, top, others, around) for fold in range(self.folds)]
+        best, found = -1.0, list[tuple[int, float, float]]()
+        for limit in limits:
+            rules = [search.rules(limit) for search in searches]
+            labels = [self._labels(rules, group) for group in (top, others)]
+            wide = [
+                label for k, each in enumerate(around) for label in map(rules[k % self.folds].holds, each)
+            ]
+            separation = float(np.mean(labels[0]) - np.mean([*labels[1], *wide]))
+            found.append((limit, separation, Counts.of(*labels).p_value))
+            best = max(best, separation)
+        limit, _, p_value = next(each for each in found if each[1] >= best - CLOSE)
+        return limit if p_value <= 0.05 else None
 
-    def _left_out(self, top: Sequence[Pair], others: Sequence[Pair], limit: int) -> Counts:
-        """How rules found without a part of the examples do on that part."""
-        labels: tuple[list[bool], list[bool]] = ([], [])
-        for fold in range(self.folds):
-            kept = [[p for i, p in enumerate(group) if i % self.folds != fold] for group in (top, others)]
-            rules = find_rules(kept[0], kept[1], limit)
-            for found, group in zip(labels, (top, others), strict=True):
-                found += [rules.holds(pair) for pair in group[fold :: self.folds]]
-        return Counts.of(*labels)
+    def _without(
+        self, fold: int, top: Sequence[Pair], others: Sequence[Pair], around: Sequence[Sequence[Pair]]
+    ) -> Search:
+        """A search that does not see a part of the examples."""
+        kept = [i for i in range(max(len(top), len(others))) if i % self.folds != fold]
+        negatives = [pair for i in kept if i < len(others) for pair in (others[i], *around[i])]
+        return Search([top[i] for i in kept if i < len(top)], negatives)
+
+    def _labels(self, rules: Sequence[Rules], pairs: Sequence[Pair]) -> list[bool]:
+        """Each pair by the rules that were found without it."""
+        return [rules[place % self.folds].holds(pair) for place, pair in enumerate(pairs)]
 
 
 @dataclass(frozen=True)
@@ -126,22 +145,46 @@ register_judge(LiteralJudge.name, LiteralJudge)
 # -- finding rules -------------------------------------------------------------------------------------------
 
 
-def find_rules(top: Sequence[Pair], others: Sequence[Pair], limit: int) -> Rules:
-    """Greedy rules of at most ``limit`` conditions and listed tokens; none where nothing separates."""
-    conditions = candidates(top, others)
-    pairs = [*top, *others]
-    table = np.array([[condition.holds(pair) for condition in conditions] for pair in pairs], dtype=bool)
-    positive = np.arange(len(pairs)) < len(top)
-    costs = np.array([condition.cost for condition in conditions])
-    covered, rules = np.zeros(len(pairs), dtype=bool), list[Rule]()
-    while limit > 0:
-        chosen, grown = _grow(table, costs, positive, covered, limit)
-        if not chosen:
-            break
-        rules.append(Rule(tuple(conditions[i] for i in chosen)))
-        limit -= rules[-1].cost
-        covered = covered | grown
-    return Rules(tuple(rules))
+class Search:
+    """Looks for the rules that tell some pairs from others."""
+
+    def __init__(self, top: Sequence[Pair], others: Sequence[Pair]) -> None:
+        self.conditions = candidates(top, others)
+        pairs = [*top, *others]
+        self.table: Table = np.array(
+            [[each.holds(pair) for each in self.conditions] for pair in pairs], dtype=bool
+        )
+        self.positive: Truth = np.arange(len(pairs)) < len(top)
+        self.costs = np.array([condition.cost for condition in self.conditions])
+
+    def rules(self, limit: int) -> Rules:
+        """Greedy rules of at most ``limit`` conditions and listed tokens; none where nothing separates."""
+        covered, rules = np.zeros(len(self.positive), dtype=bool), list[Rule]()
+        while limit > 0:
+            chosen, grown = _grow(self.table, self.costs, self.positive, covered, limit)
+            if not chosen:
+                break
+            rules.append(Rule(tuple(self.conditions[i] for i in chosen)))
+            limit -= rules[-1].cost
+            covered = covered | grown
+        return Rules(tuple(rules))
+
+
+def _around(pair: Pair, top: Sequence[Pair]) -> list[Pair]:
+    """Some more pairs of a random pair's text, at random: as good as random ones, and there are more of them.
+
+    With only the random pairs themselves, what holds for one in twenty of them could not be told from what never does.
+    """
+    own = {(each.text, each.dest, each.src) for each in top}
+    random = np.random.default_rng((pair.dest, pair.src, *pair.token_ids[:8]))
+    # Two different numbers up to n, the lower one and the one before the higher: every causal pair alike.
+    drawn = [sorted(random.choice(len(pair.token_ids) + 1, 2, replace=False).tolist()) for _ in range(AROUND)]
+    places = {(high - 1, low) for low, high in drawn}
+    return [
+        replace(pair, dest=dest, src=src)
+        for dest, src in sorted(places)
+        if (pair.text, dest, src) not in own and (dest, src) != (pair.dest, pair.src)
+    ]
 
 
 def _grow(table: Table, costs: Any, positive: Truth, covered: Truth, limit: int) -> tuple[list[int], Truth]:
@@ -164,11 +207,6 @@ def _grow(table: Table, costs: Any, positive: Truth, covered: Truth, limit: int)
 def _separations(labels: Table, positive: Truth) -> Any:
     """Recall minus false alarms, per column of labels."""
     return labels[positive].mean(axis=0) - labels[~positive].mean(axis=0)
-
-
-def _separation(counts: Counts) -> float:
-    recall, specificity = counts.recall.value or 0.0, counts.false_positive
-    return recall - specificity / max(1, counts.false_positive + counts.true_negative)
 
 
 def candidates(top: Sequence[Pair], others: Sequence[Pair]) -> list[Condition]:

@@ -48,6 +48,8 @@ LEAST_GAIN = 0.05
 """How much better (recall minus false alarms) the rules must get for another condition to be worth its words."""
 CLOSE = 0.03
 """Fewer words are chosen if they are worse by no more than this on examples left out."""
+SURE = 0.01
+"""Rules are told only if chance does as well on examples left out less often than this: several were tried."""
 AROUND = 8
 """How many more pairs are looked at in the text of each random one."""
 LONGEST_LIST = 6
@@ -107,7 +109,7 @@ class Lexical(Explainer):
             found.append((limit, separation, Counts.of(*labels).p_value))
             best = max(best, separation)
         limit, _, p_value = next(each for each in found if each[1] >= best - CLOSE)
-        return limit if p_value <= 0.05 else None
+        return limit if p_value <= SURE else None
 
     def _without(
         self, fold: int, top: Sequence[Pair], others: Sequence[Pair], around: Sequence[Sequence[Pair]]

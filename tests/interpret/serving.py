@@ -38,7 +38,7 @@ class Server:
                 with server.lock:
                     server.asked += 1
                     number = server.asked
-                    server.headers.append(dict(self.headers))
+                    server.headers.append({name.lower(): value for name, value in self.headers.items()})
                     server.messages.append(body["messages"])
                 found = server.answer(number, body["messages"])
                 if found is None:

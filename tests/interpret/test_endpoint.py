@@ -138,7 +138,7 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, caplog):
     caplog.set_level("DEBUG")
     with serving(lambda n, m: good(n, m) if n == 1 else 500) as server:
         found = _explainer(server.url, tmp_path, concurrency=1).explain_all(SIGNALS[:2])
-        assert server.headers[0]["Authorization"] == "Bearer sk-secret-words"
+        assert server.headers[0]["authorization"] == "Bearer sk-secret-words"
     assert isinstance(found[1], Failure)
     assert "[key]" in found[1].reason
     kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

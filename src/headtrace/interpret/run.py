@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headtrace.causal.edges import require_own_model
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.interpret.annotate import annotate
@@ -254,6 +253,8 @@ def interpret(
     ``limit`` takes the strongest edges only. With ``out``, the scan and the answers of an endpoint are kept there: the
     same call again goes on where it stopped. ``scanning`` takes the place of ``headtrace.interpret.scan.scan``.
     """
+    from headtrace.causal.edges import require_own_model
+
     several = (circuits,) if isinstance(circuits, Circuit) else tuple(circuits)
     chosen = _chosen(several, limit)
     for circuit in several:

@@ -35,6 +35,7 @@ COMMANDS = [
     "intervene",
     "edges",
     "faithfulness",
+    "atlas",
     "tasks",
     "toy",
 ]

@@ -12,8 +12,8 @@ True
 
 The folder holds ``atlas.json`` (what it was made from), ``heads.parquet`` (a row per head: its measures, of
 `headtrace.interpret.heads`), ``channels.parquet`` (a row per channel: share, quantiles, what stands out, what it reads
-through the embedding), ``pairs.parquet`` (a row per kept pair) and ``scan.safetensors``. The command ``headtrace atlas``
-also writes pages.
+through the embedding), ``pairs.parquet`` (a row per kept pair) and ``scan.safetensors``. The command ``headtrace
+atlas`` also writes pages.
 """
 
 from __future__ import annotations

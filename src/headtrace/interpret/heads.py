@@ -9,16 +9,16 @@
 >>> sums.shares().shape, float(sums.shares()[0, 0].sum().round(decimals=6))
 (torch.Size([3, 4, 32]), 1.0)
 
-All are means of attention over destinations after the first token, in [0, 1] but for ``entropy`` (nats) and ``distance``
-(tokens, of what is not given to the first token):
+All are means of attention over destinations after the first token, in [0, 1] but for ``entropy`` (nats) and
+``distance`` (tokens, of what is not given to the first token):
 
 - ``sink``: to the first token;
 - ``previous``, ``self``: to the token before, to itself;
 - ``duplicate``: to earlier occurrences of the same token, where there are any;
 - ``induction``: to tokens that come right after an earlier occurrence of it, where there are any.
 
-The first token is never a duplicate, nor before one: it is a sink. These are taken on text; `headtrace.tasks.head_scores`
-has scores on random tokens said twice.
+The first token is never a duplicate, nor before one: it is a sink. These are taken on text;
+`headtrace.tasks.head_scores` has scores on random tokens said twice.
 
 A channel's **share** is its part of what the head attends by: its terms at the pairs, weighted by attention (first
 token left out), less their mean over the sources that are seen; what is positive of it, as a share of all channels.

@@ -80,7 +80,8 @@ class Scan:
     def __repr__(self) -> str:
         rest = "" if self.complete else ", not complete"
         source = self.options["corpus"]["source"]
-        return f"Scan({self.options['model']!r}, {len(self.signals)} signals over {self.n_tokens:,} tokens of {source}{rest})"
+        size = f"{len(self.signals)} signals over {self.n_tokens:,} tokens"
+        return f"Scan({self.options['model']!r}, {size} of {source}{rest})"
 
     @property
     def n_chunks(self) -> int:
@@ -113,15 +114,7 @@ class Scan:
         quantiles = np.quantile(scores, QUANTILES).tolist() if len(seen) else []
         return SignalExamples(
             signal=signal,
-            top=tuple(
-                self._pair(
-                    tally.top_score[row, i],
-                    tally.top_chunk[row, i],
-                    tally.top_dest[row, i],
-                    tally.top_src[row, i],
-                )
-                for i in kept
-            ),
+            top=tuple(self._highest(row, place) for place in kept),
             random=tuple(self._sampled(row, place) for place in seen[:random]),
             middle=tuple(
                 self._sampled(row, place) for place in _middle(tally.sample_score[row], rest, random)
@@ -141,6 +134,15 @@ class Scan:
         if not self.options["sinks"]:
             notes.append("pairs whose source is the first token are left out")
         return tuple(notes)
+
+    def _highest(self, row: int, place: int) -> Pair:
+        tally = self.tally
+        return self._pair(
+            tally.top_score[row, place],
+            tally.top_chunk[row, place],
+            tally.top_dest[row, place],
+            tally.top_src[row, place],
+        )
 
     def _sampled(self, row: int, place: int) -> Pair:
         tally = self.tally

@@ -84,7 +84,7 @@ def load_scan(folder: str | Path) -> Scan:
         raise
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{str(path)!r} is not a scan, or it is damaged ({type(error).__name__}: {error}). Delete it and scan again."
+            f"{str(path)!r} is not a scan, or it is damaged ({error!r}). Delete it and scan again."
         ) from error
 
 

@@ -4,7 +4,8 @@
 >>> model = headtrace.load("builtin")
 >>> [signal.id for signal in find_signals(model, ["L1H2:3", "L1H2:0+5"])]
 ['L1H2:3', 'L1H2:0+5']
->>> circuit = headtrace.Tracer(model).trace("When Mary and John went to the store, John gave a drink to", " Mary", " John")
+>>> prompt = "When Mary and John went to the store, John gave a drink to"
+>>> circuit = headtrace.Tracer(model).trace(prompt, " Mary", " John")
 >>> signal = find_signals(model, circuit)[0]
 >>> signal.kind, signal.side in ("query", "key"), signal.name in signal.id.replace(":", " ")
 ('circuit', True, True)

@@ -7,8 +7,8 @@
 (4, 4)
 
 A token's embedding, normed as the head's layer would norm it, times the head's query (or key) projection, in the basis
-of its channels. Both sides have two ends: a pair scores where the coefficients of both sides have the same sign, so what
-the query's high end looks for is at the key's high end, and likewise the low ones (``opposite``). Positions do not
+of its channels. Both sides have two ends: a pair scores where the coefficients of both sides have the same sign, so
+what the query's high end looks for is at the key's high end, and likewise the low ones (``opposite``). Positions do not
 enter: for rotary models this is the score of a token with itself at a distance of zero; biases, learned positions and
 the scales of QK-norm are left out. Later layers also read what others have written.
 """

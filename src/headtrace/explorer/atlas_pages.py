@@ -98,7 +98,8 @@ def _words(channels: list[dict[str, Any]]) -> list[str]:
     ranked = [
         (place, each["what"])
         for row in channels
-        for place, each in enumerate(row["relations"][:3] + row["tokens"][:3])
+        for kind in ("relations", "tokens")
+        for place, each in enumerate(row[kind][:3])
     ]
     return list(dict.fromkeys(what for _, what in sorted(ranked, key=lambda each: each[0])))[:24]
 

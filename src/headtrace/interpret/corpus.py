@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,7 +79,7 @@ class Corpus:
         """The chunks from ``start`` on, in an order that never changes."""
         found = self._sampled(start) if self.kind == "sampled" else islice(self._read(), start, None)
         left = self.n_chunks
-        return found if left is None else (chunk for chunk in islice(found, max(0, left - start)))
+        return found if left is None else islice(found, max(0, left - start))
 
     @property
     def kind(self) -> str:
@@ -243,7 +244,7 @@ def _kind(source: str) -> str:
         return "jsonl"
     if ending == ".parquet":
         return "parquet"
-    known = Path(source).exists() or ending or source.count("/") != 1
+    known = os.path.exists(source) or ending or source.count("/") != 1
     return "text" if known else "hub"
 
 
@@ -255,8 +256,8 @@ def _check(corpus: Corpus) -> None:
         next(corpus.chunks())
     elif kind == "hub":
         _datasets()
-    elif not Path(source).is_file():
-        what = "is a folder" if Path(source).is_dir() else "does not exist"
+    elif not os.path.isfile(source):
+        what = "is a folder" if os.path.isdir(source) else "does not exist"
         raise InputError(
             f"The corpus {source!r} {what}. Give a text file, JSONL with a field 'text', Parquet with a column "
             "'text', hub:owner/name, sampled:N or task:ioi."

@@ -264,7 +264,7 @@ def _resumed(out: str | Path, options: dict[str, Any]) -> Scan | None:
     if not (Path(out) / FILE).exists():
         return None
     before = Scan.load(out)
-    for name in options.keys() | before.options.keys():
+    for name in dict.fromkeys([*options, *before.options]):
         then, now = before.options.get(name), options.get(name)
         if then != now:
             raise InputError(

@@ -63,7 +63,7 @@ def load_scan(folder: str | Path) -> Scan:
         )
     try:
         with safe_open(path, "numpy") as file:
-            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays: dict[str, Any] = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
             about: dict[str, Any] = json.loads((file.metadata() or {})["scan"])
         if about["schema"] != SCHEMA:
             raise InputError(
@@ -89,6 +89,8 @@ def load_scan(folder: str | Path) -> Scan:
 
 
 def _contexts(arrays: dict[str, Any], names: list[str]) -> dict[int, tuple[str, tuple[int, ...]]]:
+    if not names:
+        return {}
     ends = np.cumsum(arrays["context_length"])
     pieces = np.split(arrays["context_tokens"], ends[:-1])
     rows = zip(arrays["context_chunk"].tolist(), names, pieces, strict=True)
@@ -98,4 +100,4 @@ def _contexts(arrays: dict[str, Any], names: list[str]) -> dict[int, tuple[str, 
 def _heads(arrays: dict[str, Any]) -> HeadSums | None:
     if f"head_{_HEADS[0]}" not in arrays:
         return None
-    return HeadSums(*(torch.from_numpy(arrays[f"head_{name}"].copy()) for name in _HEADS))
+    return HeadSums(*(torch.from_numpy(arrays[f"head_{name}"]) for name in _HEADS))

@@ -96,7 +96,7 @@ def circuit_signals(circuit: Circuit) -> list[ScoredSignal]:
             continue
         if target.layer is None or target.head is None:
             continue
-        channels = tuple(sorted(edge.channels))
+        channels = tuple(edge.channels)
         name = f"{head_name(target.layer, target.head)}:{'+'.join(map(str, channels))}"
         found.append(
             ScoredSignal(

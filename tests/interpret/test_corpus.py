@@ -13,6 +13,7 @@ import headtrace
 from headtrace.errors import InputError
 from headtrace.interpret import corpus as corpora
 from headtrace.interpret.corpus import open_corpus
+from tests.tiny import NAMES, tiny_model
 
 SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. "
 
@@ -42,7 +43,7 @@ def test_a_text_a_line_and_a_row_give_the_same_tokens(model, tmp_path, monkeypat
     assert all(ids[0] == front for ids in found[0]), "each chunk begins as a text does"
     assert {len(ids) for ids in found[0][:-1]} == {32}
     own = [token for ids in found[0] for token in ids[1:]]
-    assert own == model.to_ids(text)[1:], "no token is lost between chunks"
+    assert own == model.to_ids(SENTENCE)[1:] * 12, "no token is lost between chunks"
 
 
 def test_a_chunk_never_crosses_from_one_text_into_another(model, tmp_path) -> None:
@@ -66,6 +67,18 @@ def test_sampled_text_depends_on_the_seed_only(model) -> None:
     assert first == again == longer[:2]
     assert first != chunks("sampled:64", model, seed=2)
     assert [len(chunk.token_ids) for chunk in longer] == [32] * 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_architecture_can_be_sampled_and_is_left_as_it_was(name) -> None:
+    """A model without a tokenizer begins with any token; every chunk is as long as asked for."""
+    model = tiny_model(name)
+    before = model.hf.config._attn_implementation
+    found, again = (chunks("sampled:96", model, seed=4) for _ in range(2))
+    assert found == again
+    assert [len(chunk.token_ids) for chunk in found] == [32] * 3
+    assert all(0 <= token < 61 for chunk in found for token in chunk.token_ids)
+    assert model.hf.config._attn_implementation == before
 
 
 def test_a_line_of_ten_megabytes_is_read_in_pieces(model, tmp_path, monkeypatch) -> None:

@@ -1,7 +1,7 @@
 """What tells some token pairs from others: tokens and relations that are more frequent among them.
 
 >>> top = [Place((5, 7, 5), 2, 0)] * 6
->>> rest = [Place((5, 7, 6), 2, 1)] * 10
+>>> rest = [Place((7, 7, 6), 2, 0)] * 10
 >>> [(found.what, found.count) for found in relations_standing_out(top, rest, {5: " a", 6: " b", 7: "c"})][:1]
 [('the same token', 6)]
 >>> [(found.what, found.side) for found in tokens_standing_out(top, rest, {5: " a", 6: " b", 7: "c"})]

@@ -9,7 +9,7 @@ PROMPT := When Mary and John went to the store, John gave a drink to
 PYTEST := $(BIN)/python -m pytest
 # What is checked again as other CPUs compute, and with every shape checked at run time.
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
-SHAPED := $(CORE) tests/models tests/channels tests/tasks
+SHAPED := $(CORE) tests/models tests/channels tests/tasks tests/families
 
 .PHONY: demo test test-cpus lint bench clean
 

@@ -53,6 +53,28 @@ def share_of(progress: Progress | None, before: int, size: int, of_all: int) -> 
     return lambda done, of: progress(before + size * done // max(of, 1), of_all)
 
 
+def never_back(progress: Progress | None) -> Progress | None:
+    """A progress to which only more is told than before: parts may find out on the way that they are longer.
+
+    >>> onwards = never_back(lambda done, of_all: print(done, "of", of_all))
+    >>> onwards(4, 9), onwards(3, 9), onwards(5, 9)
+    4 of 9
+    5 of 9
+    (None, None, None)
+    """
+    if progress is None:
+        return None
+    furthest = -1
+
+    def tell(done: int, of: int) -> None:
+        nonlocal furthest
+        if done >= furthest:
+            furthest = done
+            progress(done, of)
+
+    return tell
+
+
 def part_of(progress: Progress | None, before: int, of_all: int) -> Progress | None:
     """What a part of the work is given to report to, when ``before`` is done already."""
     if progress is None:

@@ -156,25 +156,29 @@ class Site:
         return self.src is None or self.dest is None or self.src <= self.dest
 
     def __str__(self) -> str:
-        if self.kind == "root":
-            return "Root"
-        if self.kind == "head":
-            return f"{head_name(self.layer or 0, self.head or 0)} {self.dest}->{self.src}"
-        if self.kind == "offset":
-            reader = (
-                "root"
-                if self.layer is None
-                else f"L{self.layer}" + ("" if self.head is None else f"H{self.head}")
-            )
-            return f"Offset {reader} @{self.dest}"
-        words = {
-            "mlp": "MLP",
-            "attention_bias": "Attention bias",
-            "rounding": "Rounding",
-            "embedding": "Embedding",
-        }
-        layer = "" if self.layer is None else f" {self.layer}"
-        return f"{words[self.kind]}{layer} @{self.dest}"
+        return site_name(self.kind, self.layer, self.head, self.dest, self.src)
+
+
+_WORDS = {"mlp": "MLP", "attention_bias": "Attention bias", "rounding": "Rounding", "embedding": "Embedding"}
+
+
+def site_name(
+    kind: Kind, layer: int | None, head: int | None, dest: int | str | None, src: int | str | None
+) -> str:
+    """How a component at a place prints, whether places are positions or have names.
+
+    >>> site_name("head", 9, 6, "end", "IO"), site_name("head", 9, 6, None, None), site_name("mlp", 5, None, "S2", None)
+    ('L9H6 end->IO', 'L9H6', 'MLP 5 @S2')
+    """
+    if kind == "root":
+        return "Root"
+    if kind == "head":
+        name = head_name(layer or 0, head or 0)
+        return name if dest is None and src is None else f"{name} {dest}->{src}"
+    if kind == "offset":
+        reader = "root" if layer is None else f"L{layer}" + ("" if head is None else f"H{head}")
+        return f"Offset {reader} @{dest}"
+    return f"{_WORDS[kind]}{'' if layer is None else f' {layer}'} @{dest}"
 
 
 ROOT = Site("root")

@@ -8,7 +8,7 @@ circuit and ablates the rest.
 ``sufficiency.py`` keeps only the circuit and gives the rest what it had in a counterfactual run: ``components.py``
 patches the run, ``rankings.py`` has the baselines, ``controls.py`` other components to take away, ``curves.py`` areas.
 
-``verify.py`` puts a circuit to the test: ``places.py`` asks whether the model has what the file names, ``tolerance.py``
+``verify.py`` puts a circuit to the test: ``roles.py`` asks whether the model has what the file names, ``tolerance.py``
 how exactly numbers must agree, ``checks.py``, ``graph_checks.py``, ``content_checks.py`` and ``effect_checks.py``
 compare them, ``claims.py`` and ``weights.py`` compute what is claimed about a firing, ``ledger.py`` keeps the account,
 ``report.py`` gives it.

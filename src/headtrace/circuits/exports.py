@@ -54,10 +54,14 @@ def to_graphml(circuit: Circuit, path: str | Path) -> Path:
 
 
 def graphml_text(circuit: Circuit) -> str:
+    """The circuit as GraphML."""
+    return graphml(to_networkx(circuit))
+
+
+def graphml(graph: nx.MultiDiGraph) -> str:
     """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out."""
     import networkx as nx
 
-    graph = to_networkx(circuit)
     for values in (
         graph.graph,
         *(v for _, v in graph.nodes(data=True)),

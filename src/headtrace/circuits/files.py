@@ -33,25 +33,26 @@ _CIRCUIT = TypeAdapter(Circuit)
 
 def load_circuit(path: str | Path) -> Circuit:
     """Read a circuit file, of this version or an earlier one. A damaged one gets an error that names the field."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(
-            f"No circuit file at {path}. `headtrace trace ... --out {path}` writes one."
-        ) from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; expected a circuit file (JSON).") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text (byte {error.start}); expected a circuit file (JSON)."
-        ) from None
-    except (OSError, ValueError) as error:  # a name with a null byte is a value error
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    text = file_text(path, "a circuit file", f"`headtrace trace ... --out {path}` writes one.")
     try:
         return loads(text)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def file_text(path: str | Path, what: str, advice: str) -> str:
+    """The text of a JSON file; where it cannot be read, an error says so, and what to do if there is none."""
+    path = Path(path)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"No {what.removeprefix('a ')} at {path}. {advice}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; expected {what} (JSON).") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); expected {what} (JSON).") from None
+    except (OSError, ValueError) as error:  # a name with a null byte is a value error
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def loads(text: str) -> Circuit:
@@ -59,17 +60,17 @@ def loads(text: str) -> Circuit:
     return from_json(parse(text))
 
 
-def parse(text: str) -> Any:
+def parse(text: str, what: str = "a circuit file") -> Any:
     """JSON data, or an error that says what is wrong with the text."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise InputError(
             f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); the file is damaged "
-            "or is not a circuit file"
+            f"or is not {what}"
         ) from None
     except RecursionError:
-        raise InputError("nested too deeply to be a circuit file") from None
+        raise InputError(f"nested too deeply to be {what}") from None
     except InputError:
         raise
     except ValueError as error:  # Python refuses to read integers of thousands of digits
@@ -105,6 +106,11 @@ def dumps(circuit: Circuit) -> str:
     """The text of the circuit file. Its data is read back first: what is written can be loaded."""
     data = to_json(circuit)
     from_json(data)
+    return document(data)
+
+
+def document(data: Mapping[str, Any]) -> str:
+    """JSON data as a file that can be compared line by line: one line for each key, and for each item of its lists."""
     lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in data.items())
     return "{\n" + lines + "\n}\n"
 
@@ -126,20 +132,20 @@ def _line(value: Any) -> str:
 
 def to_json(circuit: Circuit) -> dict[str, Any]:
     """The circuit as JSON data, in the order in which it is written: what it is about first, then the graph."""
-    data = _plain(circuit)
+    data = plain(circuit)
     root = {"kind": circuit.root.kind, **data["root"]}
     nodes, edges = data.pop("nodes"), data.pop("edges")
     return {"schema": SCHEMA, **data, "root": root, "nodes": nodes, "edges": edges}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Dataclasses to what they say, tuples to lists, mappings in the order of their keys."""
     if is_dataclass(value):
         said = ((name, getattr(value, name), unsaid) for name, unsaid in unwritten(type(value)).items())
-        return {name: _plain(item) for name, item, unsaid in said if item != unsaid}
+        return {name: plain(item) for name, item, unsaid in said if item != unsaid}
     if isinstance(value, Mapping):
-        return {key: _plain(value[key]) for key in sorted(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {key: plain(value[key]) for key in sorted(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @cache

@@ -204,8 +204,9 @@ class Edge:
     """Where it enters: the query or key of a head (why it attends), its value or the input of an mlp (what is moved),
     or the root."""
     weight: Number
-    """On the query and key side, the attention that removing the signal takes away; elsewhere the contribution in the
-    unit of the root."""
+    """On the query and key side, the attention that removing the signal takes away. Elsewhere the share by which
+    influence is passed on: the contribution in the unit of the root (with a counterfactual, the contrast), mixed with
+    shares of signals where the target is followed for signals as well; `contribution` is always the contribution."""
     channels: Written[Ids | None] = None
     """The target's channels that carry the signal."""
     effect: Mapping[Text, Scalar] | None = field(default=None, hash=False)

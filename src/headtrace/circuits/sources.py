@@ -1,4 +1,4 @@
-"""Circuits wherever they are kept: a circuit file, a Parquet table, one circuit of it, a folder of circuit files.
+"""Circuits wherever they are kept: a circuit file, a Parquet table, one circuit of it, a folder of files, a run.
 
 >>> import tempfile
 >>> from headtrace.circuits import write_parquet
@@ -15,6 +15,8 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
 
 _NUMBERED = re.compile(r"(?P<path>.+)#(?P<number>\d+)")
+_NAMED = re.compile(r"(?P<path>.+)#(?P<name>[^#]+)")
+RUN, READS_RUNS = "run.json", "headtrace.runs.reading"
+"""The file that marks the folder of a run, and the module that reads one: found by name, for data knows no rooms."""
 _SCHEMA = b'"headtrace.circuit/'
 
 
@@ -41,13 +46,17 @@ def read_circuit(source: str | Path) -> Circuit:
 
 
 def read_circuits(source: str | Path) -> list[Circuit]:
-    """All circuits of a source: ``c.json``, ``many.parquet``, ``many.parquet#3``, a folder, ``-`` (standard input)."""
+    """All circuits of a source: ``c.json``, ``many.parquet``, ``many.parquet#3``, a folder, ``-`` (standard input), a
+    run, or one prompt of it: ``runs/ioi#3f2a`` (its id, the beginning of one, or its number)."""
     return [circuit for _, circuit in named_circuits(source)]
 
 
 def named_circuits(source: str | Path) -> list[tuple[str, Circuit]]:
     """The circuits of a source, each with a name under which ``read_circuit`` finds it again."""
     text = os.fspath(source)
+    run = _of_run(text)
+    if run is not None:
+        return run
     numbered = _NUMBERED.fullmatch(text)
     if numbered is None or os.path.lexists(text):  # a file may have such a name
         return _all_of(text)
@@ -58,6 +67,17 @@ def named_circuits(source: str | Path) -> list[tuple[str, Circuit]]:
             f"numbered from 0."
         )
     return [circuits[number]]
+
+
+def _of_run(text: str) -> list[tuple[str, Circuit]] | None:
+    """The circuits of a run, or the one that is named; none if it is no run."""
+    named = None if os.path.lexists(text) else _NAMED.fullmatch(text)
+    path, name = (text, None) if named is None else (named["path"], named["name"])
+    if "://" not in path and not os.path.isfile(os.path.join(path, RUN)):
+        return None
+    read: Callable[[str, str | None], list[tuple[str, Circuit]]]
+    read = import_module(READS_RUNS).named_circuits_of_run
+    return read(path, name)
 
 
 def _all_of(text: str) -> list[tuple[str, Circuit]]:

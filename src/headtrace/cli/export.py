@@ -13,7 +13,8 @@ CircuitSource = Annotated[
     str,
     typer.Argument(
         metavar="CIRCUIT",
-        help="A circuit file, a Parquet file (or one circuit of it: many.parquet#3), a folder, - for standard input.",
+        help="A circuit file, a Parquet file (or one circuit of it: many.parquet#3), a folder, a run (or one "
+        "circuit of it: DIR#ID), - for standard input.",
     ),
 ]
 

@@ -58,7 +58,7 @@ def _words(error: BaseException) -> tuple[str, int]:
         case HeadtraceError():
             return str(error), MENDABLE
         case KeyboardInterrupt():
-            return "", INTERRUPTED
+            return str(error), INTERRUPTED
         case OSError():
             where = "" if error.filename is None else f"{os.fspath(error.filename)!r}: "
             return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,14 +77,26 @@ def load_model(name: str, revision: str | None = None, dtype: str = "float32", d
         return load(name, revision=revision, dtype=dtype, device=device)
 
 
-@contextmanager
-def progress_bar(what: str, total: int | None = None) -> Generator[Progress]:
-    """The time that remains; the block gets a function to call with how much is done, and of how much.
+class Bar:
+    """A progress that can also be told a few words: how many failed, say."""
 
-    On a terminal a bar, in a log a line now and then.
+    def __init__(self, tell: Progress, words: Callable[[str], None]) -> None:
+        self._tell, self.words = tell, words
+
+    def __call__(self, done: int, of: int) -> None:
+        self._tell(done, of)
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None, *, resumes: bool = False) -> Generator[Bar]:
+    """Rate and time that remains; the block gets a function to call with how much is done, and of how much.
+
+    On a terminal a bar, in a log a line now and then. Where work ``resumes``, the first call says what was there
+    before, which took no time now.
     """
     if not notes.is_terminal:
-        yield _Lines(what)
+        lines = _Lines(what, resumes)
+        yield Bar(lines, lambda words: setattr(lines, "words", words))
         return
     from rich import progress
 
@@ -92,13 +104,25 @@ def progress_bar(what: str, total: int | None = None) -> Generator[Progress]:
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[rate]}"),
         progress.TimeElapsedColumn(),
         progress.TextColumn("left:"),
         progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[words]}", style="yellow"),
     )
     with progress.Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task(escape(printable(what)), total=total)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        task = bar.add_task(escape(printable(what)), total=total, words="", rate="")
+        begun = not resumes
+
+        def tell(done: int, of: int) -> None:
+            nonlocal begun
+            if not begun:
+                bar.reset(task, completed=done, total=of)
+                begun = True
+            speed = bar.tasks[0].speed
+            bar.update(task, completed=done, total=of, rate="" if not speed else f"{speed:.3g}/s")
+
+        yield Bar(tell, lambda words: bar.update(task, words=escape(printable(words))))
 
 
 class _Lines:
@@ -106,17 +130,22 @@ class _Lines:
 
     every = 10.0
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, resumes: bool = False) -> None:
+        self.what, self.words = what, ""
         self.start = self.told = time.monotonic()
+        self.before: int | None = None if resumes else 0
 
     def __call__(self, done: int, of: int) -> None:
         now = time.monotonic()
+        if self.before is None:
+            self.before = done
         if now - self.told < self.every:
             return
-        self.told = now
-        left = "" if not done else f", about {(now - self.start) * (of - done) / done:.0f} s left"
-        note(f"{self.what}: {done} of {of}{left}")
+        self.told, passed = now, now - self.start
+        new = done - self.before
+        left = "" if not new else f", about {passed * (of - done) / new:.0f} s left ({new / passed:.3g}/s)"
+        words = f", {self.words}" if self.words else ""
+        note(f"{self.what}: {done} of {of}{left}{words}")
 
 
 def read_prompt(

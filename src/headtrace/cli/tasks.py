@@ -88,7 +88,7 @@ def show(
     examples = task_set.examples[::step][:number]
     content = {"task": task, "examples": examples, "excluded": task_set.excluded_counts()}
     options.emit(content, as_json=json, show=lambda: _show_examples(examples))
-    _report_excluded(task_set)
+    report_excluded(task_set)
 
 
 def _show_examples(examples: Sequence[Example]) -> None:
@@ -134,7 +134,7 @@ def accuracy(
         result = measure(loaded, task_set, batch_size=batch_size, progress=progress)
     content = {"model": model, "seed": seed, **result.to_dict()}
     options.emit(content, as_json=json, out=out, show=lambda: _print_accuracy(model, result))
-    _report_excluded(task_set)
+    report_excluded(task_set)
     if out is not None:
         options.write_json(out, content)
 
@@ -159,7 +159,8 @@ def _print_accuracy(model: str, result: Accuracy) -> None:
     console.print(f"Mean logit difference {result.mean_logit_difference:.2f}", highlight=False)
 
 
-def _report_excluded(task_set: TaskSet) -> None:
+def report_excluded(task_set: TaskSet) -> None:
+    """Say what a set leaves out, and why."""
     for reason, count in task_set.excluded_counts().items():
         items = [each.item for each in task_set.excluded if each.reason == reason]
         shown = ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")

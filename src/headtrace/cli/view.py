@@ -23,7 +23,7 @@ def view(
         list[str],
         typer.Argument(
             metavar="CIRCUIT ...",
-            help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders of circuit files.",
+            help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders of them, runs (or DIR#ID).",
         ),
     ],
     out: Annotated[

@@ -54,7 +54,7 @@ def document(template: str, *, title: str, style: str, script: str, data: Any) -
     """A template with its style, script and data: it runs nothing else, and loads nothing."""
     return _fill(
         template,
-        policy=_POLICY.format(script=_hash(script), style=_hash(style)),
+        policy=_POLICY.format(script=content_hash(script), style=content_hash(style)),
         title=escape(f"{inert(title)[:200]} - headtrace"),
         style=style,
         script=script,
@@ -154,7 +154,8 @@ def _script() -> str:
     return inline_modules({name: part(name) for name in names}, "main.js", "start")
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """By which a content security policy names a script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +144,14 @@ def figure_kind(path: str | Path) -> str:
             f"{str(path)!r} is no figure that can be drawn: end its name in {', '.join(most)} or {last}."
         )
     return kind
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG, to be put into a page; the same figure gives the same bytes."""
+    content = io.BytesIO()
+    with house_style():
+        figure.savefig(content, format="svg", metadata={DATED[".svg"]: None})
+    return content.getvalue()
 
 
 def save(figure: Figure, path: str | Path | None) -> Figure:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -68,8 +69,25 @@ def _short(text: str, width: int = 90) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+COMPARED = {
+    "random": (GREY, ":"),
+    "attention": (GREY, "--"),
+    "attribution patching": (INK, "--"),
+    "integrated gradients": (INK, "-."),
+}
+"""What circuits are compared with: neither in a colour nor solid."""
+
+
+def _styles(methods: Sequence[str]) -> list[tuple[str, Any]]:
+    """A colour and a line for each method: no two alike."""
+    fresh = ((colour, line) for line in ("-", (0, (5, 1)), (0, (1, 1))) for colour in SEQUENCE)
+    return [COMPARED[method] if method in COMPARED else next(fresh) for method in methods]
+
+
 def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -> Figure:
-    """Median sufficiency over the number of components, a panel per task and a line per method; bands: quartiles.
+    """Median sufficiency over the number of components, a panel per task and a line per method.
+
+    Bands are quartiles, for what is drawn solid.
 
     ``table`` has a row per task, prompt, method and number of components, with its sufficiency.
     """
@@ -79,15 +97,26 @@ def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -
         figure, [axes] = new_figure(3.3 * len(tasks) + 1.6, 3.4, columns=len(tasks), sharey=True)
         for axis, task in zip(axes, tasks, strict=True):
             part = table.filter(pl.col("task") == task)
-            for method, colour in zip(methods, (*SEQUENCE, INK, GREY) * len(methods), strict=False):
+            for method, (colour, dashes) in zip(methods, _styles(methods), strict=True):
                 rows = part.filter(method=method).group_by("components").agg(
                     pl.col("sufficiency").median().alias("median"),
                     pl.col("sufficiency").quantile(0.25, "linear").alias("low"),
                     pl.col("sufficiency").quantile(0.75, "linear").alias("high"),
                 ).sort("components")  # fmt: skip
                 x = rows["components"].to_list()
-                axis.plot(x, rows["median"].to_list(), color=colour, marker="o", ms=3, label=method)
-                axis.fill_between(x, rows["low"].to_list(), rows["high"].to_list(), color=colour, alpha=0.12)
+                axis.plot(
+                    x,
+                    rows["median"].to_list(),
+                    color=colour,
+                    linestyle=dashes,
+                    marker="o",
+                    ms=3,
+                    label=method,
+                )
+                if dashes == "-":  # bands of all would hide each other
+                    axis.fill_between(
+                        x, rows["low"].to_list(), rows["high"].to_list(), color=colour, alpha=0.12
+                    )
             axis.axhline(0, color=INK, linewidth=0.6)
             axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
             log_scale(axis, "x")

@@ -146,6 +146,22 @@ def _read(source: Source, dtype: torch.dtype, *, with_tokenizer: bool) -> tuple[
     return _read_folder(folder, dtype, with_tokenizer)
 
 
+def loadable_place(name: str, revision: str | None = None) -> str | None:
+    """Where another process finds a model of this name, without the hub: a name or an absolute path; None if nowhere.
+
+    >>> loadable_place("builtin"), loadable_place("LlamaForCausalLM")
+    ('builtin', None)
+    """
+    try:
+        source = find_source(name, revision)
+    except InputError:
+        return None
+    if source.kind in ("folder", "gguf"):
+        return os.path.abspath(source.place)
+    known = source.kind == "builtin" or hub.in_cache(source) or _packaged_gguf(source.name) is not None
+    return name if known else None
+
+
 def _packaged_gguf(alias: str) -> Path | None:
     """The GGUF file that an installed package carries for this alias (found without importing the package)."""
     if alias not in PACKAGED_GGUF:

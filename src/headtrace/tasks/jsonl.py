@@ -65,8 +65,8 @@ def _draft(record: Record, where: str) -> Draft:
         text=text,
         answers=_continuations(where, "answer", record.get("answer")),
         wrongs=_continuations(where, "wrong", record.get("wrong")),
-        spans=_spans(where, text, record.get("roles", {})),
-        labels=_labels(where, record.get("labels", {})),
+        spans=spans_of(where, text, record.get("roles", {})),
+        labels=labels_of(where, record.get("labels", {})),
     )
 
 
@@ -79,13 +79,15 @@ def _continuations(where: str, field: str, value: object) -> tuple[str, ...]:
     return tuple(str(each) for each in values)
 
 
-def _labels(where: str, value: object) -> dict[str, str]:
+def labels_of(where: str, value: object) -> dict[str, str]:
+    """What a line says under ``labels``: text to text."""
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise InputError(f"{where}, field 'labels': expected an object of texts, got {shown(value)}.")
     return {str(key): str(each) for key, each in value.items()}
 
 
-def _spans(where: str, text: str, value: object) -> dict[str, Span]:
+def spans_of(where: str, text: str, value: object) -> dict[str, Span]:
+    """What a line says under ``roles``: names to the [start, end) characters of their words."""
     if not isinstance(value, dict):
         raise InputError(f"{where}, field 'roles': expected an object, got {shown(value)}.")
     spans: dict[str, Span] = {}

@@ -1,0 +1,222 @@
+"""Do heads do the same in two circuits, or in two families? The cosine of the signals that they read.
+
+    found = headtrace.compare_signals(a, b, model)
+    found.table, found.same, found.other, found.opposite
+
+A head's query signal in a circuit is the sum of all signals that the circuit has on the query side of its firings,
+each as the residual vector that carries it (`headtrace.causal.signals`); its key signal alike. Heads are compared by
+the cosine of these sums: near 1 they look for the same, near 0 for something else, below 0 for the opposite. Of two
+families, every circuit of one is compared with every circuit of the other, and the mean is given. The control is what
+the same head shows on two prompts of one family: no cosine can be expected to be higher than that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from jaxtyping import Float
+
+from headtrace.causal.edges import coefficients, open_circuit
+from headtrace.causal.notebook import frame, paragraph
+from headtrace.causal.signals import Signal
+from headtrace.circuits import Circuit
+from headtrace.errors import InputError
+from headtrace.families.models import require_one_model
+from headtrace.progress import Progress
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, head_name
+from headtrace.writing import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headtrace.models import Model
+
+SAME, APART = 0.7, 0.3
+"""Cosines from 0.7 up: the same; within 0.3 of zero: something else; from -0.3 down: the opposite."""
+RESAMPLES = 1000
+SCHEMA = "headtrace.signals/1"
+Reader = tuple[int, int, AttentionSide]
+"""Layer, head and side."""
+_TYPES: Any = {
+    "layer": pl.Int64, "head": pl.Int64, "side": pl.String, "cosine": pl.Float64, "low": pl.Float64,
+    "high": pl.Float64, "control": pl.Float64, "in_a": pl.Int64, "in_b": pl.Int64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class SignalComparison:
+    """Cosines of the heads that both sides have."""
+
+    table: pl.DataFrame
+    """layer, head, side, cosine with its 95 % interval over prompts (null with one circuit on a side), control (null
+    where no side has the head in two circuits), and how many circuits of each side have the head."""
+    names: tuple[str, str]
+    circuits: tuple[int, int]
+    n_layers: int
+    n_heads: int
+
+    @property
+    def same(self) -> pl.DataFrame:
+        """Heads that read the same in both."""
+        return self.table.filter(pl.col("cosine") >= SAME).sort("cosine", descending=True)
+
+    @property
+    def other(self) -> pl.DataFrame:
+        """Heads that read something else: what they read in the one says nothing about what they read in the other."""
+        return self.table.filter(pl.col("cosine").abs() < APART).sort(pl.col("cosine").abs())
+
+    @property
+    def opposite(self) -> pl.DataFrame:
+        """Heads that read the opposite."""
+        return self.table.filter(pl.col("cosine") <= -APART).sort("cosine")
+
+    @staticmethod
+    def verdict(cosine: float) -> str:
+        """What a cosine says, in words."""
+        if cosine >= SAME:
+            return "the same"
+        if cosine <= -APART:
+            return "the opposite"
+        return "something else" if cosine < APART else "partly the same"
+
+    def __repr__(self) -> str:
+        counts = f"{self.same.height} the same, {self.other.height} something else, {self.opposite.height} the opposite"
+        return f"SignalComparison({self.table.height} head sides of {' and '.join(self.names)}: {counts})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.table)
+
+    def to_dict(self) -> dict[str, Any]:
+        def listed(table: pl.DataFrame) -> list[str]:
+            return [
+                f"{head_name(l, h)} {side}" for l, h, side in table.select("layer", "head", "side").rows()
+            ]
+
+        return {
+            "schema": SCHEMA,
+            "names": list(self.names),
+            "circuits": list(self.circuits),
+            "same": listed(self.same),
+            "other": listed(self.other),
+            "opposite": listed(self.opposite),
+            "table": self.table.to_dicts(),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write signals.json and signals.png into a folder."""
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        write_text(Path(folder) / "signals.json", text + "\n")
+        self.plot(Path(folder) / "signals.png")
+        return Path(folder)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Cosines over layers and heads, query and key side, beside their control."""
+        from headtrace.figures.families import signal_maps
+
+        return signal_maps(self, path)
+
+
+def compare_signals(
+    a: Circuit | Sequence[Circuit],
+    b: Circuit | Sequence[Circuit],
+    model: Model,
+    *,
+    names: tuple[str, str] = ("A", "B"),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SignalComparison:
+    """Compare what heads read in two circuits, or in two families of circuits.
+
+    >>> import headtrace
+    >>> model = headtrace.load("builtin")
+    >>> tracer = headtrace.Tracer(model)
+    >>> circuit = tracer.trace("When Mary and John went to the store, John gave a drink to", " Mary", " John")
+    >>> compare_signals(circuit, circuit, model).table["cosine"].round(6).unique().to_list()
+    [1.0]
+    """
+    sides = [[each] if isinstance(each, Circuit) else list(each) for each in (a, b)]
+    if not all(sides):
+        raise InputError("There is no circuit on one side: give at least one for each.")
+    require_one_model([circuit.model for side in sides for circuit in side])
+    total, done = len(sides[0]) + len(sides[1]), 0
+    read: list[dict[Reader, list[np.ndarray]]] = []
+    for side in sides:
+        vectors: dict[Reader, list[np.ndarray]] = {}
+        for circuit in side:
+            for reader, vector in head_signals(circuit, model).items():
+                vectors.setdefault(reader, []).append(vector)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        read.append(vectors)
+    shared = sorted(set(read[0]) & set(read[1]), key=lambda reader: (reader[2] == "key", *reader[:2]))
+    rng = np.random.default_rng(seed)
+    rows = [_compared(reader, np.stack(read[0][reader]), np.stack(read[1][reader]), rng) for reader in shared]
+    return SignalComparison(
+        pl.DataFrame(rows, schema=_TYPES),
+        names,
+        (len(sides[0]), len(sides[1])),
+        model.n_layers,
+        model.n_heads,
+    )
+
+
+def head_signals(circuit: Circuit, model: Model) -> dict[Reader, np.ndarray]:
+    """For each head and side, the sum of the incoming signals of all of its firings, as a residual vector.
+
+    A signal counts where it is read: at the destination for queries, at the source for keys.
+    """
+    recording = open_circuit(circuit, model)
+    found: dict[Reader, np.ndarray] = {}
+    for edge in circuit.edges:
+        if edge.side not in ATTENTION_SIDES:
+            continue
+        signal = Signal.of(circuit, edge)
+        reader, values = coefficients(recording, signal, "token")
+        at = signal.firing.dest if signal.side == "query" else signal.firing.src
+        vector = reader.in_residual(values)[at].double().cpu().numpy()
+        key = (signal.firing.layer, signal.firing.head, signal.side)
+        found[key] = found[key] + vector if key in found else vector
+    return {key: vector for key, vector in found.items() if vector.any()}
+
+
+def _compared(
+    reader: Reader,
+    a: Float[np.ndarray, "circuit d"],
+    b: Float[np.ndarray, "other d"],
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """The mean cosine over all pairs is the product of the mean unit vectors, so that no pair is looked at alone."""
+    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b)]
+    cosine = float(units[0].mean(0) @ units[1].mean(0))
+    low = high = None
+    if min(len(a), len(b)) > 1:
+        pairs = units[0] @ units[1].T
+        drawn = [rng.integers(0, len(x), (RESAMPLES, len(x))) for x in (a, b)]
+        weights = [
+            np.stack([np.bincount(row, minlength=len(x)) for row in d]) / len(x)
+            for d, x in zip(drawn, (a, b), strict=True)
+        ]
+        values = ((weights[0] @ pairs) * weights[1]).sum(1)
+        low, high = (float(q) for q in np.quantile(values, (0.025, 0.975)))
+    within = [value for x in units if (value := _within(x)) is not None]
+    layer, head, side = reader
+    return {
+        "layer": layer, "head": head, "side": side, "cosine": cosine, "low": low, "high": high,
+        "control": float(np.mean(within)) if within else None, "in_a": len(a), "in_b": len(b),
+    }  # fmt: skip
+
+
+def _within(units: Float[np.ndarray, "circuit d"]) -> float | None:
+    """The mean cosine of two different circuits of one side."""
+    n = len(units)
+    if n < 2:
+        return None
+    total = units.sum(0)
+    return float((total @ total - n) / (n * (n - 1)))

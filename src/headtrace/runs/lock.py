@@ -1,0 +1,135 @@
+"""One run at a time in one place: a lock that does not outlive its owner.
+
+In a local folder it is the operating system's lock on the file ``lock`` (``flock``): the kernel lets go of it when the
+owner ends, however it ends, so that a crash never leaves a folder locked. The file also says who the owner is, for the
+message that the second one gets.
+
+An object store has no such lock. There ``lock.json`` is a lease: owner, machine, process, and a time that the owner
+renews while it runs. A lease that was not renewed for a minute has no owner any more; one whose process is known to
+have ended, because it ran on this machine, is taken over at once. Not every store can refuse to overwrite, so two
+runs that start within the same moment write, wait and look again who was last. Should both go on nevertheless, they
+write the same shards: work is done twice, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+
+from headtrace.errors import HeadtraceError, InputError
+from headtrace.runs.store import Store, StoreError
+
+LOCK, LEASE = "lock", "lock.json"
+EXPIRES = 60.0
+"""Seconds after which a lease that nobody renews has no owner."""
+RENEWED = 10.0
+SETTLES = 0.5
+"""Seconds between writing a lease and looking whose it is."""
+
+
+@contextmanager
+def locked(store: Store) -> Generator[None]:
+    """Hold the store's lock while the block runs; ``InputError`` if another run has it."""
+    with _file_lock(store) if store.folder is not None else _lease(store):
+        yield
+
+
+@contextmanager
+def _file_lock(store: Store) -> Generator[None]:
+    assert store.folder is not None
+    try:
+        descriptor = os.open(store.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise StoreError(f"{store.url} cannot be written: {error.strerror}.") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _taken(store, _read(os.read(descriptor, 4096))) from None
+        with suppress(OSError):  # on a full disk the message has no name in it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(_owner()).encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)  # which lets go of the lock
+
+
+@contextmanager
+def _lease(store: Store) -> Generator[None]:
+    own = _owner() | {"owner": secrets.token_hex(8)}
+    _refuse_if_held(store, own)
+    _renew(store, own)
+    time.sleep(SETTLES)
+    _refuse_if_held(store, own)
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep, args=(store, own, ended), daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
+        store.delete(LEASE)
+
+
+def _keep(store: Store, own: dict[str, Any], ended: threading.Event) -> None:
+    while not ended.wait(RENEWED):
+        with suppress(HeadtraceError):  # the next time it may answer again; shards are safe whatever happens
+            _renew(store, own)
+
+
+def _renew(store: Store, own: dict[str, Any]) -> None:
+    store.write(LEASE, json.dumps(own | {"renewed": time.time()}).encode())
+
+
+def _refuse_if_held(store: Store, own: dict[str, Any]) -> None:
+    try:
+        found = _read(store.read(LEASE))
+    except FileNotFoundError:
+        return
+    if not found or found.get("owner") == own["owner"] or _gone(found):
+        return
+    age = time.time() - float(found.get("renewed", 0))
+    if age < EXPIRES:
+        raise _taken(store, found, f" If it was killed, its lease ends in {EXPIRES - age:.0f} seconds.")
+
+
+def _owner() -> dict[str, Any]:
+    process = psutil.Process()
+    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+
+
+def _gone(found: dict[str, Any]) -> bool:
+    """Whether the owner is a process of this machine that has ended (its number may have a new bearer)."""
+    if found.get("host") != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(int(found["pid"])).create_time() != found.get("started")
+    except (psutil.Error, KeyError, ValueError, TypeError):
+        return True
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _taken(store: Store, found: dict[str, Any], more: str = "") -> InputError:
+    who = f" (process {found['pid']} on {found['host']})" if {"pid", "host"} <= set(found) else ""
+    return InputError(
+        f"Another run is writing to {store.url}{who}. Wait for it to end, or give another folder.{more}"
+    )

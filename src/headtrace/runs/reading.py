@@ -1,0 +1,325 @@
+"""A run, read back: lazy Polars frames of prompts, nodes and edges, and the circuits themselves.
+
+>>> import headtrace, tempfile, polars as pl
+>>> texts = ["When Mary and John went to", "When Tom and Anna went to the"]
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = headtrace.run("builtin", texts, out=folder, top_k=1)
+...     run = open_run(folder)
+...     run
+...     run.prompts.select("index", "status").collect().rows()
+...     [circuit.prompt.text for circuit in run.circuits(pl.col("n_edges") > 0)]
+Run('...', 'builtin', 2 of 2 prompts)
+[(0, 'done'), (1, 'done')]
+['When Mary and John went to', 'When Tom and Anna went to the']
+
+Only shards that are done, and whole by their checksums, are read. Nothing here loads a model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from headtrace.circuits import Circuit
+from headtrace.errors import InputError
+from headtrace.runs.manifest import MANIFEST, SIGNALS, Manifest, ShardRecord, read_manifest, shard_file
+from headtrace.runs.records import is_whole, record_of
+from headtrace.runs.store import Place, Store, open_store
+from headtrace.runs.tables import DONE, FAILED, REST, circuit_of, empty
+from headtrace.tables import html_table, human
+
+Filter = pl.Expr | Sequence[str] | None
+"""Which prompts: an expression on ``Run.prompts``, a list of ids, or all that have a circuit."""
+_KEY = ("id", "index", "shard", "status", "reason")
+
+
+def open_run(place: Place) -> Run:
+    """The run in a folder, or at a URL that it was written to."""
+    store = open_store(place)
+    return Run(store, _manifest(store))
+
+
+def _manifest(store: Store) -> Manifest:
+    try:
+        return read_manifest(store.read(MANIFEST), store.url)
+    except FileNotFoundError:
+        raise InputError(
+            f"{store.url!r} is not a run: it holds no {MANIFEST}. `headtrace run ... --out {store.url}` makes one."
+        ) from None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run is, and what failed."""
+
+    prompts: int
+    """In the plan."""
+    done: int
+    failed: int
+    shards: int
+    shards_done: int
+    damaged: tuple[int, ...]
+    """Shards that were written, and are not what was written any more: the same command traces them again."""
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    """By kind of failure: how many."""
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+    """By kind of failure: the first reason, in full, after the id of its prompt."""
+    bytes: dict[str, int] = field(default_factory=dict[str, int])
+    """By table: how much the shards hold."""
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def left(self) -> int:
+        """Prompts that were not traced yet."""
+        return self.prompts - self.done - self.failed
+
+    @property
+    def complete(self) -> bool:
+        return self.left == 0
+
+
+class Run:
+    """The circuits of many prompts. Made by ``headtrace.run``, opened again by ``headtrace.open_run``.
+
+    A `Run` sees the shards that were done when it was made: open it again to see more.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store, self.manifest = store, manifest
+
+    @property
+    def path(self) -> str:
+        return self.store.url
+
+    def __len__(self) -> int:
+        """How many prompts the run has, traced or not."""
+        return self.manifest.plan.prompts
+
+    def __repr__(self) -> str:
+        there = sum(record.prompts for record in self._records.values())
+        return f"Run({self.path!r}, {self.manifest.model.name!r}, {there} of {len(self)} prompts)"
+
+    def _repr_html_(self) -> str:
+        status = self.status()
+        rows = [("done", str(status.done)), ("failed", str(status.failed)), ("left", str(status.left))]
+        rows += [(f"failed: {kind}", str(count)) for kind, count in status.failures.items()]
+        rows += [(f"{name} on disk", human(size)) for name, size in status.bytes.items()]
+        return html_table(("prompts", "number"), rows, title=repr(self))
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    @property
+    def prompts(self) -> pl.LazyFrame:
+        """A row per prompt: id, tokens, answers, status, reason, labels (``label:NAME``) and roles (``role:NAME``)."""
+        frame = self._frame("prompts")
+        return frame.select(pl.all().exclude(f"^{REST}.*$"))
+
+    @property
+    def nodes(self) -> pl.LazyFrame:
+        """A row per node: ``prompt`` and the fields of `headtrace.circuits.Node`; nested ones are JSON text."""
+        return self._frame("nodes")
+
+    @property
+    def edges(self) -> pl.LazyFrame:
+        """A row per edge: ``prompt``, the fields of `headtrace.circuits.Edge`, and where its ends are."""
+        return self._frame("edges")
+
+    @property
+    def signals(self) -> pl.LazyFrame:
+        """A row per query or key edge: ``prompt``, ``source``, ``target``, ``side``, and ``signal``, a vector."""
+        if SIGNALS not in self.manifest.tables:
+            raise InputError(
+                f"{self.path} was made without signals. Make a run with signals=True (--signals) in another folder."
+            )
+        return self._frame(SIGNALS)
+
+    def _frame(self, table: str) -> pl.LazyFrame:
+        names = [shard_file(shard, table) for shard in sorted(self._whole(table))]
+        if not names:
+            return _empty(table, self.manifest).lazy()
+        if self.store.folder is not None:
+            return pl.scan_parquet([self.store.path(name) for name in names], glob=False)
+        from pyarrow import dataset
+
+        paths = [self.store.path(name) for name in names]
+        return pl.scan_pyarrow_dataset(
+            dataset.dataset(paths, format="parquet", filesystem=self.store.filesystem)
+        )
+
+    # -- circuits ------------------------------------------------------------------------------------------------
+
+    def circuit(self, which: str | int) -> Circuit:
+        """The circuit of a prompt: by id, by the beginning of an id that no other has, or by number, its ``index``."""
+        row = self._find(which)
+        (found,) = self._circuits(row["shard"], [row["id"]]) or [None]
+        if found is None:
+            raise InputError(
+                f"There is no circuit of prompt {row['id']} (number {row['index']}): {row['reason']}"
+            )
+        return found[1]
+
+    def circuits(self, filter: Filter = None) -> Iterator[Circuit]:
+        """The circuits of the prompts that are chosen, shard by shard: only one shard's are in memory at a time.
+
+        ``filter`` is a Polars expression on ``prompts`` or a list of ids; by default all prompts that are done.
+        """
+        return (circuit for _, circuit in self.items(filter))
+
+    def items(self, filter: Filter = None) -> Iterator[tuple[str, Circuit]]:
+        """As ``circuits``, each with the id of its prompt."""
+        chosen = self._select(filter).select("id", "shard").collect()
+        for (shard,), group in chosen.group_by("shard", maintain_order=True):
+            yield from self._circuits(int(shard), group["id"].to_list())  # type: ignore[arg-type]
+
+    def _select(self, filter: Filter) -> pl.LazyFrame:
+        if filter is None:
+            return self.prompts.filter(pl.col("status") == DONE)
+        if isinstance(filter, pl.Expr):
+            return self.prompts.filter(filter)
+        unknown = sorted(set(filter) - set(self._keys["id"]))
+        if unknown:
+            raise self._unknown(unknown[0])
+        return self.prompts.filter(pl.col("id").is_in(list(filter)))
+
+    def _find(self, which: str | int) -> dict[str, Any]:
+        """The row of a prompt: a whole id comes before a number, a number before the beginning of an id."""
+        text = str(which)
+        tried = [pl.col("id") == text]
+        tried.append(pl.col("index") == int(text) if text.isdecimal() else pl.col("id").str.starts_with(text))
+        for condition in tried:
+            found = self._keys.filter(condition).head(2).to_dicts() if text else []
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise InputError(
+                    f"{text!r} is the beginning of several ids of {self.path}: write more of it."
+                )
+        raise self._unknown(text)
+
+    @cached_property
+    def _keys(self) -> pl.DataFrame:
+        return self.prompts.select(_KEY).collect()
+
+    def _unknown(self, text: str) -> InputError:
+        return InputError(
+            f"{self.path} has no prompt {text!r} among the {self._keys.height} that are there (of {len(self)}). Give "
+            "an id, the beginning of one, or a number from 0; `headtrace runs` says how far the run is."
+        )
+
+    def _circuits(self, shard: int, ids: Sequence[str]) -> list[tuple[str, Circuit]]:
+        """The circuits of prompts of one shard, in the shard's order; those that have none are left out."""
+        if any(shard not in self._whole(table) for table in ("prompts", "nodes", "edges")):
+            raise InputError(
+                f"{self.path}: shard {shard} is damaged: start the run again, and it is traced again."
+            )
+        rows = self._rows(shard, "prompts", "id", ids)
+        parts = {table: _by_prompt(self._rows(shard, table, "prompt", ids)) for table in ("nodes", "edges")}
+        return [
+            (row["id"], circuit_of(row, parts["nodes"].get(row["id"], []), parts["edges"].get(row["id"], [])))
+            for row in rows
+            if row[f"{REST}root"] is not None
+        ]
+
+    def _rows(self, shard: int, table: str, key: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+        found = self.store.open(shard_file(shard, table)).read(use_threads=False)
+        return _frame_of(found).filter(pl.col(key).is_in(ids)).to_dicts()
+
+    # -- status --------------------------------------------------------------------------------------------------
+
+    def status(self) -> RunStatus:
+        """How far the run is, what failed and why, and what it takes on the disk; looks at every file."""
+        whole = [
+            record
+            for shard, record in self._records.items()
+            if all(shard in self._whole(table) for table in self.manifest.tables)
+        ]
+        failures = Counter[str]()
+        bytes_, rows = Counter[str](), Counter[str]()
+        for record in whole:
+            failures.update(record.failures)
+            for name, file in record.files.items():
+                bytes_[name] += file.bytes
+                rows[name] += file.rows
+        damaged = sorted(self._written - {record.shard for record in whole})
+        prompts = sum(record.prompts for record in whole)
+        return RunStatus(
+            prompts=len(self),
+            done=prompts - failures.total(),
+            failed=failures.total(),
+            shards=self.manifest.plan.shards,
+            shards_done=len(whole),
+            damaged=tuple(damaged),
+            failures=dict(failures.most_common()),
+            examples=self._examples() if failures else {},
+            bytes=dict(bytes_),
+            rows=dict(rows),
+        )
+
+    def _examples(self) -> dict[str, str]:
+        kind = pl.col("reason").str.split(":").list.first().alias("kind")
+        found = self.prompts.filter(pl.col("status") == FAILED).sort("index")
+        first = found.group_by(kind, maintain_order=True).first().select("kind", "id", "reason").collect()
+        return {kind: f"{name}: {reason}" for kind, name, reason in first.rows()}
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return self.store.sizes()
+
+    @cached_property
+    def _written(self) -> set[int]:
+        """Shards that have a record, whatever it says."""
+        names = (
+            name.removeprefix("shards/").removesuffix(".json")
+            for name in self._sizes
+            if name.endswith(".json")
+        )
+        return {int(name) for name in names if name.isdecimal()}
+
+    @cached_property
+    def _records(self) -> dict[int, ShardRecord]:
+        found = ((shard, record_of(self.store, shard, self._sizes)) for shard in sorted(self._written))
+        return {shard: record for shard, record in found if record is not None}
+
+    def _whole(self, table: str) -> set[int]:
+        """The shards whose file of a table is what was written. A store other than a folder checks that itself."""
+        known: dict[str, set[int]] = self.__dict__.setdefault("_known", {})
+        if table not in known:
+            trusted = self.store.folder is None
+            known[table] = {
+                shard
+                for shard, record in self._records.items()
+                if table in record.files and (trusted or is_whole(self.store, record, [table]))
+            }
+        return known[table]
+
+
+def _by_prompt(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["prompt"], []).append(row)
+    return found
+
+
+def _empty(table: str, manifest: Manifest) -> pl.DataFrame:
+    """A frame without rows, with the columns that it will have."""
+    return _frame_of(empty(table, manifest.plan.labels, manifest.plan.roles))
+
+
+def _frame_of(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def named_circuits_of_run(place: Place, which: str | None) -> list[tuple[str, Circuit]]:
+    """The circuits of a run as sources of circuits name them: ``runs/ioi#3f2a...``; all of them, or one."""
+    run = open_run(place)
+    if which is not None:
+        return [(f"{place}#{which}", run.circuit(which))]
+    return [(f"{place}#{name}", circuit) for name, circuit in run.items()]

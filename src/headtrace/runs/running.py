@@ -1,0 +1,268 @@
+"""Starting a run, or going on with it.
+
+>>> import headtrace, tempfile
+>>> from headtrace.tasks import load_task
+>>> model = headtrace.load("builtin")
+>>> with tempfile.TemporaryDirectory() as folder:
+...     run = headtrace.run(model, load_task("ioi", model.tokenizer, n_per_cell=1), out=f"{folder}/ioi")
+...     run.status().done
+30
+
+The same call in the same place goes on where it stopped, or finds that nothing is left to do. Another model, other
+options or other prompts are refused there, with the difference named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from headtrace import __version__
+from headtrace.circuits.files import plain
+from headtrace.circuits.roots import Root
+from headtrace.errors import InputError, shown
+from headtrace.progress import Progress, never_back
+from headtrace.runs.local import trace_locally
+from headtrace.runs.lock import locked
+from headtrace.runs.manifest import (
+    MANIFEST,
+    PLAN,
+    SHARDS,
+    Manifest,
+    ShardRecord,
+    TracedModel,
+    differences,
+    read_manifest,
+)
+from headtrace.runs.places import check_place, is_temporary
+from headtrace.runs.plan import SHARD_SIZE, Examples, Plan, make_plan
+from headtrace.runs.reading import Run, open_run
+from headtrace.runs.records import is_whole, record_of
+from headtrace.runs.store import Place, Store, StoreError, checksum, open_store, parquet_bytes
+from headtrace.runs.work import ShardWork
+from headtrace.tasks import TaskSet
+from headtrace.tracing import Tracer
+from headtrace.tracing.assemble import model_info
+from headtrace.tracing.complete import Paths
+from headtrace.tracing.methods import Method
+from headtrace.tracing.questions import Answer
+from headtrace.tracing.sweep import Budget
+
+if TYPE_CHECKING:
+    from headtrace.models import Model
+
+Engine = Literal["local", "ray"]
+
+
+def run(
+    model: Model | str,
+    examples: Examples,
+    *,
+    out: Place,
+    paths: Paths = "attention",
+    method: str | Method = "acc++",
+    engine: Engine = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    seed: int | None = None,
+    signals: bool = False,
+    answer: Answer | None = None,
+    wrong: Answer | None = None,
+    root: str | Root | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    heads: str | Sequence[str] | None = None,
+    bos: bool | None = None,
+    max_firings: int | None = Budget.max_firings,
+    min_influence: float | None = None,
+    shard_size: int = SHARD_SIZE,
+    strict: bool = False,
+    progress: Progress | None = None,
+    failures: Callable[[int], None] | None = None,
+    **options: Any,
+) -> Run:
+    """Trace many prompts, one circuit each, into a folder or an object store; what was done there before is kept.
+
+    ``examples`` is a set of a task, or a list of examples, texts, or mappings as ``Tracer.trace_batch`` takes them
+    (with ``labels`` and ``roles``, if you like). ``out`` is a folder or a URL that pyarrow or fsspec can write.
+    ``paths``, ``method`` and its ``options``, ``root`` and the budget mean what they mean in `Tracer` and
+    `Tracer.trace`. With ``signals`` the signals themselves are kept, as vectors: this costs a further forward pass
+    per prompt.
+
+    A prompt that fails is a row with its reason; with ``strict`` one that cannot be asked about is an error before
+    anything runs. ``engine="ray"`` takes ``workers`` processes of a local Ray, or of the cluster at
+    ``ray_address``. ``progress`` hears how many prompts are there, ``failures`` how many of them failed; ``seed``
+    is noted, for sets that were drawn.
+    """
+    _check(engine, workers, ray_address)
+    store = open_store(out)
+    check_place(store)
+    if isinstance(model, str):
+        from headtrace.models import load
+
+        model = load(model)
+    made: dict[str, Any] = {
+        "method": method,
+        "max_firings": max_firings,
+        "min_influence": min_influence,
+        **options,
+    }
+    tracer = Tracer(model, **made)
+    how: dict[str, Any] = {"answer": answer, "wrong": wrong, "root": root, "bos": bos}
+    how |= {"top_k": top_k, "top_p": top_p, "heads": heads or None}
+    plan = make_plan(tracer, examples, shard_size=shard_size, strict=strict, **how)
+    budget = {"max_firings": max_firings, "min_influence": min_influence}
+    asked = {"paths": paths, "method": plain(tracer.method.describe()), "signals": signals, **budget}
+    asked |= {"root": {name: _said(value) for name, value in how.items() if value is not None}}
+    drawn = examples.seed if isinstance(examples, TaskSet) and seed is None else seed
+    task = examples.task if isinstance(examples, TaskSet) else None
+    if paths not in get_args(Paths):
+        raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
+    content = parquet_bytes(plan.table, shard_size)
+    manifest = Manifest(
+        headtrace=__version__,
+        model=TracedModel(**plain(model_info(model)), dtype=str(model.dtype).removeprefix("torch.")),
+        options=asked,
+        seed=drawn,
+        task=task,
+        plan=plan.info(checksum(content)),
+        made_with=_versions(),
+    )
+    launch = Launch(store, manifest, tracer, made, workers, ray_address, never_back(progress), failures)
+    _prepare(store)
+    with locked(store):
+        launch.begin(content, plan)
+        del plan, content
+        launch.go(engine)
+    return open_run(out)
+
+
+def _check(engine: str, workers: int | None, ray_address: str | None) -> None:
+    if engine not in get_args(Engine):
+        raise InputError(f"engine={engine!r}: choose {' or '.join(map(repr, get_args(Engine)))}.")
+    if engine == "local" and (workers is not None or ray_address is not None):
+        raise InputError(
+            "workers and ray_address belong to engine='ray': the local engine is this one process."
+        )
+    if workers is not None and workers < 1:
+        raise InputError(f"workers={workers}: at least one is needed.")
+
+
+def _said(value: Any) -> Any:
+    """A part of the question as JSON has it."""
+    return list(value) if isinstance(value, (list, tuple)) else plain(value)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def _prepare(store: Store) -> None:
+    if store.folder is not None:
+        (store.folder / SHARDS).mkdir(parents=True, exist_ok=True)
+
+
+@dataclass
+class Launch:
+    """A run that is about to start, in a place that is locked."""
+
+    store: Store
+    manifest: Manifest
+    tracer: Tracer
+    made: dict[str, Any]
+    """What the tracer was made with: a worker makes one like it."""
+    workers: int | None
+    ray_address: str | None
+    progress: Progress | None
+    failures: Callable[[int], None] | None
+
+    def begin(self, plan_file: bytes, plan: Plan) -> None:
+        """Write plan and manifest, or hold them against those that are there."""
+        sizes = self.store.sizes()
+        for name in sizes:
+            if is_temporary(name):
+                self.store.delete(name)
+        if MANIFEST not in sizes:
+            self.store.write(PLAN, plan_file)
+            self.store.write(MANIFEST, self.manifest.text().encode())
+            return
+        kept = read_manifest(self.store.read(MANIFEST), self.store.url)
+        found = differences(kept, self.manifest)
+        if found:
+            raise self._another(found, plan)
+        try:
+            intact = checksum(self.store.read(PLAN)) == kept.plan.file_sha256
+        except FileNotFoundError:
+            intact = False
+        if not intact:
+            self.store.write(PLAN, plan_file)
+            self.store.write(MANIFEST, self.manifest.text().encode())
+
+    def _another(self, found: list[str], plan: Plan) -> InputError:
+        """What is different; of the prompts the first one, not the hash of all."""
+        told = [each for each in found if not each.startswith("plan.sha256")]
+        if len(told) < len(found) and not any(each.startswith("plan.prompts") for each in told):
+            told.append(self._other_prompt(plan))
+        return InputError(
+            f"{self.store.url} holds another run: {'; '.join(told)}. Ask for the same again to go on with it, or give "
+            "another folder."
+        )
+
+    def _other_prompt(self, plan: Plan) -> str:
+        try:
+            kept = self.store.open(PLAN).read(columns=["index", "id", "text"], use_threads=False)
+        except InputError:
+            return "prompts: others than there"
+        before = kept.sort_by("index").to_pylist()
+        now = plan.table.select(["index", "id", "text"]).sort_by("index").to_pylist()
+        for old, new in zip(before, now, strict=False):
+            if old["id"] != new["id"]:
+                index, was, given = (
+                    old["index"],
+                    shown(old["text"] or old["id"]),
+                    shown(new["text"] or new["id"]),
+                )
+                return f"prompt {index}: {was} there, {given} now"
+        return "prompts: the same, with other labels, roles or order"
+
+    def go(self, engine: Engine) -> None:
+        """Trace what is left."""
+        records = self._whole()
+        done, failed = sum(each.prompts for each in records), sum(each.failed for each in records)
+        known = {record.shard for record in records}
+        left = [shard for shard in range(self.manifest.plan.shards) if shard not in known]
+        self._tell(done, failed)
+        try:
+            for record in self._records(engine, left, done) if left else ():
+                done, failed = done + record.prompts, failed + record.failed
+                self._tell(done, failed)
+        except StoreError as error:
+            raise StoreError(
+                f"{error} {done} of {self.manifest.plan.prompts} prompts are there and stay: the same command goes on "
+                "with the rest."
+            ) from None
+
+    def _records(self, engine: Engine, left: Sequence[int], done: int) -> Iterator[ShardRecord]:
+        if engine == "local":
+            work = ShardWork(self.store, self.manifest, self.tracer)
+            return trace_locally(work, left, done, self.progress)
+        from headtrace.runs.ray_data import WorkerSpec, trace_with_ray
+
+        spec = WorkerSpec.of(self.store, self.manifest, self.tracer.model, self.made)
+        return trace_with_ray(spec, left, self.workers, self.ray_address)
+
+    def _whole(self) -> list[ShardRecord]:
+        """Records of the shards that need not be traced again: their checksums are right."""
+        sizes = self.store.sizes()
+        found = (record_of(self.store, shard, sizes) for shard in range(self.manifest.plan.shards))
+        return [r for r in found if r is not None and is_whole(self.store, r, self.manifest.tables)]
+
+    def _tell(self, done: int, failed: int) -> None:
+        if self.failures is not None:
+            self.failures(failed)
+        if self.progress is not None:
+            self.progress(done, self.manifest.plan.prompts)

@@ -1,0 +1,55 @@
+"""The signals of a circuit as vectors: for every query or key edge, what is written into the target's channels.
+
+A signal is the minimal-norm residual vector that carries exactly those channel coefficients and none in the other
+channels (`headtrace.causal.signals`): on the query side at the firing's destination, on the key side at its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.causal.signals import Reader, Signal, channel_mask
+from headtrace.circuits import Circuit, Edge
+from headtrace.runs.tables import signal_table
+from headtrace.vocabulary import ATTENTION_SIDES
+
+if TYPE_CHECKING:
+    from headtrace.models import Model
+
+
+def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Tensor, " d_model"]]]:
+    """Each query and key edge of a circuit with its signal, from one forward pass of the prompt.
+
+    >>> import headtrace
+    >>> model = headtrace.load("builtin")
+    >>> circuit = headtrace.Tracer(model).trace("When Mary and John went to", answer=" the")
+    >>> edge, vector = next(signals_of(model, circuit))
+    >>> edge.side in ("query", "key"), vector.shape[0] == model.d_model
+    (True, True)
+    """
+    edges = [edge for edge in circuit.edges if edge.side in ATTENTION_SIDES]
+    if not edges:
+        return
+    recording = model.record([list(circuit.prompt.token_ids)], last_logits=1)
+    for edge in edges:
+        signal = Signal.of(circuit, edge)
+        reader = Reader(recording, signal.firing, signal.side)
+        coefficients = reader.coefficients(signal.component)
+        mask = channel_mask(signal.channels, coefficients.shape[-1], coefficients)
+        place = signal.firing.dest if signal.side == "query" else signal.firing.src
+        yield edge, reader.in_residual(coefficients * mask)[place]
+
+
+def signals_table(model: Model, circuits: Sequence[tuple[str, Circuit]]) -> pa.Table:
+    """The signals of circuits, one row each, by prompt, source, target and side."""
+    found = [
+        (name, edge, vector.float().cpu().numpy())
+        for name, circuit in circuits
+        for edge, vector in signals_of(model, circuit)
+    ]
+    return signal_table([(name, edge) for name, edge, _ in found], [vector for *_, vector in found])

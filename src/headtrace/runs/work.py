@@ -1,0 +1,126 @@
+"""One shard, from its prompts to its files: the unit of work of every engine.
+
+Prompts of a shard go through the model in the same batches whenever and wherever it is traced. If a batch fails, its
+prompts are traced one by one; one that fails alone is a row with its reason, and the others are not touched. The tables
+are written before the shard's record, so a shard that is half written is not taken for a whole one; writing it again
+writes the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headtrace.circuits import Circuit
+from headtrace.errors import HeadtraceError, IdentityError, InputError
+from headtrace.progress import Progress, share_of
+from headtrace.prompts import batches
+from headtrace.runs.manifest import (
+    PLAN,
+    SIGNALS,
+    Manifest,
+    ShardRecord,
+    TableFile,
+    shard_file,
+    shard_record,
+)
+from headtrace.runs.plan import questions_of
+from headtrace.runs.store import Store
+from headtrace.runs.tables import Outcome, edge_table, node_table, prompt_table, reason_of
+
+if TYPE_CHECKING:
+    from headtrace.tracing import Tracer
+    from headtrace.tracing.questions import Question
+
+
+class ShardWork:
+    """Traces the shards of one run with one model."""
+
+    def __init__(self, store: Store, manifest: Manifest, tracer: Tracer) -> None:
+        self.store, self.manifest, self.tracer = store, manifest, tracer
+
+    @cached_property
+    def _plan(self) -> pq.ParquetFile:
+        return self.store.open(PLAN)
+
+    def trace(self, shard: int, progress: Progress | None = None) -> ShardRecord:
+        """Trace a shard and write it; ``progress`` hears of its prompts."""
+        plan = self._plan.read_row_group(shard, use_threads=False)
+        rows = plan.to_pylist()
+        outcomes = self._outcomes(rows, progress)
+        named = [
+            (row["id"], found)
+            for row, found in zip(rows, outcomes, strict=True)
+            if isinstance(found, Circuit)
+        ]
+        tables = {
+            "prompts": prompt_table(plan, shard, outcomes),
+            "nodes": node_table(named),
+            "edges": edge_table(named),
+        }
+        if SIGNALS in self.manifest.tables:
+            from headtrace.runs.signals import signals_table
+
+            tables[SIGNALS] = signals_table(self.tracer.model, named)
+        return self._write(shard, tables, outcomes)
+
+    def _write(self, shard: int, tables: dict[str, pa.Table], outcomes: Sequence[Outcome]) -> ShardRecord:
+        files: dict[str, TableFile] = {}
+        for name, table in tables.items():
+            digest, size = self.store.write_table(shard_file(shard, name), table)
+            files[name] = TableFile(sha256=digest, bytes=size, rows=table.num_rows)
+        kinds = Counter(
+            reason.split(":")[0] for found in outcomes if (reason := reason_of(found)) is not None
+        )
+        record = ShardRecord(
+            shard=shard, prompts=len(outcomes), failures=dict(sorted(kinds.items())), files=files
+        )
+        self.store.write(shard_record(shard), record.text().encode())
+        return record
+
+    # -- tracing -------------------------------------------------------------------------------------------------
+
+    def _outcomes(self, rows: Sequence[dict[str, Any]], progress: Progress | None) -> list[Outcome]:
+        outcomes: list[Outcome] = [row["problem"] or "" for row in rows]
+        asked = [place for place, row in enumerate(rows) if row["problem"] is None]
+        questions = questions_of([rows[place] for place in asked])
+        done = len(rows) - len(asked)
+        for group in batches([len(question.ids) for question in questions]):
+            heard = share_of(progress, done, len(group), len(rows))
+            found = self._trace([questions[i] for i in group], heard)
+            for i, outcome in zip(group, found, strict=True):
+                outcomes[asked[i]] = outcome
+            done += len(group)
+            if progress is not None:
+                progress(done, len(rows))
+        return outcomes
+
+    def _trace(self, questions: list[Question], progress: Progress | None) -> list[Outcome]:
+        """The circuits of a batch; where it fails, each prompt by itself."""
+        try:
+            return [
+                *self.tracer.trace_batch(questions, paths=self.manifest.options["paths"], progress=progress)
+            ]
+        except Exception as error:
+            if len(questions) == 1:
+                return [_reason(error)]
+        return [outcome for question in questions for outcome in self._trace([question], None)]
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no circuit, after the kind of failure by which reasons are counted."""
+    text = " ".join(str(error).split())
+    match error:
+        case IdentityError():
+            return f"identity: {text}"
+        case MemoryError():
+            return f"memory: {text or 'not enough'}"
+        case HeadtraceError():
+            return f"{'input' if isinstance(error, InputError) else 'model'}: {text}"
+        case _:
+            return f"error: {type(error).__name__}: {text}"

@@ -1,0 +1,111 @@
+"""``headtrace merge`` end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import headtrace
+from headtrace.circuits import write_parquet
+from headtrace.cli import main
+from headtrace.runs.merging import merge
+from tests.runs.made import ioi
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    return write_parquet(ioi()[0], tmp_path_factory.mktemp("merge") / "many.parquet")
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(a) for a in arguments])
+    return int(done.value.code or 0)
+
+
+def test_a_folder_gets_every_form_of_the_network(table, tmp_path, capsys) -> None:
+    out = tmp_path / "structure"
+    assert run("merge", table, "--min-frequency", "0.05", "--out", out) == 0
+    shown = capsys.readouterr()
+    assert "Circuits of 30 prompts, merged by positions" in shown.out
+    assert "The 20 most frequent edges" in shown.out
+    assert {path.name for path in out.iterdir()} == {
+        f"network.{end}" for end in ("json", "graphml", "png", "svg", "html")
+    }
+    assert headtrace.load_network(out / "network.json") == merge(ioi()[0]).prune(min_frequency=0.05)
+    assert (out / "network.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("ending", ["json", "graphml", "svg", "png", "pdf", "html"])
+def test_the_ending_says_what_is_written(table, tmp_path, ending) -> None:
+    assert run("merge", table, "--skeleton", "--min-frequency", "0.1", "--out", tmp_path / f"n.{ending}") == 0
+    begins = {"json": b"{", "html": b"<!doctype", "png": b"\x89PNG", "pdf": b"%PDF"}.get(ending, b"<?xml")
+    if ending != "graphml":
+        assert (tmp_path / f"n.{ending}").read_bytes().startswith(begins)
+    assert (tmp_path / f"n.{ending}").stat().st_size
+
+
+def test_standard_output_has_the_network_file_and_nothing_else(table, capsys) -> None:
+    assert run("merge", table, "--out", "-") == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "headtrace.network/1"
+
+
+def test_json_is_one_object_with_the_sweep_of_a_reference(table, tmp_path, capsys) -> None:
+    reference = {
+        "schema": "headtrace.reference/1",
+        "name": "movers",
+        "model": {"name": "builtin", "n_layers": 3, "n_heads": 4},
+        "heads": [{"layer": 1, "head": 2, "group": "mover"}, {"layer": 0, "head": 1}],
+        "edges": [{"source": "L0H1", "target": "mover"}],
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(reference))
+    assert run("merge", table, "--trace-network", "--reference", tmp_path / "mine.json", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["form"], found["model"], found["prompts"]) == ("trace", "builtin", 30)
+    rows = [row for row in found["agreement"]["sweep"] if row["by"] == "frequency"]
+    assert rows[0]["threshold"] == 0
+    assert rows[0]["heads"] > len(found["heads"]), "the sweep begins with the whole network"
+    assert rows[0]["heads_recall"] == 1
+    assert found["agreement"]["groups"][0] == {"group": "mover", "heads": 1, "found": 1, "missing": []}
+    assert run("merge", table, "--reference", tmp_path / "mine.json", "--out", tmp_path / "folder") == 0
+    assert "Against movers (builtin)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "folder" / "agreement.json").read_text())["reference"] == "movers"
+
+
+def test_channels_are_counted_by_themselves(table, capsys) -> None:
+    assert run("merge", table, "--channels", "--json") == 0
+    assert any(edge["channel"] is not None for edge in json.loads(capsys.readouterr().out)["top"])
+    assert run("merge", table, "--channels") == 0
+    assert "channel" in capsys.readouterr().out
+
+
+def test_a_network_of_which_nothing_is_left_says_so(table, tmp_path, capsys) -> None:
+    assert run("merge", table, "--min-frequency", "1", "--out", tmp_path / "n.html") == 0
+    assert "No edge is left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--by", "names"], "choose roles or positions"),
+        (["--by", "roles"], "say nothing of roles"),
+        (["--out", "n.txt"], "written as .json, .graphml"),
+        (["--out", "-", "--json"], "asked for twice"),
+        (["--channels", "--skeleton"], "no channels"),
+        (["--reference", "gpt2-ioi"], "'gpt2-small' (12 layers of 12 heads); this network is of 'builtin'"),
+        (["--reference", "nothing"], "Known by name: gpt2-ioi, pythia-160m-ioi"),
+        (["--min-frequency", "2"], "less than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_is_an_error_with_exit_code_2(table, capsys, arguments, message) -> None:
+    assert run("merge", table, *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_source_that_is_not_there_is_an_error(tmp_path, capsys) -> None:
+    assert run("merge", tmp_path / "nothing") == 2
+    assert run("merge", tmp_path) == 2
+    told = capsys.readouterr().err
+    assert "No circuit file at" in told
+    assert "holds no" in told, "neither a run nor circuit files"

@@ -1,0 +1,147 @@
+"""``headtrace run`` and ``headtrace runs``, and a circuit of a run wherever a circuit is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import headtrace
+from headtrace.cli import app
+from headtrace.tasks import TASKS
+
+MARY = "When Mary and John went to the store, John gave a drink to"
+GOOD = {"text": MARY, "answer": " Mary", "wrong": " John", "labels": {"kind": "ioi"}, "roles": {"IO": [5, 9]}}
+
+
+def called(*words: str, code: int = 0) -> str:
+    found = CliRunner().invoke(app, list(words))
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def wrong(*words: str) -> str:
+    return " ".join(called(*words, code=2).split())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("runs") / "ioi")
+    called("run", "builtin", "--task", "ioi", "-n", "30", "--out", folder)
+    return folder
+
+
+def written(folder: Path, *lines: object) -> str:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines))
+    return str(path)
+
+
+def test_a_task_is_traced_balanced_and_told(run: str) -> None:
+    orders = headtrace.open_run(run).prompts.collect()["label:order"].value_counts()
+    assert orders["count"].to_list() == [15, 15]
+    told = called("runs", run)
+    assert "30 prompts: 30 done, 0 failed, 0 left" in told
+    found = json.loads(called("runs", run, "--json"))
+    assert (found["done"], found["left"], found["manifest"]["schema"]) == (30, 0, "headtrace.run/1")
+    assert found["manifest"]["options"]["paths"] == "attention"
+
+
+def test_a_circuit_of_a_run_is_shown_viewed_verified_and_exported(run: str, tmp_path: Path) -> None:
+    name = headtrace.open_run(run).prompts.collect()["id"][4]
+    assert "Root (" in called("show", f"{run}#0")
+    called("view", f"{run}#{name[:8]}", "--out", str(tmp_path / "c.html"), "--no-open")
+    called("export", f"{run}#{name}", "--out", str(tmp_path / "c.json"))
+    assert headtrace.load_circuit(tmp_path / "c.json") == headtrace.open_run(run).circuit(name)
+    assert "PASS" in called("verify", f"{run}#{name}", "--edges", "none")
+    assert "no prompt 'zzz'" in wrong("show", f"{run}#zzz")
+
+
+def test_the_same_command_goes_on_and_another_is_refused_with_the_difference(run: str) -> None:
+    called("run", "builtin", "--task", "ioi", "-n", "30", "--out", run)
+    told = wrong("run", "builtin", "--task", "ioi", "-n", "30", "--out", run, "--paths", "content")
+    assert 'options.paths: "attention" there, "content" now' in told
+
+
+def test_a_file_of_prompts_is_traced_with_labels_and_roles(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD, {"tokens": [2, 7, 201, 4, 202], "answer": 201})
+    told = json.loads(called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "r"), "--json"))
+    assert told["prompts"] == 2
+    row = headtrace.open_run(tmp_path / "r").prompts.collect().filter(index=0).to_dicts()[0]
+    assert (row["label:kind"], row["role:IO"]) == ("ioi", 2)
+
+
+def test_a_broken_line_is_told_with_number_and_field_and_strict_makes_it_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD, "{broken\n", {"text": MARY, "answer": True}, GOOD | {"labels": [1]})
+    out = str(tmp_path / "r")
+    told = wrong("run", "builtin", "--prompts", path, "--out", out, "--strict")
+    assert "line 2" in told
+    assert not Path(out).exists()
+    told = " ".join(called("run", "builtin", "--prompts", path, "--out", out).split())
+    assert "3 of 4 lines skipped" in told
+    assert "line 3: 'answer' must be" in told
+    assert "line 4: field 'labels'" in told
+
+
+def test_an_unknown_word_fails_alone_and_with_strict_stops_the_run(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD, GOOD | {"answer": " Zorblax"})
+    told = called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "r"))
+    assert "1 done, 1 failed" in told
+    assert "Zorblax" in told
+    assert "Prompt 1: " in wrong(
+        "run", "builtin", "--prompts", path, "--out", str(tmp_path / "s"), "--strict"
+    )
+
+
+def test_what_is_asked_for_wrongly_is_told(tmp_path: Path, run: str) -> None:
+    out = str(tmp_path / "r")
+    assert "Give 30 or 60" in wrong("run", "builtin", "--task", "ioi", "-n", "40", "--out", out)
+    assert "either --task" in wrong("run", "builtin", "--out", out)
+    assert "no task 'oio'" in wrong("run", "builtin", "--task", "oio", "--out", out)
+    assert "-n belongs to" in wrong("run", "builtin", "--prompts", "x", "-n", "3", "--out", out)
+    assert "choose local or ray" in wrong("run", "builtin", "--task", "ioi", "--engine", "dask", "--out", out)
+    assert "choose attention" in wrong("run", "builtin", "--task", "ioi", "--paths", "all", "--out", out)
+    assert "is not a run" in wrong("runs", str(tmp_path))
+    (tmp_path / "other").write_text("")
+    assert "holds other files" in wrong("run", "builtin", "--task", "ioi", "--out", str(tmp_path))
+
+
+def test_a_task_that_the_vocabulary_cannot_express_is_told(tmp_path: Path) -> None:
+    words = ("run", "builtin", "--task", "facts", "-n", str(TASKS["facts"].n_cells * 1000))
+    told = wrong(*words, "--out", str(tmp_path / "r"))
+    assert "for this tokenizer's vocabulary" in told
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_interrupt_ends_with_130_and_says_the_command_that_goes_on(tmp_path: Path) -> None:
+    words = [
+        "run",
+        "builtin",
+        "--task",
+        "ioi",
+        "-n",
+        "600",
+        "--out",
+        str(tmp_path / "r"),
+        "--shard-size",
+        "4",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headtrace", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    first = tmp_path / "r" / "shards" / "00000.json"
+    while not first.exists():
+        assert process.poll() is None, process.communicate()
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert f"To go on: headtrace {' '.join(words)}" in " ".join(told.split())
+    assert "Traceback" not in told
+    assert headtrace.open_run(tmp_path / "r").status().done > 0

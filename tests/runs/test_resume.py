@@ -1,0 +1,296 @@
+"""Whatever happens to a run, the same call goes on with it, and the result is that of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import headtrace
+from headtrace.errors import IdentityError, InputError
+from headtrace.runs import Run, open_run
+from headtrace.runs.lock import locked
+from headtrace.runs.manifest import shard_file, shard_record
+from headtrace.runs.store import open_store
+from headtrace.tasks import load_task
+from tests.runs.conftest import SHARD, assert_same
+
+START = """
+import headtrace, sys
+from headtrace.tasks import load_task
+model = headtrace.load("builtin")
+prompts = load_task("ioi", model.tokenizer, n_per_cell=1)
+tell = lambda *far: print(far, flush=True)
+headtrace.run(model, prompts, out=sys.argv[1], shard_size=int(sys.argv[2]), progress=tell)
+"""
+
+
+def started(out: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, str(out), str(SHARD)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    for found in process.stdout:
+        if found.strip() == line:
+            return
+    pytest.fail(f"it ended before it said {line}")
+
+
+class _Stop:
+    """A progress that ends the run, as Ctrl-C would, when so many prompts are done."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, done: int, of: int) -> None:
+        if done >= self.after:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_and_ends_like_an_undisturbed_one(
+    again: Callable[..., Run], undisturbed
+) -> None:
+    for after in (1, 9, 20):
+        with pytest.raises(KeyboardInterrupt):
+            again(progress=_Stop(after))
+    told: list[tuple[int, int]] = []
+    assert_same(again(progress=lambda *far: told.append(far)), undisturbed)
+    assert told[0] == (16, 30), "two shards were whole"
+
+
+def test_a_run_that_is_done_traces_nothing_again(again, monkeypatch: pytest.MonkeyPatch) -> None:
+    again()
+    monkeypatch.setattr("headtrace.runs.work.ShardWork.trace", lambda *_: pytest.fail("traced again"))
+    assert again().status().done == 30
+
+
+def test_a_run_that_is_killed_and_started_again_ends_like_an_undisturbed_one(
+    tmp_path: Path, undisturbed
+) -> None:
+    out = tmp_path / "ioi"
+    for far in ("(8, 30)", "(24, 30)"):
+        process = started(out)
+        wait_for(process, far)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert open_run(out).status().left > 0
+    run = headtrace.run(
+        "builtin",
+        load_task("ioi", headtrace.load("builtin").tokenizer, n_per_cell=1),
+        out=out,
+        shard_size=SHARD,
+    )
+    assert_same(run, undisturbed)
+
+
+def test_a_second_run_is_refused_while_one_is_there_and_not_after_it_was_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom headtrace.runs.lock import locked\nfrom headtrace.runs.store import open_store\n"
+            "with locked(open_store(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(process, "held")
+    store = open_store(tmp_path)
+    try:
+        with (
+            pytest.raises(InputError, match=rf"Another run is writing to .*process {process.pid} on"),
+            locked(store),
+        ):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    with locked(store), pytest.raises(InputError, match=f"process {os.getpid()}"), locked(store):
+        pass
+
+
+def test_another_model_other_options_or_other_prompts_are_refused_by_name(
+    again, model, prompts, tmp_path
+) -> None:
+    again()
+    cases = {
+        'options.paths: "attention" there, "complete" now': {"paths": "complete"},
+        'options.method.name: "acc++" there, "svt" now': {"method": "svt"},
+        "options.signals: false there, true now": {"signals": True},
+        "options.max_firings: 200 there, 5 now": {"max_firings": 5},
+        "plan.shard_size: 8 there, 4 now": {"shard_size": 4},
+        "seed: 0 there, 7 now": {"seed": 7},
+        'options.root.root: null there, "linear" now': {"root": "linear"},
+    }
+    for told, how in cases.items():
+        with pytest.raises(InputError) as error:
+            again(**how)
+        assert told in str(error.value)
+        assert "holds another run" in str(error.value)
+    with pytest.raises(InputError, match=r"plan.prompts: 30 there, 3 now"):
+        headtrace.run(model, list(prompts)[:3], out=tmp_path / "ioi", shard_size=SHARD, seed=0)
+    changed = [*list(prompts)[:29], prompts[0]]
+    with pytest.raises(InputError, match=r"prompt 29: .* there, .* now"):
+        headtrace.run(model, changed, out=tmp_path / "ioi", shard_size=SHARD, seed=0)
+
+
+def test_other_weights_of_the_same_name_are_refused(again, prompts, tmp_path) -> None:
+    import torch
+
+    again()
+    other = headtrace.load("builtin")
+    with torch.no_grad():
+        next(other.hf.parameters()).mul_(1.01)
+    with pytest.raises(InputError, match=r"model\.weights_sha256"):
+        headtrace.run(other, prompts, out=tmp_path / "ioi", shard_size=SHARD)
+
+
+@pytest.mark.parametrize("table", ["prompts", "nodes", "edges"])
+def test_a_damaged_shard_is_found_left_out_and_traced_again(again, undisturbed, tmp_path, table) -> None:
+    again()
+    file = tmp_path / "ioi" / shard_file(2, table)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    damaged = open_run(tmp_path / "ioi")
+    assert damaged.status().damaged == (2,)
+    assert damaged.status().left == SHARD
+    assert getattr(damaged, table).collect().height < getattr(undisturbed, table).collect().height
+    assert_same(again(), undisturbed)
+    assert open_run(tmp_path / "ioi").status().damaged == ()
+
+
+def test_a_shard_that_lost_a_file_or_its_record_is_traced_again(again, undisturbed, tmp_path) -> None:
+    again()
+    (tmp_path / "ioi" / shard_file(0, "edges")).unlink()
+    (tmp_path / "ioi" / shard_record(1)).unlink()
+    (tmp_path / "ioi" / shard_record(3)).write_text('{"shard": 3')
+    assert open_run(tmp_path / "ioi").status().left == 22
+    assert_same(again(), undisturbed)
+
+
+def test_a_damaged_plan_is_made_again(again, undisturbed, tmp_path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        again(progress=_Stop(9))
+    (tmp_path / "ioi" / "plan.parquet").write_bytes(b"PAR1")
+    assert_same(again(), undisturbed)
+
+
+def test_what_a_killed_run_left_half_written_is_taken_away(again, undisturbed, tmp_path) -> None:
+    (tmp_path / "ioi" / "shards").mkdir(parents=True)
+    for name in (".plan.0a1b2c.parquet", "shards/.00001.edges.0a1b2c.parquet"):
+        (tmp_path / "ioi" / name).write_bytes(b"half of")
+    assert_same(again(), undisturbed)
+    assert not list((tmp_path / "ioi").rglob(".*"))
+
+
+def test_a_batch_that_fails_is_traced_prompt_by_prompt(
+    again, undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = headtrace.Tracer.trace_batch
+
+    def fails(self, questions, **how):
+        if len(questions) > 1 and questions[0].text.startswith("When"):
+            raise IdentityError("the parts do not add up")
+        if "school" in (questions[0].text or ""):
+            raise IdentityError("the parts do not add up")
+        return kept(self, questions, **how)
+
+    monkeypatch.setattr(headtrace.Tracer, "trace_batch", fails)
+    run = again()
+    rows = run.prompts.collect()
+    failed = rows.filter(rows["status"] == "failed")
+    assert failed.height > 0
+    assert set(failed["reason"]) == {"identity: the parts do not add up"}
+    assert all("school" in text for text in failed["text"])
+    assert run.status().failures == {"identity": failed.height}
+
+
+def test_a_folder_of_other_things_is_left_alone(model, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match=r"holds other files \(thesis.tex\) and is not a run"):
+        headtrace.run(model, ["When Mary and"], out=tmp_path, top_k=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(InputError, match=r"is a file; a run is a folder"):
+        headtrace.run(model, ["When Mary and"], out=tmp_path / "thesis.tex", top_k=1)
+
+
+def test_a_run_of_another_version_is_refused(again, tmp_path: Path) -> None:
+    again()
+    manifest = tmp_path / "ioi" / "run.json"
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(said | {"headtrace": "0.0.1"}))
+    with pytest.raises(InputError, match=r'headtrace: "0.0.1" there'):
+        again()
+    manifest.write_text(json.dumps(said | {"schema": "headtrace.run/2"}))
+    with pytest.raises(InputError, match=r"headtrace\.run/2"):
+        again()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(model) -> None:
+    with pytest.raises(InputError, match=r"cannot be written|cannot be a folder"):
+        headtrace.run(model, ["When Mary and"], out="/proc/runs", top_k=1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of its own with room for a shard or two."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted here (only root may): {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
+    again, undisturbed, small_disk: Path
+) -> None:
+    with pytest.raises(
+        InputError, match=r"No space left.* of 30 prompts are there and stay: the same command goes on"
+    ):
+        again(out=small_disk / "ioi")
+    assert 0 < open_run(small_disk / "ioi").status().left <= 30
+    assert not list((small_disk / "ioi").rglob(".*"))
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    assert_same(again(out=small_disk / "ioi"), undisturbed)
+
+
+@pytest.mark.ill_typed
+def test_wrong_options_are_refused_before_anything_runs(again) -> None:
+    for how, told in (
+        ({"engine": "slurm"}, "choose 'local' or 'ray'"),
+        ({"workers": 2}, "belong to engine='ray'"),
+        ({"engine": "ray", "workers": 0}, "at least one"),
+        ({"paths": "all"}, "paths='all'"),
+        ({"shard_size": 0}, "at least one prompt"),
+    ):
+        with pytest.raises(InputError, match=told):
+            again(**how)
+
+
+def test_progress_tells_of_prompts_and_failures_and_never_goes_back(again) -> None:
+    told: list[tuple[int, int]] = []
+    failed: list[int] = []
+    again(progress=lambda *far: told.append(far), failures=failed.append)
+    assert told == sorted(told)
+    assert told[-1] == (30, 30)
+    assert failed[-1] == 0

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headtrace.errors import InputError, shown
 from headtrace.lines import Record, Skipped, stream_lines
@@ -158,7 +158,7 @@ class Corpus:
             yield f"{name}:{start}", (*self.front, *held)
 
     def _tokens(self, words: str) -> list[int]:
-        found = cast(Any, self.model.tokenizer)(words, add_special_tokens=False, verbose=False)
+        found = self.model.tokenizer(words, add_special_tokens=False, verbose=False)
         return list(found["input_ids"])
 
     def _check_known(self, ids: list[int]) -> bool:

@@ -107,7 +107,7 @@ class Scan:
     def examples(self, signal: str | ScoredSignal, random: int = RANDOM) -> SignalExamples:
         """The pairs that were kept of a signal, in their contexts."""
         row, tally = self.row(signal), self.tally
-        signal, kept = self.signals[row], np.flatnonzero(np.isfinite(tally.top_score[row]))
+        signal, kept = self.signals[row], np.flatnonzero(np.isfinite(tally.top_score[row])).tolist()
         seen = np.flatnonzero(np.isfinite(tally.sample_score[row]))
         scores = tally.sample_score[row, seen]
         rest = seen[random:]
@@ -115,9 +115,9 @@ class Scan:
         return SignalExamples(
             signal=signal,
             top=tuple(self._highest(row, place) for place in kept),
-            random=tuple(self._sampled(row, place) for place in seen[:random]),
+            random=tuple(self._sampled(row, place) for place in seen[:random].tolist()),
             middle=tuple(
-                self._sampled(row, place) for place in _middle(tally.sample_score[row], rest, random)
+                self._sampled(row, place) for place in _middle(tally.sample_score[row], rest, random).tolist()
             ),
             quantiles=tuple(zip(QUANTILES, quantiles, strict=False)),
             n_pairs=int(tally.n_pairs[signal.layer]),

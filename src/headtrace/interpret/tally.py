@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
+_PLACE = ("chunk", "dest", "src")
 
 
 class Hits(NamedTuple):
@@ -66,15 +67,15 @@ class Tally:
 
     @classmethod
     def empty(cls, n_signals: int, n_layers: int, top: int, sample: int) -> Tally:
-        best, drawn = (n_signals, top), (sample,)
+        places = {f"top_{name}": np.full((n_signals, top), -1) for name in _PLACE}
+        places |= {f"sample_{name}": np.full(sample, -1) for name in _PLACE}
         return cls(
-            np.full(best, -np.inf),
-            *(np.full(best, -1) for _ in range(3)),
-            np.full(drawn, np.inf),
-            *(np.full(drawn, -1) for _ in range(3)),
-            np.full((n_signals, sample), np.nan),
-            np.zeros(n_layers, dtype=np.int64),
-            np.zeros(2, dtype=np.int64),
+            top_score=np.full((n_signals, top), -np.inf),
+            sample_key=np.full(sample, np.inf),
+            sample_score=np.full((n_signals, sample), np.nan),
+            n_pairs=np.zeros(n_layers, dtype=np.int64),
+            done=np.zeros(2, dtype=np.int64),
+            **places,
         )
 
     def arrays(self) -> dict[str, NDArray]:

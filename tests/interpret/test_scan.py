@@ -295,7 +295,8 @@ import sys, headtrace
 from headtrace.interpret import scan
 model = headtrace.load("builtin")
 said = lambda done, of: print(done, flush=True)
-scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=sys.argv[1], length=16, every=1, heads=True, progress=said)
+asked = dict(length=16, tokens=6000, heads=True)
+scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=sys.argv[1], every=1, progress=said, **asked)
 """
 
 
@@ -310,7 +311,7 @@ def test_a_scan_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(model, tm
     running.wait()
     begun = Scan.load(out)
     assert begun.n_chunks > 0
-    options = {"length": 16, "heads": True}
+    options = {"length": 16, "tokens": 6000, "heads": True}
     resumed = scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=out, **options)
     whole = scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], **options)
     assert same(resumed, whole)

@@ -208,7 +208,7 @@ def scan(
     top: int = TOP,
     sinks: bool = False,
     heads: bool = False,
-    every: int = 16,
+    every: int = 4,
     progress: Progress | None = None,
 ) -> Scan:
     """Read a corpus once and score all signals at all pairs of tokens (`headtrace.interpret.scan`).

@@ -24,7 +24,7 @@ goes on from there when it is called again with the same options. Memory does no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -37,6 +37,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headtrace import __version__
+from headtrace.circuits import Circuit
 from headtrace.errors import InputError, shown
 from headtrace.interpret.corpus import Chunk, Corpus, open_corpus
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
@@ -235,7 +236,7 @@ def scan(
 
 
 def _options(model: Model, corpus: Corpus, asked: Signals, **rest: Any) -> dict[str, Any]:
-    words = asked if isinstance(asked, str) else _digest(model, asked)
+    words = asked if isinstance(asked, str) else _digest(asked)
     return {
         "version": __version__,
         "model": model.name,
@@ -248,12 +249,10 @@ def _options(model: Model, corpus: Corpus, asked: Signals, **rest: Any) -> dict[
     }
 
 
-def _digest(model: Model, asked: Signals) -> str:
-    several = (
-        [asked]
-        if isinstance(asked, (Path, ScoredSignal)) or hasattr(asked, "edges")
-        else list(cast(Any, asked))
-    )
+def _digest(asked: Signals) -> str:
+    """Names what is asked for, of whatever kind."""
+    one = isinstance(asked, (Path, ScoredSignal, Circuit))
+    several: list[Any] = [asked] if one else list(cast(Iterable[Any], asked))
     names = [str(getattr(each, "content_id", getattr(each, "id", each))) for each in several]
     return f"{len(names)} of {hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
 

@@ -195,7 +195,8 @@ def test_signals_of_a_circuit_are_its_query_and_key_edges(model) -> None:
         assert (one.layer, one.head, one.side) == (target.layer, target.head, edge.side)
         assert set(one.channels) == set(edge.channels)
         assert one.id.endswith(f"{circuit.content_id}:{circuit.edges.index(edge)}")
-    assert scan(model, "sampled:80", circuit, length=40).signals == signals
+    for asked in (circuit, [circuit], (each for each in signals)):
+        assert scan(model, "sampled:80", asked, length=40).signals == signals
 
 
 def test_top_channels_are_of_every_head(model) -> None:

@@ -221,6 +221,8 @@ def scan(
     """
     if top < 1:
         raise InputError(f"top={top}: keep at least one pair of each signal.")
+    if not isinstance(signals, (str, Path, Circuit, ScoredSignal)):
+        signals = list(signals)  # it is gone through more than once
     text = open_corpus(corpus, model, length=length, seed=seed, tokens=tokens)
     options = _options(model, text, signals, seed=seed, top=top, sinks=sinks, heads=heads)
     begun = None if out is None else _resumed(out, options)

@@ -61,14 +61,14 @@ def write_atlas_pages(atlas: Atlas) -> Path:
 
 
 def _about(atlas: Atlas) -> dict[str, Any]:
-    return {name: atlas.about[name] for name in ("model", "corpus", "tokens")}
+    return {name: atlas.about[name] for name in ("model", "corpus", "tokens", "sinks")}
 
 
 def _channels(atlas: Atlas) -> dict[str, list[dict[str, Any]]]:
     """The channels of every head, strongest first, with their texts read."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in atlas.channels.sort("share", descending=True).iter_rows(named=True):
-        row |= {name: json.loads(row[name]) for name in ("tokens", "relations")}
+        row |= {name: json.loads(row[name]) for name in ("tokens", "relations", "notes")}
         found.setdefault(row["head"], []).append(row)
     return found
 

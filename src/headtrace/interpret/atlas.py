@@ -28,6 +28,7 @@ import polars as pl
 
 from headtrace.errors import InputError, shown
 from headtrace.interpret.embedding_reads import Ends, Reads, channel_reads
+from headtrace.interpret.examples import FIRST_LEFT_OUT
 from headtrace.interpret.heads import MEASURES, HeadSums
 from headtrace.interpret.scan import Scan, scan
 from headtrace.interpret.standing_out import Place, StandsOut, relations_standing_out, tokens_standing_out
@@ -119,9 +120,10 @@ def atlas(
     about = {
         "schema": SCHEMA,
         "model": model.name,
-        "corpus": found.options["corpus"]["source"],
+        "corpus": _corpus_name(found),
         "tokens": found.n_tokens,
         "chunks": found.n_chunks,
+        "sinks": sinks,
         "options": found.options,
     }
     write_text(folder / "atlas.json", json.dumps(about, indent=1) + "\n")
@@ -151,6 +153,12 @@ def open_atlas(folder: str | Path) -> Atlas:
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
         raise InputError(f"The atlas {str(folder)!r} cannot be read ({error}). Make it anew.") from error
     return Atlas(about, **tables, folder=place)
+
+
+def _corpus_name(found: Scan) -> str:
+    """A file by its name alone: pages are shown to others."""
+    source = str(found.options["corpus"]["source"])
+    return Path(source).name if "bytes" in found.options["corpus"] else source
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
@@ -204,7 +212,8 @@ def _channel_rows(found: Scan, model: Model) -> list[Row]:
             row["quantiles"] = [{"q": q, "score": score} for q, score in examples.quantiles]
             row["tokens"], row["relations"] = _written(tokens), _written(relations)
             row |= {name: _named(ends, labels) for name, ends in asdict(read).items()}
-            row["notes"] = list(examples.notes)
+            # What holds for all of them is said once, in what the atlas was made from.
+            row["notes"] = json.dumps([note for note in examples.notes if note != FIRST_LEFT_OUT])
             rows.append(row)
     return rows
 

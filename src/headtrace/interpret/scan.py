@@ -40,7 +40,7 @@ from headtrace import __version__
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError, shown
 from headtrace.interpret.corpus import Chunk, Corpus, open_corpus
-from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
+from headtrace.interpret.examples import FIRST_LEFT_OUT, Pair, ScoredSignal, SignalExamples
 from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scoring import Block, Scorer
 from headtrace.interpret.signals import Signals, find_signals
@@ -133,7 +133,7 @@ class Scan:
         elif found < tally.top_score.shape[1]:
             notes.append(f"only {found} pairs of the corpus score above zero")
         if not self.options["sinks"]:
-            notes.append("pairs whose source is the first token are left out")
+            notes.append(FIRST_LEFT_OUT)
         return tuple(notes)
 
     def _highest(self, row: int, place: int) -> Pair:

@@ -1,7 +1,7 @@
 // The finder: all heads in one table, sorted and filtered by any measure.
 
 import { byId, el } from "./dom.js";
-import { inert, number, plural, thousands } from "./text.js";
+import { inert, number, plural, thousands, tokenLabel } from "./text.js";
 
 export function showFinder(data) {
   byId("question").textContent = `Heads of ${inert(data.model)}`;
@@ -75,6 +75,6 @@ function row(head, measures, highest) {
     bar.style.width = `${head[name] === null ? 0 : (100 * Math.max(0, head[name])) / (highest[name] || 1)}%`;
     return el("td", { class: "amount" }, number(head[name]), bar);
   });
-  const words = head.words.slice(0, 4).map((word) => el("span", { class: "token" }, inert(word)));
+  const words = head.words.slice(0, 4).map((word) => el("span", { class: "token" }, tokenLabel(word)));
   return el("tr", { "data-head": head.name }, el("th", { scope: "row" }, el("a", { href: `heads/${head.name}.html` }, head.name)), ...cells, el("td", { class: "words" }, ...words));
 }

@@ -11,7 +11,7 @@ export function showHead(data) {
   byId("main").append(
     el("dl", { class: "facts measures" }, ...measures),
     sharesChart(data.shares, new Set(data.channels.map((channel) => channel.number))),
-    el("p", { class: "legend" }, "Of each channel, the pairs it scores highest: ", mark("source", "src"), " is attended to from ", mark("destination", "dest"), "."),
+    el("p", { class: "legend" }, "Of each channel, the pairs it scores highest: ", mark("source", "src"), " is attended to from ", mark("destination", "dest"), data.sinks ? "." : "; pairs whose source is the first token are left out."),
     el("div", { class: "channels" }, ...data.channels.map(channel)),
   );
 }

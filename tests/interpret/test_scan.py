@@ -15,7 +15,7 @@ import headtrace
 from headtrace.channels.terms import exact_channels
 from headtrace.errors import InputError
 from headtrace.interpret import Scan, ScoredSignal, find_signals, scan
-from headtrace.interpret.corpus import Chunk, open_corpus
+from headtrace.interpret.corpus import open_corpus
 from headtrace.interpret.scan import SAMPLE
 from headtrace.interpret.scoring import Scorer
 from headtrace.interpret.tally import Drawn, Hits, Tally
@@ -158,26 +158,11 @@ def test_a_signal_that_never_scores_above_zero_has_no_top_and_says_so(found) -> 
 
 def test_layers_with_a_window_are_scored_where_they_see() -> None:
     model = tiny_model("mistral")
-    corpus = [Chunk(0, "a", tuple(prompts(lengths=(30,))[0]))]
-
-    class Fixed:
-        chunks = staticmethod(lambda start=0: iter(corpus[start:]))
-        length, n_chunks, identity = 30, 1, {"source": "fixed"}
-
-    found = _scan_of(model, Fixed(), ["L0H0:0", "L1H1:1"])
+    found = scan(model, "sampled:60", ["L0H0:0", "L1H1:1"], length=30, top=4)
     assert (found.tally.top_dest - found.tally.top_src < 5).all(), "a window of five tokens"
     seen = np.isfinite(found.tally.sample_score[0])
     assert (found.tally.sample_dest - found.tally.sample_src < 5)[seen].all()
     assert seen.sum() == found.tally.n_pairs[0]
-
-
-def _scan_of(model, corpus, channels) -> Scan:
-    from headtrace.interpret.scan import _run
-
-    signals = find_signals(model, channels)
-    begun = Scan(signals, {"sinks": False, "seed": 0}, Tally.empty(len(signals), model.n_layers, 4, SAMPLE))
-    _run(begun, model, corpus, None, 1, None)
-    return begun
 
 
 # Signals

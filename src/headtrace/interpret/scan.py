@@ -137,28 +137,20 @@ class Scan:
         return tuple(notes)
 
     def _highest(self, row: int, place: int) -> Pair:
-        tally = self.tally
+        t = self.tally
         return self._pair(
-            tally.top_score[row, place],
-            tally.top_chunk[row, place],
-            tally.top_dest[row, place],
-            tally.top_src[row, place],
+            *(array[row, place].item() for array in (t.top_score, t.top_chunk, t.top_dest, t.top_src))
         )
 
     def _sampled(self, row: int, place: int) -> Pair:
-        tally = self.tally
-        return self._pair(
-            tally.sample_score[row, place],
-            tally.sample_chunk[place],
-            tally.sample_dest[place],
-            tally.sample_src[place],
-        )
+        t = self.tally
+        where = (array[place].item() for array in (t.sample_chunk, t.sample_dest, t.sample_src))
+        return self._pair(t.sample_score[row, place].item(), *where)
 
     def _pair(self, score: float, chunk: int, dest: int, src: int) -> Pair:
-        name, ids = self.contexts[int(chunk)]
-        ids = ids[: int(dest) + 1 + FURTHER]
-        tokens = tuple(self.labels[token] for token in ids)
-        return Pair(name, int(dest), int(src), float(score), ids, tokens)
+        name, ids = self.contexts[chunk]
+        ids = ids[: dest + 1 + FURTHER]
+        return Pair(name, dest, src, score, ids, tuple(self.labels[token] for token in ids))
 
     def sampled_pairs(self, layer: int) -> list[tuple[tuple[int, ...], int, int]]:
         """The tokens, destination and source of every pair of the sample that a layer sees."""

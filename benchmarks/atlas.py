@@ -1,5 +1,7 @@
 """Cost of scoring a thousand signals over a corpus, in forward passes, all in one run; and what is kept of it.
 
+Times are those of the processor: what else the machine does is not counted.
+
 python benchmarks/atlas.py [--quick]
 """
 
@@ -32,15 +34,15 @@ def text(folder: Path) -> Path:
 
 
 def forward(model: headtrace.Model, corpus: Corpus, *, logits: bool) -> float:
-    """Seconds of plain forward passes over a corpus, in the same batches; all output logits, or the last ones only."""
+    """Processor seconds of plain forward passes over a corpus, in the same batches; all output logits, or the last ones only."""
     chunks, spent = corpus.chunks(), 0.0
     while batch := list(islice(chunks, 2048 // corpus.length)):
         size = min(len(chunk.token_ids) for chunk in batch)
         ids = torch.tensor([chunk.token_ids[:size] for chunk in batch])
-        start = time.perf_counter()
+        start = time.process_time()
         with torch.inference_mode():
             model.hf(ids, use_cache=False, logits_to_keep=0 if logits else 1)
-        spent += time.perf_counter() - start
+        spent += time.process_time() - start
     return spent
 
 
@@ -54,9 +56,9 @@ def channels(model: headtrace.Model, count: int) -> list[ScoredSignal]:
 def measure(model: headtrace.Model, corpus: Corpus, count: int) -> dict[str, Any]:
     signals = channels(model, count)
     scan(model, open_corpus(corpus.source, model, tokens=2048), signals)  # channels are made, memory is warm
-    start = time.perf_counter()
+    start = time.process_time()
     found = scan(model, corpus, signals)
-    spent = time.perf_counter() - start
+    spent = time.process_time() - start
     plain, last = (forward(model, corpus, logits=logits) for logits in (True, False))
     kept = sum(array.nbytes for array in found.tally.arrays().values())
     return {

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from headtrace.errors import InputError
+from headtrace.interpret.embedding_reads import Ends, channel_reads
 from headtrace.interpret.examples import ScoredSignal, SignalExamples
 from headtrace.interpret.protocols import Description, Explainer, Setting, register_explainer
 from headtrace.interpret.rules import Condition, Rule, Rules
@@ -43,56 +42,35 @@ class Vocabulary(Explainer):
     def explain(self, shown: SignalExamples) -> Description | None:
         if self.model is None:
             raise InputError("The explainer 'vocabulary' reads weights: give it a model.")
-        reads = read_through_vocabulary(self.model, shown.signal)
-        rules: list[Rule] = []
-        for sign in (1, -1):
-            query, key = (self._strongest(sign * each) for each in (reads.destination, reads.source))
-            rules.append(
+        signal = shown.signal
+        channel = min(signal.channels) if signal.channels else 0  # they are numbered by singular value
+        reads = channel_reads(self.model, signal.layer, [(signal.head, channel)], self.tokens)[0]
+        sides = ((reads.query, reads.key), (reads.opposite_query, reads.opposite_key))
+        rules = Rules(
+            tuple(
                 Rule((self._condition("destination_token", query), self._condition("source_token", key)))
+                for query, key in sides
             )
-        written = ", ".join(f'"{t}"' for t in self.model.token_labels(self._strongest(reads.written)[:5]))
-        text = f"{Rules(tuple(rules))} Through the unembedding its source side says {written}."
-        return Description(text, Rules(tuple(rules)).to_dict())
+        )
+        ids = written_tokens(self.model, signal, channel, most=5)
+        written = ", ".join(f'"{token}"' for token in self.model.token_labels(ids))
+        text = f"{rules} Through the unembedding its source side says {written}."
+        return Description(text, rules.to_dict())
 
-    def _strongest(self, values: Float[Tensor, " vocab"]) -> list[int]:
-        return values.topk(min(self.tokens, len(values))).indices.tolist()
-
-    def _condition(self, feature: str, ids: list[int]) -> Condition:
+    def _condition(self, feature: str, tokens: Ends) -> Condition:
         assert self.model is not None
-        return Condition(feature, tuple(ids), tuple(self.model.token_labels(ids)))
-
-
-@dataclass(frozen=True)
-class Reads:
-    """How far each token of the vocabulary lies along a channel."""
-
-    destination: Float[Tensor, " vocab"]
-    source: Float[Tensor, " vocab"]
-    written: Float[Tensor, " vocab"]
-    """Through the unembedding, along the side of the source."""
+        ids = tuple(token for token, _ in tokens)
+        return Condition(feature, ids, tuple(self.model.token_labels(ids)))
 
 
 @torch.inference_mode()
-def read_through_vocabulary(model: Model, signal: ScoredSignal) -> Reads:
-    """The strongest of a signal's channels, against every token's embedding and unembedding.
-
-    Embeddings are brought to one length, as the norm before a head does, and not turned by positions.
-    """
-    if not (signal.layer < model.n_layers and signal.head < model.n_heads):
-        raise InputError(f"There is no head {signal.name.split()[0]} in {model!r}.")
-    channel = min(signal.channels) if signal.channels else 0  # they are numbered by singular value
-    weights, channels = model.weights, model.channels
-    W_Q = weights.W_Q[signal.layer, signal.head]
+def written_tokens(model: Model, signal: ScoredSignal, channel: int, most: int) -> list[int]:
+    """The tokens whose unembeddings lie most along what a channel reads at the source."""
+    weights = model.weights
     W_K = weights.W_K[signal.layer, signal.head // weights.group]
-    query = W_Q @ channels.to_query[signal.layer, signal.head, :, channel]
-    key = W_K @ channels.to_key[signal.layer, signal.head, :, channel]
-    embeddings: Tensor = model.hf.get_input_embeddings().weight.detach()  # type: ignore[union-attr]
-    lengths = embeddings.norm(dim=-1).clamp_min(torch.finfo(embeddings.dtype).tiny)
-    return Reads(
-        destination=(embeddings @ query) / lengths,
-        source=(embeddings @ key) / lengths,
-        written=weights.W_U @ (weights.final_gain * key),
-    )
+    key = W_K @ model.channels.to_key[signal.layer, signal.head, :, channel]
+    along = weights.W_U @ (weights.final_gain * key)
+    return along.topk(min(most, len(along))).indices.tolist()
 
 
 register_explainer(Vocabulary.name, Vocabulary)

@@ -135,3 +135,21 @@ def test_what_cannot_work_is_told_before_anything_is_computed(
     assert result.exit_code == 2
     assert told in result.stderr
     assert not (tmp_path / "w").exists()
+
+
+def test_a_real_scan_is_explained_and_the_same_call_again_says_the_same(model, circuit, tmp_path):
+    names = ("Mary", "John", "Anna", "Tom", "Emma", "Paul")
+    lines = [
+        f"When {a} and {b} went to the store, {b} gave a drink to {a}."
+        for a in names
+        for b in names
+        if a != b
+    ]
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n\n".join(lines))
+    found = interpret(circuit, model, str(corpus), limit=6, out=tmp_path / "words")
+    assert len(found.signals) == 6
+    assert {each.status for each in found.signals} <= {"described", "none", "too few"}
+    assert any(each.tested for each in found.signals)
+    again = interpret(circuit, model, str(corpus), limit=6, out=tmp_path / "words")
+    assert again.to_dict() == found.to_dict()

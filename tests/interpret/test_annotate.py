@@ -66,7 +66,8 @@ def test_unsupported_words_are_marked_and_not_hidden(circuit):
 
 
 def test_words_for_another_circuit_change_nothing(model, circuit):
-    other = headtrace.Tracer(model).trace(TEXT, " John", " Mary")
+    text = TEXT.replace("John", "Tom").replace("Mary", "Anna")
+    other = headtrace.Tracer(model).trace(text, " Anna", " Tom")
     found = interpret(other, model, "text", scanning=made_up_scan)
     assert annotate(circuit, found.signals) == circuit
 

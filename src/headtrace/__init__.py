@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         models,
         prompts,
         runs,
+        sinks,
         tasks,
         toy,
         tracing,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from headtrace.families import compare_signals, find_families
     from headtrace.models import Model, Recording, load
     from headtrace.runs import Network, Run, load_network, merge, open_run, run
+    from headtrace.sinks import Sinks, find_sinks, load_sinks
     from headtrace.tracing import Tracer
     from headtrace.vocabulary import Component, Firing, Site
 
@@ -48,13 +50,16 @@ _HOME = {
     "Network": "runs",
     "Recording": "models",
     "Run": "runs",
+    "Sinks": "sinks",
     "Site": "vocabulary",
     "Tracer": "tracing",
     "compare_signals": "families",
     "find_families": "families",
+    "find_sinks": "sinks",
     "load": "models",
     "load_circuit": "circuits",
     "load_network": "runs",
+    "load_sinks": "sinks",
     "merge": "runs",
     "open_run": "runs",
     "run": "runs",
@@ -73,6 +78,7 @@ _ROOMS = (
     "models",
     "prompts",
     "runs",
+    "sinks",
     "tasks",
     "toy",
     "tracing",
@@ -86,6 +92,7 @@ __all__ = [
     "Network",
     "Recording",
     "Run",
+    "Sinks",
     "Site",
     "Tracer",
     "__version__",
@@ -98,16 +105,19 @@ __all__ = [
     "families",
     "figures",
     "find_families",
+    "find_sinks",
     "interpret",
     "load",
     "load_circuit",
     "load_network",
+    "load_sinks",
     "merge",
     "models",
     "open_run",
     "prompts",
     "run",
     "runs",
+    "sinks",
     "sufficiency",
     "tasks",
     "toy",

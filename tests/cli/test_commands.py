@@ -59,6 +59,7 @@ COMPUTING = [
     ("tasks",),
     ("tasks", "show", "ioi", "-n", "1"),
     ("tasks", "accuracy", "builtin", "prompts.jsonl"),
+    ("sinks", "builtin", "--task", "ioi", "-n", "2", "--directions", "1"),
     ("toy", "isotropy", "--quick"),
 ]
 

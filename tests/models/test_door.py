@@ -206,3 +206,76 @@ def test_a_pass_with_gradients_gives_the_same_logits_and_leaves_the_model_as_it_
     with pytest.raises(KeyboardInterrupt):
         model.run(ids, Interrupts("see"), grad=True)
     assert state(model.hf) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_or_keys_alone_can_read_another_residual(name: str) -> None:
+    """Queries are those of a pass in which the whole layer reads it, keys and values the model's own; and reversed."""
+    model = tiny_model(name, dtype=torch.float64)
+    ids = torch.tensor(prompts(5)[:1])
+    added = torch.randn(
+        ids.shape[1], model.d_model, dtype=model.dtype, generator=torch.Generator().manual_seed(0)
+    )
+
+    class Watching(Observer):
+        def see(self, call, pattern) -> None:
+            if call.layer == 2:
+                self.query, self.key, self.value, self.pattern = call.query, call.key, call.value, pattern
+
+    class Everything(Watching):
+        def layer_input(self, layer, residual, rotary):
+            return residual + added if layer == 2 else None
+
+    class Queries(Watching):
+        def query_input(self, layer, residual):
+            return residual + added if layer == 2 else None
+
+    class Keys(Watching):
+        def key_input(self, layer, residual):
+            return residual + added if layer == 2 else None
+
+    before = state(model.hf)
+    own, all_of_it, queries, keys = (Watching(), Everything(), Queries(), Keys())
+    for observer in (own, all_of_it, queries, keys):
+        model.run(ids, observer)
+
+    def apart(one: torch.Tensor, two: torch.Tensor) -> float:
+        """In units of what rounding allows."""
+        allowed = rounding(torch.float64, forward_terms(model), float(two.abs().max()))
+        return float((one - two).abs().max()) / allowed
+
+    assert apart(queries.query, all_of_it.query) <= 1
+    assert apart(queries.key, own.key) <= 1
+    assert apart(keys.key, all_of_it.key) <= 1
+    assert apart(keys.query, own.query) <= 1
+    assert apart(queries.value, own.value) <= 1
+    assert apart(keys.value, own.value) <= 1
+    assert apart(queries.pattern, own.pattern) > 1000
+    assert apart(keys.pattern, own.pattern) > 1000
+    assert state(model.hf) == before
+
+
+def test_a_recording_shows_what_was_recorded_while_queries_read_something_else() -> None:
+    """Norms that read the other residual are not taken for the model's own."""
+    model = tiny_model("qwen3")
+    ids = torch.tensor(prompts(5)[:1])
+    seen: dict[str, list[torch.Tensor]] = {"own": [], "reread": []}
+
+    class Norms(Observer):
+        which = "own"
+
+        def norm_input(self, place, layer, x, norm) -> None:
+            seen[self.which].append(x.clone())
+
+    class Reread(Norms):
+        which = "reread"
+
+        def query_input(self, layer, residual):
+            return residual * 1.5
+
+    model.run(ids, Norms())
+    model.run(ids, Reread())
+    assert len(seen["own"]) == len(seen["reread"])
+    first, again = seen["own"][0], seen["reread"][0]
+    allowed = rounding(torch.float32, forward_terms(model), float(first.abs().max()))
+    assert float((first - again).abs().max()) <= allowed

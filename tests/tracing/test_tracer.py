@@ -281,3 +281,16 @@ def test_a_rank_deficient_head_keeps_its_remainder_and_still_traces() -> None:
         recording, [Firing(3, 0, 10, int(recording.patterns[3, 0, 0, 10].argmax()))]
     )
     assert found[0].query.causes
+
+
+def test_firings_of_many_prompts_are_traced_together_as_one_by_one() -> None:
+    model = tiny_model("llama")
+    tracer, recording = headtrace.Tracer(model), model.record(prompts())
+    firings, places = ["L2H1:5:0", "L3H0:6:2", "L2H1:5:0"], [0, 1, 1]
+    together = tracer.trace_firings(recording, firings, places)
+    alone = [tracer.trace_firings(recording, [f], p)[0] for f, p in zip(firings, places, strict=True)]
+    assert [(c.prompt, c.site) for c in together] == [(c.prompt, c.site) for c in alone]
+    channels = [[[k.channels for k in c.side(s).causes] for s in ("query", "key")] for c in together]
+    assert channels == [[[k.channels for k in c.side(s).causes] for s in ("query", "key")] for c in alone]
+    with pytest.raises(InputError, match="1 prompts for 3 firings"):
+        tracer.trace_firings(recording, firings, [0])

@@ -40,6 +40,7 @@ COMMANDS = [
     "families",
     "signals",
     "compare",
+    "sinks",
     "atlas",
     "tasks",
     "toy",

@@ -84,8 +84,7 @@ def show(
 
     task_set = load_task(task, options.load_model(model).tokenizer, seed=seed, variant=variant)
     # One example of each cell in turn, so that a short preview shows different forms.
-    step = max(1, len(task_set) // number)
-    examples = task_set.examples[::step][:number]
+    examples = task_set.spread(number).examples
     content = {"task": task, "examples": examples, "excluded": task_set.excluded_counts()}
     options.emit(content, as_json=json, show=lambda: _show_examples(examples))
     report_excluded(task_set)

@@ -8,9 +8,10 @@ destination, even where heads share keys. `headtrace.models.door` is where a pas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,9 +32,36 @@ class Watch:
     observers: tuple[Observer, ...]
     head_order: Int[Tensor, " d_head"] | None
     """The order in which observers see a head's dimensions, where it is not the model's own."""
+    queries: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """By layer, what attends in the place of the model's own queries or keys; used once."""
+
+
+@dataclass
+class Rereading:
+    """Attention that is called only for the queries and keys that it would be called with."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
 
 
 watching: ContextVar[Watch | None] = ContextVar("headtrace_attention", default=None)
+_rereading: ContextVar[Rereading | None] = ContextVar("headtrace_rereading", default=None)
+
+
+@contextmanager
+def rereading() -> Generator[Rereading]:
+    """Inside, attention modules attend to nothing: they only show the queries and keys of what they are given."""
+    found = Rereading()
+    before = _rereading.set(found)
+    try:
+        yield found
+    finally:
+        _rereading.reset(before)
+
+
+def is_rereading() -> bool:
+    return _rereading.get() is not None
 
 
 def softcap(logits: Tensor, cap: float | None) -> Tensor:
@@ -70,11 +98,16 @@ def attention(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Eager attention, with a place to look and to act. The signature is the one transformers calls."""
+    only_read = _rereading.get()
+    if only_read is not None:
+        only_read.query, only_read.key = query, key
+        return torch.zeros_like(query).transpose(1, 2).contiguous(), query
+    watch = watching.get() or Watch((), None)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    query, key = watch.queries.pop(layer, query), watch.keys.pop(layer, key)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     n_heads = query.shape[1]
     scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
-    watch = watching.get() or Watch((), None)
-    layer: int = module.layer_idx  # type: ignore[assignment]
     order = watch.head_order
     seen = (query, key) if order is None else (query[..., order], key[..., order])
     call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)

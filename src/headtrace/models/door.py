@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headtrace.errors import HeadtraceError
-from headtrace.models.attention import NAME, Watch, watching
+from headtrace.models.attention import NAME, Watch, is_rereading, rereading, watching
 from headtrace.models.norms import norm_eps, norm_gain, norm_scale
 from headtrace.models.observer import NormPlace, Observer, Rotary
 
@@ -239,6 +239,8 @@ class _Places:
                 self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
             if self.observer.wants("norm_input"):
                 self._norms(index, layer)
+            if self.observer.wants("query_input") or self.observer.wants("key_input"):
+                self._reread(index, layer)
         if self.observer.wants("final_input"):
             final = self.model.hf.get_submodule(facts.final_norm)
             self._add(final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0])))
@@ -297,9 +299,42 @@ class _Places:
 
     def _norm(self, place: NormPlace, index: int) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            self.observer.norm_input(place, index, args[0], norm)
+            if not is_rereading():
+                self.observer.norm_input(place, index, args[0], norm)
 
         return hook
+
+    def _reread(self, index: int, layer: nn.Module) -> None:
+        """Queries or keys of another residual: the model's own norm and projections read it beside the real one."""
+        path, attention = self.facts.attention_norm, layer.get_submodule(self.facts.attention)
+        norm = None if path is None else layer.get_submodule(path)
+        seen: list[Tensor] = []
+
+        def look(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if not is_rereading():
+                seen[:] = args[:1]
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = seen.pop() if norm is not None else args[0] if args else kwargs["hidden_states"]
+            watch = watching.get()
+            if watch is None:
+                return
+            wanted = (self.observer.query_input, watch.queries), (self.observer.key_input, watch.keys)
+            for side, (place, instead) in enumerate(wanted):
+                changed = place(index, x)
+                if changed is None:
+                    continue
+                with rereading() as found:
+                    read = changed if norm is None else norm(changed)
+                    read_args, read_kwargs = _with_input(args, kwargs, read)
+                    attention.forward(*read_args, **read_kwargs)
+                used = found.key if side else found.query
+                assert used is not None, "attention modules call the function that is registered"
+                instead[index] = used
+
+        if norm is not None:
+            self._add(norm.register_forward_pre_hook(look))
+        self._add(attention.register_forward_pre_hook(hook, with_kwargs=True))
 
 
 def _table(table: Tensor, interleaved: bool) -> Tensor:

@@ -66,6 +66,12 @@ class Observer:
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
         """The residual at the input of a layer: (batch, token, d_model)."""
 
+    def query_input(self, layer: int, residual: Tensor) -> Tensor | None:
+        """The residual before a layer's attention, norm not yet applied: another one for its queries alone to read."""
+
+    def key_input(self, layer: int, residual: Tensor) -> Tensor | None:
+        """The same for its keys alone; values, and everything else, read the model's own."""
+
     def edit_scores(self, call: AttentionCall, scores: Float[Tensor, "batch head dest src"]) -> None:
         """Change scores in place, before softcap and mask: here one head's one destination can see other keys."""
 

@@ -63,6 +63,18 @@ class TaskSet:
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
 
+    def spread(self, n: int) -> TaskSet:
+        """About as many examples from each part of the set (its cells stand one after the other); all, if too few.
+
+        >>> import headtrace
+        >>> from headtrace.tasks import load_task
+        >>> some = load_task("ioi", headtrace.load("builtin").tokenizer).spread(30)
+        >>> len(some), len(some.counts("form", "order"))
+        (30, 30)
+        """
+        step = max(1, len(self.examples) // n)
+        return replace(self, examples=self.examples[::step][:n])
+
     def where(self, **labels: str) -> TaskSet:
         """The examples with these labels, e.g. ``task_set.where(order="ABBA")``."""
         kept = tuple(

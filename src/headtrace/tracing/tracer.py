@@ -172,18 +172,22 @@ class Tracer:
         return Explanation(found, recording.tokens(), self.model.name)
 
     def trace_firings(
-        self, recording: Recording, firings: Sequence[Firing | str], prompt: int = 0
+        self, recording: Recording, firings: Sequence[Firing | str], prompt: int | Sequence[int] = 0
     ) -> list[Causes]:
-        """Causes of chosen firings of one recorded prompt, in the order given."""
+        """Causes of chosen firings, in the order given: of one recorded prompt, or of one for each firing."""
         require_same_weights(recording)
-        parsed = [Firing.parse(firing) for firing in firings]
-        for firing in parsed:
-            recording.check_firing(firing, prompt)
-        firings_once = [(prompt, firing.site) for firing in dict.fromkeys(parsed)]
-        rows = Firings.of(firings_once, self.model.device)
+        prompts = [prompt] * len(firings) if isinstance(prompt, int) else list(prompt)
+        if len(prompts) != len(firings):
+            raise InputError(f"{len(prompts)} prompts for {len(firings)} firings: give one for each.")
+        parsed = [(place, Firing.parse(firing)) for place, firing in zip(prompts, firings, strict=True)]
+        for place, firing in parsed:
+            recording.check_firing(firing, place)
+        asked = [(place % len(recording), firing.site) for place, firing in parsed]
+        rows = Firings.of(list(dict.fromkeys(asked)), self.model.device)
         with self.model.settled():
-            found = {causes.site: causes for causes in self.method.trace(recording, rows, self.composer)}
-        return [found[firing.site] for firing in parsed]
+            traced = self.method.trace(recording, rows, self.composer)
+        found = {(causes.prompt, causes.site): causes for causes in traced}
+        return [found[each] for each in asked]
 
     # -- inside ----------------------------------------------------------------------------------------------
 

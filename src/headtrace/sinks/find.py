@@ -1,0 +1,202 @@
+"""From prompts to sinks: three passes over the prompts, then one for everything that is taken away.
+
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> found = find_sinks(model, ["When Mary and John went to the store", "The capital of France is"], directions=(1,))
+>>> found.mass.columns
+['layer', 'head', 'kind', 'mass', 'low', 'high']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headtrace.errors import InputError
+from headtrace.progress import Progress, share_of
+from headtrace.prompts import batches
+from headtrace.sinks.cases import Asked, Case, as_cases
+from headtrace.sinks.collapse import Experiment, collapse_table
+from headtrace.sinks.directions import constancy_table, direction_table, group_table, mean_signals
+from headtrace.sinks.mass import kind_masses, mass_table, sink_mass
+from headtrace.sinks.result import Settings, Sinks
+from headtrace.sinks.signals import (
+    Signals,
+    SignalVectors,
+    SinkFiring,
+    choose,
+    one_firing_per_head,
+    together,
+    traced_signals,
+)
+from headtrace.sinks.tokens import SinkRule, incoming, kinds_of, sinks_in, token_table
+from headtrace.tracing import Tracer
+from headtrace.vocabulary import ATTENTION_SIDES
+
+if TYPE_CHECKING:
+    from headtrace.models import Model, Recording
+
+THRESHOLD = 0.3
+"""Mean attention, over all heads and later tokens, from which a token is a sink wherever it stands."""
+FIRINGS_PER_HEAD = 24
+DIRECTIONS = (1, 4, 16)
+TOKENS_AT_ONCE = 512
+STEPS = (5, 5, 40, 50)
+"""What the three passes and the removal take, about, of a hundred parts of the time."""
+
+
+def find_sinks(
+    model: Model,
+    prompts: Asked,
+    *,
+    threshold: float = THRESHOLD,
+    firings_per_head: int = FIRINGS_PER_HEAD,
+    directions: Sequence[int] = DIRECTIONS,
+    tracer: Tracer | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Sinks:
+    """Attention sinks of a model, the signals that make heads attend there, and what happens without them.
+
+    ``prompts`` are texts or token ids, a task set or several (`headtrace.tasks.load_task`), or a mapping from names of
+    tasks to any of these; constancy is measured over prompts of different tasks, where there are several.
+
+    Sinks are the first token, and tokens whose incoming attention, mean over heads and later tokens, is at least
+    ``threshold``. Of each head, at most ``firings_per_head`` firings on sinks are traced, each from another prompt and
+    from a destination drawn at random among those with attention above the tracer's threshold. ``directions`` says how
+    many common directions are removed, one count after the other; empty, nothing is removed.
+    """
+    _check(threshold, firings_per_head, directions)
+    cases = as_cases(model, prompts)
+    if len(cases) < 2:
+        raise InputError("One prompt shows nothing of how constant signals are: give at least two.")
+    tracer = Tracer(model) if tracer is None else tracer
+    with model.settled():
+        study = _Study(model, tracer, cases, seed, progress)
+        study.received()
+        rule = sinks_in(study.tokens, threshold, len(cases))
+        found = study.firings(rule)
+        if not found:
+            raise InputError(
+                f"No head past the first layer of {model.name!r} attends to a sink above the method's threshold in "
+                f"these {len(cases)} prompts: there are no signals to study. Give other or longer prompts, or a "
+                "tracer with a lower tau."
+            )
+        chosen = choose(found, cases, firings_per_head, seed)
+        signals = study.signals(chosen)
+        means = {side: mean_signals(signals, side) for side in ATTENTION_SIDES}
+        experiment = Experiment(model, cases, rule, means, seed)
+        conditions = experiment.conditions(directions)
+        values = experiment.measured(conditions, study.told(3)) if directions else None
+    tasks = [case.task for case in cases]
+    return Sinks(
+        model={"name": model.name, "weights_sha256": model.weights_sha256},
+        settings=Settings(
+            threshold=threshold,
+            firings_per_head=firings_per_head,
+            seed=seed,
+            method=tracer.method.name,
+            tau=str(tracer.method.describe().tau),
+            prompts={task: tasks.count(task) for task in dict.fromkeys(tasks)},
+            sinks=tuple(sorted(rule.ids)),
+        ),
+        tokens=study.tokens,
+        mass=mass_table(torch.stack(study.by_kind), torch.stack(study.on_sinks), seed),
+        firings=signals.table,
+        constancy=constancy_table(signals, seed),
+        means=means,
+        directions=direction_table(means),
+        groups=group_table(means),
+        collapse=collapse_table(
+            conditions if values is not None else [],
+            torch.zeros(0, len(cases), 0) if values is None else values,
+            tasks,
+            seed,
+        ),
+    )
+
+
+def _check(threshold: float, firings_per_head: int, directions: Sequence[int]) -> None:
+    if not 0 < threshold <= 1:
+        raise InputError(f"threshold={threshold}: a share of attention is above 0 and at most 1.")
+    if firings_per_head < 2:
+        raise InputError(
+            f"firings_per_head={firings_per_head}: how constant signals are needs at least 2 of each head."
+        )
+    if any(k < 1 for k in directions):
+        raise InputError(f"directions={tuple(directions)}: each is a number of directions, at least 1.")
+
+
+@dataclass
+class _Study:
+    """The passes over the prompts, and what each leaves."""
+
+    model: Model
+    tracer: Tracer
+    cases: Sequence[Case]
+    seed: int
+    progress: Progress | None
+
+    def told(self, step: int) -> Progress | None:
+        return share_of(self.progress, sum(STEPS[:step]), STEPS[step], sum(STEPS))
+
+    def _recordings(
+        self, step: int, wanted: Sequence[int] | None = None, keep: Sequence[str] | None = None
+    ) -> Iterator[tuple[list[int], Recording]]:
+        """Recordings of prompts that run together, with the places of their prompts."""
+        places = list(range(len(self.cases))) if wanted is None else list(wanted)
+        told, done = self.told(step), 0
+        for group in batches([self.cases[place].length for place in places], TOKENS_AT_ONCE):
+            mine = [places[each] for each in group]
+            ids = [list(self.cases[place].ids) for place in mine]
+            yield mine, self.model.record(ids, last_logits=True, keep=keep)
+            done += len(mine)
+            if told is not None:
+                told(done, len(places))
+
+    def received(self) -> None:
+        """Which tokens receive attention, and where that of each head goes."""
+        received: dict[int, Tensor] = {}
+        by_kind: dict[int, Tensor] = {}
+        for places, recording in self._recordings(0, keep=("patterns",)):
+            for row, place in enumerate(places):
+                kinds = kinds_of(self.model, self.cases[place].ids)
+                received[place] = incoming(recording, row).cpu()
+                by_kind[place] = kind_masses(recording, row, kinds).cpu()
+        every = range(len(self.cases))
+        self.by_kind = [by_kind[place] for place in every]
+        self.tokens = token_table(self.model, self.cases, [received[place] for place in every])
+
+    def firings(self, rule: SinkRule) -> list[SinkFiring]:
+        """One firing on a sink of every head and prompt; and attention on sinks."""
+        found: list[SinkFiring] = []
+        masses: dict[int, Tensor] = {}
+        for places, recording in self._recordings(1, keep=("patterns",)):
+            cases = [self.cases[place] for place in places]
+            sinks = rule.mask(cases, recording.token_ids.shape[1]).to(self.model.device)
+            by_layer = [sink_mass(pattern, sinks, recording.lengths) for pattern in recording.patterns]
+            on_sinks = torch.stack(by_layer, dim=1).cpu()
+            for row, place in enumerate(places):
+                masses[place] = on_sinks[row]
+                key = (self.seed, *self.cases[place].ids)
+                for firing in one_firing_per_head(self.tracer, recording, row, sinks[row], key):
+                    f = firing
+                    attention = float(recording.patterns[f.layer, row, f.head, f.dest, f.src])
+                    found.append(SinkFiring(place, firing, attention))
+        self.on_sinks = [masses[place] for place in range(len(self.cases))]
+        return found
+
+    def signals(self, chosen: Sequence[SinkFiring]) -> Signals:
+        """The chosen firings traced, recording by recording."""
+        vectors = SignalVectors(self.model)
+        wanted = sorted({each.prompt for each in chosen})
+        parts: list[Signals] = []
+        for places, recording in self._recordings(2, wanted):
+            where = {place: row for row, place in enumerate(places)}
+            mine = [each for each in chosen if each.prompt in where]
+            parts.append(traced_signals(self.tracer, vectors, recording, mine, where, self.cases))
+        return together(parts)

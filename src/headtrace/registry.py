@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headtrace.errors import HeadtraceError, InputError
 
@@ -37,6 +38,10 @@ class Registry(Mapping[str, T]):
         if self._known.setdefault(name, thing) != thing:
             raise InputError(f"The {self.what} {name!r} is already known: choose another name.")
 
+    def fits(self, thing: object) -> bool:
+        """Whether something could be registered here."""
+        return self._check(thing)
+
     def _all(self) -> dict[str, T]:
         if not self._read:
             for point in entry_points(group=self.group):
@@ -59,3 +64,23 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+def made(known: Registry[type[T]], given: str | T, options: Mapping[str, Any]) -> T:
+    """What is known by a name, made with its options (its fields); one that is already made is taken as it is."""
+    what = known.what
+    if not isinstance(given, str) and known.fits(type(given)):
+        if options:
+            raise InputError(
+                f"{given!r} has its options already: give {', '.join(options)} to it, or a name here."
+            )
+        return given
+    if not isinstance(given, str) or given not in known:
+        raise InputError(f"There is no {what} {given!r}: choose {', '.join(map(repr, known))}.")
+    found: Any = known[given]
+    takes = [field.name for field in fields(found)]
+    for name in options:
+        if name not in takes:
+            listed = ", ".join(takes) or "none"
+            raise InputError(f"The {what} {given!r} has no option {name!r}: it takes {listed}.")
+    return found(**options)

@@ -20,7 +20,9 @@ def _lines(circuit, **options) -> list[str]:
 def test_the_tree_shows_every_edge_once():
     lines = _lines(small_circuit())
     titles = 1 + 4  # the root, and a query and a key branch under each of two firings
-    assert len(lines) == titles + len(small_circuit().edges)
+    words = [line for line in lines if line.endswith("a name, again")]
+    assert len(words) == 1, "what an edge says is printed under it"
+    assert len(lines) == titles + len(small_circuit().edges) + len(words)
     assert any("L5H2 7->6" in line and "0.3000" in line and "channels 1, 4" in line for line in lines)
 
 

@@ -30,14 +30,19 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
 
     Another model's circuit is refused: its numbers say nothing about this one, right or wrong.
     """
+    require_own_model(circuit, model)
+    require_places(circuit, model)
+    return model.record(list(circuit.prompt.token_ids))
+
+
+def require_own_model(circuit: Circuit, model: Model) -> None:
+    """Raise ``InputError`` if a circuit was traced on other weights; one without a hash is taken on trust."""
     wanted = circuit.model.weights_sha256
     if wanted is not None and wanted != model.weights_sha256:
         raise InputError(
             f"The circuit was traced on {circuit.model.name!r} with weights {wanted[:12]}..., but {model.name!r} has "
             f"{model.weights_sha256[:12]}.... A circuit can only be tested on its own model."
         )
-    require_places(circuit, model)
-    return model.record(list(circuit.prompt.token_ids))
 
 
 def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:

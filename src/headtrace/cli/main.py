@@ -44,6 +44,7 @@ COMMANDS = [
     "atlas",
     "tasks",
     "toy",
+    "interpret",
 ]
 
 

@@ -143,4 +143,6 @@ def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
     if source.neurons and not note:
         details.append("units " + ", ".join(f"{n.unit} ({n.contribution:+.3f})" for n in source.neurons))
     text.append("  " + "  ".join(part for part in details if part) + note, style="dim not bold")
+    if edge.description is not None:
+        text.append("\n" + printable(edge.description), style="italic not bold")
     return text

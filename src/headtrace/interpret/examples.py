@@ -59,6 +59,26 @@ class Pair:
             words.append(f"<<{word}>>" if place == self.dest else word)
         return "".join(words)
 
+    def excerpt(self, around: int = 8) -> str:
+        """The marked tokens with a few around each; what is left out between and around them is ``...``.
+
+        >>> tokens = tuple(f" {i}" for i in range(9))
+        >>> Pair("", dest=7, src=1, score=1.0, token_ids=tuple(range(9)), tokens=tokens).excerpt(around=1)
+        ' 0[[ 1]] 2 ... 6<< 7>> 8'
+        """
+        kept = {
+            place
+            for centre in (self.src, self.dest)
+            for place in range(max(0, centre - around), min(len(self.tokens), centre + around + 1))
+        }
+        words: list[str] = []
+        for place in sorted(kept):
+            if (place and not words) or (words and place - 1 not in kept):
+                words.append(" ...")
+            word = f"[[{self.tokens[place]}]]" if place == self.src else self.tokens[place]
+            words.append(f"<<{word}>>" if place == self.dest else word)
+        return "".join(words) + ("" if max(kept) == len(self.tokens) - 1 else " ...")
+
 
 @dataclass(frozen=True)
 class SignalExamples:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headtrace import __version__
 from headtrace.circuits import MethodInfo
 from headtrace.errors import InputError
-from headtrace.registry import Registry
+from headtrace.registry import Registry, made
 from headtrace.tracing.causes import Causes
 from headtrace.vocabulary import Firing
 
@@ -85,17 +85,4 @@ def register_method(name: str, method: type[Method]) -> None:
 
 def make_method(method: str | Method, **options: Any) -> Method:
     """A method by name, with its options; one that is already made is taken as it is."""
-    if isinstance(method, Method):
-        if options:
-            raise InputError(
-                f"{method!r} has its options already: give {', '.join(options)} to it, or a name here."
-            )
-        return method
-    if method not in METHODS:
-        raise InputError(f"There is no method {method!r}: choose {', '.join(map(repr, METHODS))}.")
-    found = METHODS[method]
-    known = [field.name for field in fields(found)]
-    for name in options:
-        if name not in known:
-            raise InputError(f"The method {method!r} has no option {name!r}: it takes {', '.join(known)}.")
-    return found(**options)
+    return made(METHODS, method, options)

@@ -1,0 +1,46 @@
+"""What takes the place of a scan: examples of a circuit's signals, each by a rule of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headtrace.circuits import Circuit
+from headtrace.interpret import ScoredSignal, SignalExamples
+from headtrace.interpret.annotate import signal_id
+from headtrace.vocabulary import ATTENTION_SIDES
+from tests.interpret.made_up_signals import after_same, previous, same_token, signal_by, to_animal
+
+RULES = (same_token, previous, to_animal, after_same)
+
+
+@dataclass
+class MadeUpScan:
+    found: dict[str, SignalExamples]
+
+    @property
+    def signals(self) -> tuple[ScoredSignal, ...]:
+        return tuple(each.signal for each in self.found.values())
+
+    def examples(self, signal: str) -> SignalExamples:
+        return self.found[signal]
+
+
+def made_up_scan(model: Any, corpus: Any, *, signals: list[Circuit], seed: int = 0, **_: Any) -> MadeUpScan:
+    found: dict[str, SignalExamples] = {}
+    for circuit in signals:
+        for number, edge in enumerate(circuit.edges):
+            if edge.side not in ATTENTION_SIDES or not edge.channels:
+                continue
+            target, name = circuit.node(edge.target), signal_id(circuit, number)
+            signal = ScoredSignal(
+                name,
+                target.layer or 0,
+                target.head or 0,
+                "circuit",
+                edge.channels,
+                edge.side,  # type: ignore[arg-type]
+            )
+            examples = signal_by(RULES[len(found) % len(RULES)], seed=len(found))
+            found[name] = replace(examples, signal=signal)
+    return MadeUpScan(found)

@@ -1,0 +1,155 @@
+"""Words on circuits: in the file, in ``show``; unsupported ones are marked, not hidden. And the whole run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import headtrace
+from headtrace.circuits.describe import example
+from headtrace.cli import app
+from headtrace.errors import InputError
+from headtrace.interpret import Counts, Description, Judged, annotate, interpret
+from headtrace.interpret import run as running
+from headtrace.interpret.annotate import edge_of
+from tests.interpret.scanning import made_up_scan
+
+TEXT = "When Mary and John went to the store, John gave a drink to"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return headtrace.load("builtin")
+
+
+@pytest.fixture(scope="module")
+def circuit(model):
+    return headtrace.Tracer(model).trace(TEXT, " Mary", " John")
+
+
+@pytest.fixture
+def scanned(monkeypatch):
+    monkeypatch.setattr(running, "_scanner", lambda: made_up_scan)
+
+
+def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
+    found = interpret(circuit, model, "text", out=tmp_path, scanning=made_up_scan)
+    (words,) = found.circuits
+    assert len(found.signals) == sum(e.side in ("query", "key") and bool(e.channels) for e in circuit.edges)
+    for each in found.signals:
+        place = edge_of(each.signal)
+        assert place is not None
+        edge = words.edges[place[1]]
+        assert edge.channels == each.signal.channels
+        if each.description is not None:
+            assert each.description.text in (edge.description or "")
+            assert f"p = {each.p_value:.1g}" in (edge.description or "")
+    assert headtrace.load_circuit(tmp_path / "circuit.json") == words
+    saved = json.loads((tmp_path / "interpretation.json").read_text())
+    assert saved == json.loads(json.dumps(found.to_dict()))
+    assert saved["signals"][0]["examples"][0]["marked"].count("[[") == 1
+    assert pl.read_parquet(tmp_path / "descriptions.parquet").equals(found.table)
+
+
+def test_unsupported_words_are_marked_and_not_hidden(circuit):
+    number = next(i for i, edge in enumerate(circuit.edges) if edge.side == "query" and edge.channels)
+    scan = made_up_scan(None, None, signals=[circuit])
+    signal = next(each for each in scan.signals if each.id.endswith(f":{number}"))
+    weak = Judged(signal, "described", Description("Names."), Counts(3, 7, 3, 7))
+    words = annotate(circuit, [weak]).edges[number].description
+    assert words == "Unsupported: Names. (p = 0.7)"
+    assert annotate(circuit, [Judged(signal, "none")]) == circuit
+
+
+def test_words_for_another_circuit_change_nothing(model, circuit):
+    other = headtrace.Tracer(model).trace(TEXT, " John", " Mary")
+    found = interpret(other, model, "text", scanning=made_up_scan)
+    assert annotate(circuit, found.signals) == circuit
+
+
+def test_limit_takes_the_strongest(model, circuit):
+    found = interpret(circuit, model, "text", limit=5, scanning=made_up_scan)
+    assert len(found.signals) == 5
+    weights = sorted(
+        (e.weight for e in circuit.edges if e.side in ("query", "key") and e.channels), reverse=True
+    )
+    taken = sorted((circuit.edges[edge_of(each.signal)[1]].weight for each in found.signals), reverse=True)
+    assert taken == weights[:5]
+
+
+def test_circuits_without_signals_are_refused(model):
+    whole = example()
+    bare = replace(whole, nodes=whole.nodes[:2], edges=whole.edges[:1])
+    with pytest.raises(InputError, match="no signals to explain"):
+        interpret(bare, model, "text", scanning=made_up_scan)
+
+
+def test_circuits_of_another_model_are_refused(model, circuit):
+    other = replace(circuit, model=replace(circuit.model, weights_sha256="0" * 64))
+    with pytest.raises(InputError, match="its own model"):
+        interpret([circuit, other], model, "text", scanning=made_up_scan)
+
+
+def test_vocabulary_names_tokens_on_both_sides(model, circuit):
+    found = interpret(circuit, model, "text", explainer="vocabulary", limit=3, scanning=made_up_scan)
+    for each in found.signals:
+        assert each.description is not None
+        assert "destination token is" in each.description.text
+        assert "Through the unembedding" in each.description.text
+
+
+def test_the_command_writes_everything_and_show_prints_the_words(scanned, circuit, tmp_path):
+    file, out = circuit.save(tmp_path / "c.json"), tmp_path / "words"
+    line = ["interpret", str(file), "--corpus", "text", "--out", str(out), "--limit", "4"]
+    result = CliRunner().invoke(app, [*line, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["schema"] == "headtrace.interpretation/1"
+    assert "Explaining and judging: about" in result.stderr
+    shown = CliRunner().invoke(app, ["show", str(out / "circuit.json"), "--depth", "30"]).stdout
+    assert "earlier occurrence of the destination token" in shown or "just before" in shown
+    assert "supported" in CliRunner().invoke(app, line).stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--explainer", "nobody"], "There is no explainer 'nobody'"),
+        (["--judge", "nobody"], "There is no judge 'nobody'"),
+        (["--base-url", "http://localhost:1/v1"], "asks an endpoint"),
+        (["--explainer", "openai"], "--model-name"),
+        (["--explainer", "openai", "--model-name", "m"], "OPENAI_API_KEY"),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_is_computed(
+    more, told, scanned, circuit, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    file = circuit.save(tmp_path / "c.json")
+    result = CliRunner().invoke(
+        app, ["interpret", str(file), "--corpus", "text", "--out", str(tmp_path / "w"), *more]
+    )
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_real_scan_is_explained_and_the_same_call_again_says_the_same(model, circuit, tmp_path):
+    names = ("Mary", "John", "Anna", "Tom", "Emma", "Paul")
+    lines = [
+        f"When {a} and {b} went to the store, {b} gave a drink to {a}."
+        for a in names
+        for b in names
+        if a != b
+    ]
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("\n\n".join(lines))
+    found = interpret(circuit, model, str(corpus), limit=6, out=tmp_path / "words")
+    assert len(found.signals) == 6
+    assert {each.status for each in found.signals} <= {"described", "none", "too few"}
+    assert any(each.tested for each in found.signals)
+    again = interpret(circuit, model, str(corpus), limit=6, out=tmp_path / "words")
+    assert again.to_dict() == found.to_dict()

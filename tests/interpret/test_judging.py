@@ -1,0 +1,134 @@
+"""Blind judging: halves that do not meet, questions that say nothing, failures and hard negatives kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from headtrace.interpret import Description, Explainer, Failure, Judge, Pair, interpret_examples
+from headtrace.interpret.judging import blind, by_group, split
+from headtrace.interpret.protocols import Explanation, Labels
+from tests.interpret.made_up_signals import first, previous, same_token, signal_by, to_animal
+
+SIGNALS = [
+    signal_by(rule, f"L{layer}H0:{channel}", seed=channel)
+    for layer in (0, 1)
+    for channel, rule in enumerate((same_token, previous, to_animal, first))
+]
+
+
+def _place(pair: Pair) -> tuple[str, int, int]:
+    return pair.text, pair.dest, pair.src
+
+
+def test_halves_do_not_meet_and_are_all_there():
+    for examples in SIGNALS:
+        shown, held = split(examples)
+        assert not {_place(p) for p in shown.top} & {_place(p) for p in held.top}
+        assert {_place(p) for p in (*shown.top, *held.top)} == {_place(p) for p in examples.top}
+        assert min(len(shown.top), len(held.top)) >= 0.4 * len(examples.top)
+        assert shown.middle == (), "hard negatives are not for the explainer"
+
+
+def test_pairs_of_one_text_stay_on_one_side():
+    shown, held = split(SIGNALS[1])
+    assert not {pair.text for pair in shown.top} & {pair.text for pair in held.top}
+
+
+def test_pairs_of_one_text_alone_are_split_all_the_same():
+    examples = replace(SIGNALS[0], top=tuple(replace(pair, text="one") for pair in SIGNALS[0].top))
+    shown, held = split(examples)
+    assert abs(len(shown.top) - len(held.top)) <= 1
+
+
+def test_a_pair_is_not_both_the_signals_own_and_a_negative():
+    examples = replace(SIGNALS[0], random=SIGNALS[0].top[:10] + SIGNALS[0].random)
+    shown, held = split(examples)
+    own = {_place(pair) for pair in examples.top}
+    assert not own & {_place(pair) for pair in (*shown.random, *held.random, *held.middle)}
+
+
+def test_questions_are_blind_and_labels_find_their_way_back():
+    _, held = split(SIGNALS[0], SIGNALS)
+    question, order = blind(Description("x"), held, 0, "name")
+    assert {(pair.score, pair.text) for pair in question.pairs} == {(0.0, "")}
+    kinds = [held.pool()[i][0] for i in order]
+    assert kinds != sorted(kinds), "shuffled"
+    tops = {(pair.token_ids, pair.dest, pair.src) for pair in held.top}
+    labels = tuple((pair.token_ids, pair.dest, pair.src) in tops for pair in question.pairs)
+    assert all(by_group(held, order, labels)["top"])
+
+
+def test_siblings_are_other_channels_of_the_same_head():
+    _, held = split(SIGNALS[0], SIGNALS)
+    assert len(held.sibling) == 20
+    assert not {_place(pair) for pair in held.sibling} & {_place(pair) for pair in SIGNALS[0].top}
+    lonely = [each for each in SIGNALS if each.signal.layer == 1]
+    assert split(SIGNALS[0], lonely)[1].sibling == ()
+
+
+@dataclass(frozen=True)
+class Unreliable(Explainer):
+    """Words for some, none for some, no answer for the rest."""
+
+    name: ClassVar[str] = "unreliable"
+
+    def explain(self, shown) -> Description | None:
+        return None
+
+    def explain_all(self, shown, progress=None) -> list[Explanation]:
+        rules = {"any": [{"all": [{"feature": "same_token"}]}]}
+        kinds = [Description("same", rules), None, Failure("no answer")]
+        return [kinds[place % 3] for place in range(len(shown))]
+
+
+@dataclass(frozen=True)
+class Silent(Judge):
+    name: ClassVar[str] = "silent"
+
+    def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:
+        return (None,) * len(pairs)
+
+
+def test_failures_are_counted_apart_and_not_in_the_fraction():
+    found = interpret_examples(SIGNALS, explainer=Unreliable())
+    assert [each.status for each in found.signals[:3]] == ["described", "none", "failed"]
+    assert found.failures["signals"] == 2
+    assert found.fraction.of == 6
+    assert found.signals[2].reason == "no answer"
+
+
+def test_a_judge_that_never_answers_supports_and_denies_nothing():
+    found = interpret_examples(SIGNALS, judge=Silent())
+    assert found.fraction.of == 0
+    assert {each.status for each in found.signals} == {"failed"}
+    assert found.failures["signals"] == len(SIGNALS)
+
+
+def test_a_signal_that_never_scores_above_zero_is_told_and_not_counted():
+    below = tuple(replace(pair, score=-1.0) for pair in SIGNALS[0].top)
+    found = interpret_examples([replace(SIGNALS[0], top=below), SIGNALS[1]])
+    assert found.signals[0].status == "too few"
+    assert "above zero" in found.signals[0].reason
+    assert found.fraction.of == 1
+    assert "1 with fewer" in found.summary()
+
+
+def test_a_signals_halves_do_not_depend_on_its_company():
+    alone, among = interpret_examples(SIGNALS[:1]), interpret_examples(SIGNALS)
+    assert alone.signals[0].counts == among.signals[0].counts
+
+
+def test_fractions_are_told_by_layer_and_controls_are_near_none():
+    found = interpret_examples(SIGNALS)
+    assert set(found.by_layer) == {0, 1}
+    assert found.fraction.count == sum(each.count for each in found.by_layer.values()) == 8
+    assert found.controls.shuffled_labels.count <= 1
+    assert found.controls.shuffled_words.count <= 1
+    assert found.controls.shared_words.count > 0, "both layers look for the same"
+
+
+def test_noise_without_a_rule_is_not_interpretable():
+    noise = [signal_by(lambda _: True, f"L0H{head}:0", seed=head) for head in range(20)]
+    assert interpret_examples(noise).fraction.count <= 1

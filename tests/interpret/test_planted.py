@@ -1,0 +1,117 @@
+"""Models whose heads attend by known features: the words name the feature, and a judge refuses other words."""
+
+from __future__ import annotations
+
+import pytest
+
+from headtrace.interpret import Description, SignalExamples, interpret_examples
+from headtrace.interpret.judging import judge_all, split
+from headtrace.interpret.lexical import Lexical, LiteralJudge
+from tests.interpret.planted import CLASS, any_texts, of_known, scored, three_heads
+from tests.truth.known import END, MARKER
+
+
+def _conditions(examples: SignalExamples) -> list[dict[str, object]]:
+    """The conditions of the first rule that is found in the half which the explainer sees."""
+    words = Lexical().explain(split(examples)[0])
+    assert words is not None
+    assert words.structure is not None
+    return words.structure["any"][0]["all"]
+
+
+def _features(examples: SignalExamples) -> set[object]:
+    return {each["feature"] for each in _conditions(examples)}
+
+
+def test_a_previous_token_head_is_named():
+    (condition,) = _conditions(of_known("induction", "L0H1"))
+    assert condition == {"feature": "distance", "low": 1, "high": 1}
+
+
+def test_an_induction_head_is_named():
+    assert _features(of_known("induction", "L1H0")) == {"after_same"}
+
+
+def test_a_duplicate_token_head_is_named():
+    # The head rests on the first token where nothing is repeated: only texts' repeated tokens score high.
+    assert "same_token" in _features(of_known("before repeat", "L0H1"))
+
+
+def test_the_marker_before_the_source_is_named():
+    conditions = {each["feature"]: each for each in _conditions(of_known("marked", "L2H2"))}
+    assert conditions["before_source"]["ids"] == [MARKER]
+    assert set(conditions) <= {"before_source", "destination_token"}
+    if "destination_token" in conditions:
+        assert conditions["destination_token"]["ids"] == [END]
+
+
+def test_heads_built_for_this_are_named_by_their_features():
+    model, texts = three_heads(), any_texts()
+    same = Lexical().explain(split(scored(model, 0, 0, texts))[0])
+    assert same is not None
+    assert same.structure is not None
+    assert same.structure["any"] == [
+        {"all": [{"feature": "same_place"}]},
+        {"all": [{"feature": "same_token"}]},
+    ], "a head without positions finds its own token, too"
+    assert _conditions(scored(model, 0, 1, texts))[0] == {"feature": "distance", "low": 1, "high": 1}
+    by_class = Lexical().explain(split(scored(model, 0, 2, texts))[0])
+    assert by_class is not None
+    assert by_class.structure is not None
+    listed = {
+        token
+        for rule in by_class.structure["any"]
+        for each in rule["all"]
+        if each["feature"] == "source_token"
+        for token in each["ids"]
+    }
+    assert listed == set(CLASS)
+
+
+def test_each_planted_channel_of_a_same_token_head_is_one_token():
+    """Each channel of the head matches one token with itself: the words name that token on one side or both."""
+    model, texts = three_heads(), any_texts()
+    named: list[int] = []
+    for channel in range(12):
+        conditions = _conditions(scored(model, 0, 0, texts, [channel]))
+        tokens = [
+            each["ids"] for each in conditions if each["feature"] in ("source_token", "destination_token")
+        ]
+        assert tokens, conditions
+        assert all(each == tokens[0] for each in tokens)
+        assert len(tokens[0]) == 1
+        named += tokens[0]
+    assert sorted(named) == list(range(12))
+
+
+@pytest.fixture(scope="module")
+def planted() -> list[SignalExamples]:
+    model, texts = three_heads(), any_texts()
+    channels = [scored(model, 0, 0, texts, [channel]) for channel in range(12)]
+    return [*channels, scored(model, 0, 1, texts), scored(model, 0, 2, texts)]
+
+
+def test_planted_words_are_supported_and_shuffled_ones_are_not(planted):
+    found = interpret_examples(planted)
+    assert all(each.supported for each in found.signals)
+    assert found.fraction.value == 1.0
+    assert found.controls.shuffled_words.count == 0
+    assert found.controls.shuffled_labels.count <= 1
+    assert found.controls.shared_words.count == 0
+
+
+def test_the_judge_rejects_the_words_of_another_channel(planted):
+    parts = [split(each) for each in planted]
+    words = [Lexical().explain(shown) for shown, _ in parts]
+    assert all(isinstance(each, Description) for each in words)
+    wrong = [*words[1:], words[0]]
+    held = [each for _, each in parts]
+    judged = judge_all(LiteralJudge(), [each.signal for each in planted], wrong, held)  # type: ignore[arg-type]
+    assert all(each.p_value > 0.05 for each in judged)
+
+
+def test_words_hold_for_few_pairs_of_a_sibling_channel(planted):
+    found = interpret_examples(planted)
+    first = found.signals[0]
+    assert first.against_sibling.false_positive == 0
+    assert first.against_sibling.true_negative == 20

@@ -78,7 +78,7 @@ def markdown(results: dict[str, Any]) -> str:
     for grain, found in results["grains"].items():
         sizes = ", ".join(str(size) for size in found["sizes"].values())
         cut = next((row for row in found["choice"]["cuts"] if row["n"] == found["n"]), None)
-        shown = "" if cut is None else f"{cut['silhouette']:.3f} ({found['choice']['control']:.3f})"
+        shown = "" if cut is None or found["choice"].get("control") is None else f"{cut['silhouette']:.3f} ({found['choice']['control']:.3f})"
         agreed = "; ".join(f"{name} {a['ari']:.3f}, {a['p']:.3g}" for name, a in found["agreement"].items())
         lines.append(
             f"| {grain} | {found['n']} | {sizes} | {shown} | {found['stability']['mean']:.2f} | {agreed} |"
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=int, default=40, help="prompts of each family to ablate on and to compare"
     )
+    parser.add_argument("--n", type=int, help="as many families; without, as many as the rule finds")
     parser.add_argument("--no-model", action="store_true", help="leave out what needs the model")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
@@ -123,7 +124,7 @@ def main() -> None:
     }
     for grain in GRAINS:
         start = time.perf_counter()
-        found = find_families(population, grain)
+        found = find_families(population, grain, n=asked.n)
         seconds = time.perf_counter() - start
         print(f"{grain}: {found} in {seconds:.1f} s: {found.choice}", flush=True)
         chosen = None if asked.no_model else model

@@ -111,6 +111,29 @@ def read_lines(
     return lines
 
 
+def stream_lines(
+    path: str | Path, parse: Callable[[Record, str], T], *, what: str = "prompts"
+) -> Iterator[tuple[int, T | Skipped]]:
+    """As ``read_lines``, one line at a time, for files that do not fit into memory: a line of no use comes as it was
+    skipped, and whoever reads decides whether anything was of use.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w", suffix=".jsonl") as file:
+    ...     _ = file.write('{"text": "When Mary"}\\n[5]\\n')
+    ...     file.flush()
+    ...     [type(found).__name__ for _, found in stream_lines(file.name, prompt_of)]
+    ['str', 'Skipped']
+    """
+    for number, raw in _raw_lines(path, what):
+        where = f"{path}, line {number}"
+        try:
+            record = _record(raw, where)
+            if record is not None:
+                yield number, parse(record, where)
+        except InputError as error:
+            yield number, Skipped(number, str(error).removeprefix(where).lstrip(" ,:"))
+
+
 def read_records(path: str | Path, *, what: str = "prompts", strict: bool = False) -> Lines[Record]:
     """The objects of a file, as they are."""
     return read_lines(path, lambda record, _: record, what=what, strict=strict)

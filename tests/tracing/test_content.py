@@ -261,3 +261,11 @@ def test_heads_can_be_the_root_of_a_complete_circuit(builtin: headtrace.Model) -
     circuit = headtrace.Tracer(builtin).trace(PROMPT, heads=["L2H0"], paths="complete")
     assert {"query", "key"} <= {edge.side for edge in circuit.edges}
     assert circuit.prompt.contributions is None  # attention has no contributions
+
+
+def test_a_signal_that_no_influence_reaches_is_no_reason_to_go_on(builtin: headtrace.Model) -> None:
+    """A head wanted for its content and for a signal of no influence: shares of nothing are not computed."""
+    prompt = "Two friends, Robert and Tom, saw a blanket at the hotel. Robert sold it to"
+    circuit = headtrace.Tracer(builtin).trace(prompt, " Tom", " Robert", paths="complete")
+    assert circuit.heads()
+    assert headtrace.verify(circuit, builtin, edges="none").verdict == "PASS"

@@ -41,6 +41,7 @@ COMMANDS = [
     "signals",
     "compare",
     "sinks",
+    "atlas",
     "tasks",
     "toy",
 ]

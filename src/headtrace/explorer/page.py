@@ -46,9 +46,14 @@ def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
         raise InputError("A page needs at least one circuit; none was given.")
     data = {"circuits": [page_data(circuit) for circuit in several], "compare": compare}
     title = question(several[0]) if len(several) == 1 else f"{len(several)} circuits"
-    style, script = _part("style.css"), _script()
+    style = part("theme.css") + part("style.css")
+    return document(part("template.html"), title=title, style=style, script=_script(), data=data)
+
+
+def document(template: str, *, title: str, style: str, script: str, data: Any) -> str:
+    """A template with its style, script and data: it runs nothing else, and loads nothing."""
     return _fill(
-        _part("template.html"),
+        template,
         policy=_POLICY.format(script=content_hash(script), style=content_hash(style)),
         title=escape(f"{inert(title)[:200]} - headtrace"),
         style=style,
@@ -137,15 +142,16 @@ def frame(circuit: Circuit, height: int = 640) -> str:
 
 
 @cache
-def _part(name: str) -> str:
-    return (files("headtrace.explorer") / "page" / name).read_text(encoding="utf-8")
+def part(name: str, folder: str = "page") -> str:
+    """A file that pages are made of."""
+    return (files("headtrace.explorer") / folder / name).read_text(encoding="utf-8")
 
 
 @cache
 def _script() -> str:
     folder = files("headtrace.explorer") / "page"
     names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".js"))
-    return inline_modules({name: _part(name) for name in names}, "main.js", "start")
+    return inline_modules({name: part(name) for name in names}, "main.js", "start")
 
 
 def content_hash(text: str) -> str:

@@ -89,7 +89,7 @@ def _named(n: int) -> str:
 
 
 def _counted(n: int, shown: int) -> str:
-    return "circuits, in the order of the tree" + ("" if n == shown else f" (every {n / shown:.1f}th of {n})")
+    return "circuits, in the order of the tree" + ("" if n == shown else f" ({shown:,} of {n:,} drawn)")
 
 
 def _distances(families: Families, rows: np.ndarray) -> np.ndarray:

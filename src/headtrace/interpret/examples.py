@@ -12,6 +12,9 @@ from typing import Literal
 
 from headtrace.vocabulary import head_name
 
+FIRST_LEFT_OUT = "pairs whose source is the first token are left out"
+"""A note of most scans: such pairs would fill every list."""
+
 
 @dataclass(frozen=True)
 class ScoredSignal:

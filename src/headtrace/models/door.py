@@ -99,6 +99,24 @@ def run(
     return output.logits
 
 
+def sample(
+    model: Model, token_ids: Int[Tensor, "batch token"], length: int, generator: torch.Generator
+) -> Int[Tensor, "batch length"]:
+    """Prompts of one length continued to ``length`` tokens in all, each token drawn as the model predicts it
+    (temperature one). The generator lives on the CPU, so that the same seed draws alike on every device."""
+    model.stamp  # noqa: B018 (as above)
+    with turn_of(model.hf), torch.inference_mode(), ExitStack() as stack:
+        _evaluate(model.hf, stack)
+        _attend_here(model, (), stack)
+        found, new, past = token_ids, token_ids, None
+        while found.shape[1] < length:
+            output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
+            chances = output.logits[:, -1].double().softmax(-1).cpu()
+            new = torch.multinomial(chances, 1, generator=generator).to(token_ids.device)
+            found, past = torch.cat((found, new), dim=1), output.past_key_values
+    return found
+
+
 def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
     """Without dropout; each module's own mode comes back afterwards."""
     training = [module for module in _every_module(hf) if module.training]

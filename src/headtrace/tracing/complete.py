@@ -158,7 +158,7 @@ class CompleteSweep:
                 continue
             if side in ATTENTION_SIDES:
                 signal = signals.get((side, cause.site))
-                if signal is not None:
+                if signal is not None and passed > 0:  # a weight below zero passes nothing on
                     self._want(spot).signals.append((passed, signal))
             elif passed > 0:
                 self._pass(spot, passed, found.site, side, parts[side])

@@ -189,21 +189,3 @@ export function search(graph, text) {
   if (named.length) return named;
   return by((node) => tokenLabel(graph.tokens[node.dest]).toLowerCase().includes(wanted));
 }
-
-/** Light or dark: as the system says, until the button says otherwise. */
-export function createTheme(changed) {
-  const button = byId("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const say = () => {
-    button.setAttribute("aria-label", isDark() ? "Switch to light" : "Switch to dark");
-    button.textContent = isDark() ? "☀" : "☾";
-  };
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    say();
-    changed?.();
-  });
-  system.addEventListener("change", say);
-  say();
-}

@@ -2,13 +2,14 @@
 
 import { createChart } from "./chart.js";
 import { comparePanel, counterparts, markShared, unmark } from "./compare.js";
-import { createControls, createTheme, debounced, search } from "./controls.js";
+import { createControls, debounced, search } from "./controls.js";
 import { effectLegend, emptyMessage, heading, nodePanel, overviewPanel } from "./details.js";
 import { byId, el } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { indexCircuit } from "./graph.js";
 import { hideCard, makeInteractive } from "./interaction.js";
 import { inert, plural, shorten } from "./text.js";
+import { createTheme } from "./theme.js";
 
 const QUICK = 400; // components and edges
 const SUBTITLE = 270; // letters: what a complete circuit has to say of its size, and a name

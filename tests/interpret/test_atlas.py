@@ -1,0 +1,175 @@
+"""The atlas: measures that are what they say, tables that open again, the command from end to end."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+import torch
+
+import headtrace
+from headtrace.cli import main
+from headtrace.errors import InputError
+from headtrace.interpret.atlas import atlas, open_atlas
+from headtrace.interpret.embedding_reads import channel_reads
+from headtrace.interpret.heads import KEPT, MEASURES, HeadSums
+from headtrace.interpret.standing_out import Place, relations_standing_out, tokens_standing_out
+from tests.rounding import rounding
+from tests.tiny import NAMES, prompts, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return headtrace.load("builtin")
+
+
+@pytest.fixture(scope="module")
+def made(model, tmp_path_factory):
+    return atlas(model, "sampled:600", tmp_path_factory.mktemp("atlas"), channels="top:3", length=50)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(a) for a in arguments])
+    return int(done.value.code or 0)
+
+
+def by_hand(pattern, ids) -> dict[str, list[float]]:
+    """Each measure's terms by the definition, destination by destination."""
+    found: dict[str, list[float]] = {name: [] for name in MEASURES}
+    far, rest = 0.0, 0.0
+    for d in range(1, len(ids)):
+        row = [float(each) for each in pattern[d, : d + 1]]
+        found["sink"].append(row[0])
+        found["self"].append(row[d])
+        found["entropy"].append(-sum(a * float(torch.tensor(a).log()) for a in row if a > 0))
+        if d > 1:
+            found["previous"].append(row[d - 1])
+        same = [s for s in range(1, d) if ids[s] == ids[d]]
+        if same:
+            found["duplicate"].append(sum(row[s] for s in same))
+            found["induction"].append(sum(row[s + 1] for s in same))
+        far += sum(a * (d - s) for s, a in enumerate(row) if s)
+        rest += sum(row[1:])
+    return found | {"distance": [far / rest]}
+
+
+def test_measures_of_heads_are_what_they_say(model) -> None:
+    texts = ["When Mary and John went to the store, John gave a drink to Mary. Mary gave John a drink"]
+    recording = model.record(texts)
+    sums = HeadSums.empty(model)
+    sums.add(recording)
+    for layer, head in ((0, 1), (1, 2), (2, 3)):
+        expected = by_hand(recording.patterns[layer, 0, head], recording.token_ids[0].tolist())
+        for name, table in sums.measures().items():
+            terms = expected[name]
+            allowed = rounding(torch.float32, 64 * len(recording.token_ids[0]))
+            assert float(table[layer, head]) == pytest.approx(sum(terms) / len(terms), abs=allowed), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_channels_sum_to_what_the_head_attends_by(name) -> None:
+    """All channels together: attention-weighted logits, less their mean over the keys that are seen."""
+    model = tiny_model(name)
+    recording = model.record(prompts(lengths=(9,)), keep=KEPT)
+    sums = HeadSums.empty(model)
+    sums.add(recording)
+    ranks = headtrace.channels.terms.exact_channels(model).rank
+    for layer in range(model.n_layers):
+        seen = recording.visible[layer][0].double().clone()
+        seen[:, 0] = 0
+        logits, pattern = (
+            recording.raw_logits(layer)[0].double(),
+            recording.patterns[layer, 0].double() * seen,
+        )
+        mean = (logits * seen).sum(-1) / seen.sum(-1).clamp_min(1)
+        whole = (pattern * logits).sum(-1) - pattern.sum(-1) * mean
+        full = ranks[layer] == model.d_head
+        size = float(sums.parts[layer].abs().sum(-1).max())
+        error = (sums.parts[layer].sum(-1) - whole.sum(-1))[full].abs().max()
+        assert float(error) <= rounding(
+            torch.float32, 2 * model.d_head, max(size, float(logits.abs().max()) * 9)
+        )
+    assert torch.allclose(sums.shares().sum(-1), torch.ones_like(sums.shares()[..., 0]))
+
+
+def test_embedding_reads_are_the_coefficients_of_a_lone_token() -> None:
+    """Where positions do not turn and nothing else has been written, a token's query is its embedding's."""
+    model = tiny_model("llama")
+    recording = model.record([[7, 12, 7]])  # at position 0 the rotation is none
+    exact = headtrace.channels.terms.exact_channels(model)
+    a = recording.queries[0, 0, 1, 0].double() @ exact.to_query[0, 1]
+    (reads,) = channel_reads(model, 0, [(1, 2)], most=61)
+    coefficient = dict(reads.query)[7]
+    assert coefficient == pytest.approx(float(a[2]), abs=rounding(torch.float32, 64, float(a.abs().max())))
+    assert [token for token, _ in reads.opposite_query] == [token for token, _ in reversed(reads.query)]
+
+
+def test_what_stands_out_is_frequent_here_and_rare_elsewhere() -> None:
+    labels = {1: " the", 2: " Mary", 3: ".", 4: " and"}
+    top = [Place((4, 2, 1, 2), 3, 1)] * 20
+    others = [Place((4, 1, 3, 1), 3, 1)] * 100 + [Place((1, 2, 3, 4), 3, 1)] * 3
+    tokens = {(each.side, each.what) for each in tokens_standing_out(top, others, labels)}
+    assert tokens == {("dest", " Mary"), ("src", " Mary")}
+    relations = [each.what for each in relations_standing_out(top, others, labels)]
+    assert "destination begins with a capital" in relations
+    assert "the same token" not in relations, "it is as frequent elsewhere"
+
+
+def test_an_atlas_opens_again_as_it_was_made(made) -> None:
+    again = open_atlas(made.folder)
+    assert again.heads.equals(made.heads)
+    assert again.channels.equals(made.channels)
+    assert again.pairs.equals(made.pairs)
+    assert again.heads.height == 12
+    assert again.channels.height == 36
+    shares = again.heads["shares"].to_list()
+    assert all(sum(each) == pytest.approx(1) for each in shares)
+    assert again.find("induction", 1)["head"][0] in {f"L1H{h}" for h in range(4)}
+    one = again.channels["channel"][0]
+    assert len(again.examples(one).top) == again.pairs.filter(pl.col("channel") == one).height
+    with pytest.raises(InputError, match="no measure"):
+        again.find("cleverness")
+
+
+def test_a_folder_that_is_no_atlas_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="is not an atlas: it has no"):
+        open_atlas(tmp_path)
+
+
+def test_the_command_writes_tables_and_pages_and_goes_on(tmp_path, capsys) -> None:
+    out = tmp_path / "atlas"
+    arguments = (
+        "atlas",
+        "builtin",
+        "--corpus",
+        "sampled:300",
+        "--channels",
+        "top:2",
+        "--length",
+        "50",
+        "--out",
+        out,
+    )
+    assert run(*arguments, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["heads"], said["channels"], said["tokens"]) == (12, 24, 300)
+    assert {path.name for path in out.iterdir()} == {
+        "atlas.json", "scan.safetensors", "heads.parquet", "channels.parquet", "pairs.parquet", "index.html", "heads",
+    }  # fmt: skip
+    assert len(list((out / "heads").iterdir())) == 12
+    assert run(*arguments) == 0, "a second call reads what is there"
+    assert "The heads that do it most" in capsys.readouterr().out
+    assert run(*arguments, "--seed", "1") == 2
+    assert "holds a scan with another" in capsys.readouterr().err
+
+
+def test_a_bad_corpus_ends_with_one_message(tmp_path, capsys) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert run("atlas", "builtin", "--corpus", tmp_path / "empty.txt", "--out", tmp_path / "atlas") == 2
+    assert "holds no text" in capsys.readouterr().err
+    assert (
+        run("atlas", "builtin", "--corpus", "sampled:100", "--channels", "most", "--out", tmp_path / "b") == 2
+    )
+    assert "neither channels nor a file" in capsys.readouterr().err

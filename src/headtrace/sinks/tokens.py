@@ -45,7 +45,7 @@ def kind_of(text: str) -> str:
 
 def kinds_of(model: Model, ids: Sequence[int]) -> list[str]:
     """The kind of each token of a prompt; the first is ``first`` whatever it is."""
-    special = set(getattr(model.tokenizer, "all_special_ids", None) or ())
+    special: list[int] = getattr(model.tokenizer, "all_special_ids", None) or []
     labels = model.token_labels(ids)
     found = ["special" if i in special else kind_of(text) for i, text in zip(ids, labels, strict=True)]
     return [FIRST, *found[1:]]

@@ -34,7 +34,7 @@ def text(folder: Path) -> Path:
 
 
 def forward(model: headtrace.Model, corpus: Corpus, *, logits: bool) -> float:
-    """Processor seconds of plain forward passes over a corpus, in the same batches; all output logits, or the last ones only."""
+    """Processor seconds of plain forward passes over a corpus, in the same batches; with all output logits or not."""
     chunks, spent = corpus.chunks(), 0.0
     while batch := list(islice(chunks, 2048 // corpus.length)):
         size = min(len(chunk.token_ids) for chunk in batch)

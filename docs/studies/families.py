@@ -78,11 +78,9 @@ def markdown(results: dict[str, Any]) -> str:
     for grain, found in results["grains"].items():
         sizes = ", ".join(str(size) for size in found["sizes"].values())
         cut = next((row for row in found["choice"]["cuts"] if row["n"] == found["n"]), None)
-        shown = (
-            ""
-            if cut is None or found["choice"].get("control") is None
-            else f"{cut['silhouette']:.3f} ({found['choice']['control']:.3f})"
-        )
+        control = found["choice"].get("control")
+        known = cut is not None and control is not None
+        shown = f"{cut['silhouette']:.3f} ({control:.3f})" if known else ""
         agreed = "; ".join(f"{name} {a['ari']:.3f}, {a['p']:.3g}" for name, a in found["agreement"].items())
         lines.append(
             f"| {grain} | {found['n']} | {sizes} | {shown} | {found['stability']['mean']:.2f} | {agreed} |"

@@ -49,10 +49,14 @@ def test_the_built_in_model_has_sinks_with_signals_on_both_sides(found, model) -
     assert "Without 2 directions on both sides" in found.summary()
     assert len(repr(found)) < 150
     assert "<table>" in found._repr_html_()
-    with pytest.raises(InputError, match="choose 'query' or 'key'"):
-        found.cosines("value")
     with pytest.raises(InputError, match="Nothing was measured"):
         found.removed("key", 99, "signals", "loss")
+
+
+@pytest.mark.ill_typed
+def test_there_are_two_sides_only(found) -> None:
+    with pytest.raises(InputError, match="choose 'query' or 'key'"):
+        found.cosines("value")
 
 
 def test_prompts_that_are_all_the_same_have_constancy_one(model) -> None:

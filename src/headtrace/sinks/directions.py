@@ -53,6 +53,10 @@ class MeanSignals:
         return ((self.means @ self.directions.T).abs() >= SHARED).sum(0).tolist()
 
 
+Means = dict[AttentionSide, MeanSignals]
+"""The mean signals of both sides."""
+
+
 def unit(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Rows of length one; rows of zeros stay."""
     return torch.nn.functional.normalize(x, dim=-1)
@@ -133,7 +137,7 @@ def mean_of_pairs(cosines: Any, pairs: Any, seed: int) -> tuple[float | None, fl
     return float(cosines[pairs].mean()), float(low), float(high)
 
 
-def direction_table(means: dict[AttentionSide, MeanSignals]) -> pl.DataFrame:
+def direction_table(means: Means) -> pl.DataFrame:
     """A row per side and common direction: what it explains, and how many heads share it."""
     rows = [
         {"side": side, "direction": k, "explained": share, "cumulative": sum(found.explained[: k + 1])}
@@ -146,7 +150,7 @@ def direction_table(means: dict[AttentionSide, MeanSignals]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def group_table(means: dict[AttentionSide, MeanSignals]) -> pl.DataFrame:
+def group_table(means: Means) -> pl.DataFrame:
     """Heads that share a signal with one of them: the largest such group first, then the largest of the rest.
 
     Singular directions stand at right angles to each other, and what groups of heads share need not.

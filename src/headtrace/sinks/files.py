@@ -62,7 +62,9 @@ def load_sinks(folder: str | Path) -> Sinks:
         settings["sinks"] = tuple(settings["sinks"])
         heads, shares, model = content["heads"], content["directions"], dict(content["model"])
         tensors = _read_tensors(path / "signals.safetensors")
-        means = {side: _means(side, heads[side], shares, tensors) for side in ATTENTION_SIDES}
+        means: dict[AttentionSide, MeanSignals] = {
+            side: _means(side, heads[side], shares, tensors) for side in ATTENTION_SIDES
+        }
         made = Settings(**settings)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):

@@ -21,7 +21,7 @@ from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
 from headtrace.sinks.cases import Asked, Case, as_cases
 from headtrace.sinks.collapse import Experiment, collapse_table
-from headtrace.sinks.directions import constancy_table, direction_table, group_table, mean_signals
+from headtrace.sinks.directions import Means, constancy_table, direction_table, group_table, mean_signals
 from headtrace.sinks.mass import kind_masses, mass_table, sink_mass
 from headtrace.sinks.result import Settings, Sinks
 from headtrace.sinks.signals import (
@@ -88,7 +88,7 @@ def find_sinks(
             )
         chosen = choose(found, cases, firings_per_head, seed)
         signals = study.signals(chosen)
-        means = {side: mean_signals(signals, side) for side in ATTENTION_SIDES}
+        means: Means = {side: mean_signals(signals, side) for side in ATTENTION_SIDES}
         experiment = Experiment(model, cases, rule, means, seed)
         conditions = experiment.conditions(directions)
         values = experiment.measured(conditions, study.told(3)) if directions else None

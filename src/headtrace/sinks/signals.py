@@ -203,5 +203,7 @@ def together(parts: Sequence[Signals]) -> Signals:
     table = pl.concat([part.table for part in parts]).with_row_index("row")
     table = table.sort("layer", "head", "prompt")
     order = table["row"].to_list()
-    vectors = {side: torch.cat([part.vectors[side] for part in parts])[order] for side in ATTENTION_SIDES}
+    vectors: dict[AttentionSide, Tensor] = {
+        side: torch.cat([part.vectors[side] for part in parts])[order] for side in ATTENTION_SIDES
+    }
     return Signals(table.drop("row"), vectors)

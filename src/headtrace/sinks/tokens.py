@@ -45,7 +45,7 @@ def kind_of(text: str) -> str:
 
 def kinds_of(model: Model, ids: Sequence[int]) -> list[str]:
     """The kind of each token of a prompt; the first is ``first`` whatever it is."""
-    special = set(getattr(model.tokenizer, "all_special_ids", None) or ())
+    special: list[int] = getattr(model.tokenizer, "all_special_ids", None) or []
     labels = model.token_labels(ids)
     found = ["special" if i in special else kind_of(text) for i, text in zip(ids, labels, strict=True)]
     return [FIRST, *found[1:]]
@@ -81,10 +81,11 @@ def incoming(recording: Recording, prompt: int) -> Float[Tensor, " token"]:
     return total / seen.clamp_min(1)
 
 
-def token_table(
-    model: Model, cases: Sequence[Case], received: Sequence[Float[Tensor, " token"]]
-) -> pl.DataFrame:
-    """A row per token of the vocabulary that occurs (past the first place), and one for the first place; most first."""
+def token_table(model: Model, cases: Sequence[Case], received: Sequence[Tensor]) -> pl.DataFrame:
+    """A row per token of the vocabulary that occurs (past the first place), and one for the first place; most first.
+
+    ``received`` has what ``incoming`` gives for each prompt, which may have any length.
+    """
     sums: dict[int | None, list[float]] = {}
     for case, values in zip(cases, received, strict=True):
         for place, value in enumerate(values.tolist()):

@@ -39,7 +39,16 @@ def scanned(monkeypatch):
 def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
     found = interpret(circuit, model, "text", out=tmp_path, scanning=made_up_scan)
     (words,) = found.circuits
-    assert len(found.signals) == sum(e.side in ("query", "key") and bool(e.channels) for e in circuit.edges)
+    edges = [e for e in words.edges if e.side in ("query", "key") and e.channels]
+    places = [words.node(e.target) for e in edges]
+    read = [(n.layer, n.head, tuple(sorted(e.channels))) for n, e in zip(places, edges, strict=True)]
+    assert (
+        len(found.signals) == len(set(read)) < len(edges)
+    )  # what is one signal is explained and counted once
+    said = {key: set() for key in read}
+    for key, edge in zip(read, edges, strict=True):
+        said[key].add(edge.description)
+    assert all(len(each) == 1 for each in said.values())  # and all its edges say it
     for each in found.signals:
         place = edge_of(each.signal)
         assert place is not None

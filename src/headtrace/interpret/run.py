@@ -27,7 +27,7 @@ import numpy as np
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.interpret.annotate import annotate
-from headtrace.interpret.examples import SignalExamples
+from headtrace.interpret.examples import ScoredSignal, SignalExamples
 from headtrace.interpret.judging import (
     LEAST_TOP,
     MOST_HARD,
@@ -269,21 +269,31 @@ def interpret(
     scanned = scan(model, corpus, signals=list(several), seed=seed, progress=half, **where)
     examples = [scanned.examples(_id(each)) for each in scanned.signals]
     wanted = [each for each in examples if chosen is None or each.signal.id.partition(" ")[2] in chosen]
+    once = {
+        _read_by(each.signal): each for each in reversed(wanted)
+    }  # the first of those that are one signal
     found = interpret_examples(
-        wanted,
+        list(reversed(once.values())),
         explainer=explains,
         judge=judges,
         siblings=examples,
         seed=seed,
         progress=share_of(progress, 100, 100, 200),
     )
-    words = tuple(annotate(circuit, found.signals) for circuit in several)
+    judged = {_read_by(each.signal): each for each in found.signals}
+    edges = [replace(judged[_read_by(each.signal)], signal=each.signal) for each in wanted]
+    words = tuple(annotate(circuit, edges) for circuit in several)
     found = replace(
         found, circuits=words, settings={**found.settings, "model": model.name, "corpus": str(corpus)}
     )
     if folder is not None:
         found.save(folder)
     return found
+
+
+def _read_by(signal: ScoredSignal) -> tuple[int, int, tuple[int, ...]]:
+    """What is scored: edges into the same channels of the same head are one signal, explained and counted once."""
+    return signal.layer, signal.head, tuple(sorted(signal.channels))
 
 
 def _id(signal: Any) -> str:

@@ -50,7 +50,7 @@ def test_a_cluster_map_of_one_family_without_labels_and_with_gaps() -> None:
 def test_many_circuits_are_thinned_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headtrace.figures.families.MOST_CIRCUITS", 10)
     words = _words(find_families(ioi(), "edges", n=2).plot())
-    assert "(every 9.0th of 90)" in words
+    assert "(10 of 90 drawn)" in words
 
 
 def test_stability_ablation_signals_and_comparison_have_labels(tmp_path) -> None:

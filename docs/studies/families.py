@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 import headtrace
 from headtrace.cli.output import plain
 from headtrace.errors import InputError
@@ -52,6 +54,19 @@ def signals_between(families: Families, model: headtrace.Model, most: int, out: 
     """What heads read in the two largest families."""
     sides = [families.circuits(f, most) for f in (1, 2)]
     found = headtrace.compare_signals(sides[0], sides[1], model, names=("family 1", "family 2"))
+    found.save(out)
+    return found.to_dict()
+
+
+def signals_by_label(run: str, label: str, model: headtrace.Model, most: int, out: Path) -> dict[str, Any]:
+    """What heads read in the prompts of the two commonest values of a label, spread evenly over each."""
+    opened = headtrace.open_run(run)
+    done = opened.prompts.filter(pl.col("status") == "done").sort("index").collect()
+    column = f"label:{label}"
+    values = sorted(done[column].value_counts(sort=True)[column][:2].to_list())
+    ids = [done.filter(pl.col(column) == value)["id"].to_list() for value in values]
+    sides = [[opened.circuit(id) for id in each[:: max(1, len(each) // most)][:most]] for each in ids]
+    found = headtrace.compare_signals(sides[0], sides[1], model, names=(values[0], values[1]))
     found.save(out)
     return found.to_dict()
 
@@ -108,6 +123,7 @@ def main() -> None:
         "--prompts", type=int, default=40, help="prompts of each family to ablate on and to compare"
     )
     parser.add_argument("--n", type=int, help="as many families; without, as many as the rule finds")
+    parser.add_argument("--label", help="also compare signals between the values of a label of the run")
     parser.add_argument("--no-model", action="store_true", help="leave out what needs the model")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
@@ -133,6 +149,10 @@ def main() -> None:
         results["grains"][grain] = study(found, chosen, asked.prompts, asked.out / grain) | {
             "seconds": seconds
         }
+    if asked.label is not None and asked.run is not None and model is not None:
+        results["signals_by_label"] = signals_by_label(
+            asked.run, asked.label, model, asked.prompts, asked.out / asked.label
+        )
     (asked.out / "results.json").write_text(json.dumps(plain(results), indent=1) + "\n")
     (asked.out / "results.md").write_text(markdown(results))
     print(markdown(results))

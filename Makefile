@@ -26,7 +26,7 @@ $(VENV)/dev.stamp: $(VENV)/base.stamp
 
 demo: $(VENV)/base.stamp
 	$(BIN)/headtrace record $(MODEL) -p "$(PROMPT)"
-	$(BIN)/headtrace trace $(MODEL) -p "$(PROMPT)" --answer " Mary" --wrong " John" --out demo/circuit.json
+	$(BIN)/headtrace trace $(MODEL) -p "$(PROMPT)" --answer " Mary" --wrong " John" --paths complete --out demo/circuit.json
 	$(BIN)/headtrace explain $(MODEL) -p "$(PROMPT)" --firing L20H0:13:9
 	$(BIN)/headtrace verify demo/circuit.json --edges top:20 --controls 4 --out demo/verification
 	$(BIN)/headtrace view demo/verification/circuit.json --out demo/circuit.html --no-open

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +16,7 @@ from headtrace.causal.places import require_places
 from headtrace.causal.signals import Reader, Scope, Signal, channel_mask
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
-from headtrace.vocabulary import AttentionSide, Firing, head_name, parse_head
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing, head_name, parse_head
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -80,6 +80,21 @@ def coefficients(
     every = reader.coefficients(signal.component)
     mask = channel_mask(signal.channels, every.shape[-1], every)
     return reader, every * mask * reader.positions(scope)[:, None]
+
+
+def signal_vectors(
+    recording: Recording, circuit: Circuit
+) -> Iterator[tuple[Edge, Signal, Float[Tensor, " d_model"]]]:
+    """Each query and key edge with its signal as a residual vector where it is read.
+
+    That is at the firing's destination for queries, and at its source for keys.
+    """
+    for edge in circuit.edges:
+        if edge.side in ATTENTION_SIDES:
+            signal = Signal.of(circuit, edge)
+            reader, values = coefficients(recording, signal, "token")
+            at = signal.firing.dest if signal.side == "query" else signal.firing.src
+            yield edge, signal, reader.in_residual(values)[at]
 
 
 def edit(

@@ -22,14 +22,13 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from headtrace.causal.edges import coefficients, open_circuit
+from headtrace.causal.edges import open_circuit, signal_vectors
 from headtrace.causal.notebook import frame, paragraph
-from headtrace.causal.signals import Signal
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.models import require_one_model
 from headtrace.progress import Progress
-from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, head_name
+from headtrace.vocabulary import AttentionSide, head_name
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -172,16 +171,9 @@ def head_signals(circuit: Circuit, model: Model) -> dict[Reader, np.ndarray]:
 
     A signal counts where it is read: at the destination for queries, at the source for keys.
     """
-    recording = open_circuit(circuit, model)
     found: dict[Reader, np.ndarray] = {}
-    for edge in circuit.edges:
-        if edge.side not in ATTENTION_SIDES:
-            continue
-        signal = Signal.of(circuit, edge)
-        reader, values = coefficients(recording, signal, "token")
-        at = signal.firing.dest if signal.side == "query" else signal.firing.src
-        vector = reader.in_residual(values)[at].double().cpu().numpy()
-        key = (signal.firing.layer, signal.firing.head, signal.side)
+    for _, signal, residual in signal_vectors(open_circuit(circuit, model), circuit):
+        key, vector = (signal.firing.layer, signal.firing.head, signal.side), residual.double().cpu().numpy()
         found[key] = found[key] + vector if key in found else vector
     return {key: vector for key, vector in found.items() if vector.any()}
 

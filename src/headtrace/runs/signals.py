@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.causal.signals import Reader, Signal, channel_mask
+from headtrace.causal.edges import signal_vectors
 from headtrace.circuits import Circuit, Edge
 from headtrace.runs.tables import signal_table
 from headtrace.vocabulary import ATTENTION_SIDES
@@ -32,17 +32,11 @@ def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Ten
     >>> edge.side in ("query", "key"), vector.shape[0] == model.d_model
     (True, True)
     """
-    edges = [edge for edge in circuit.edges if edge.side in ATTENTION_SIDES]
-    if not edges:
+    if not any(edge.side in ATTENTION_SIDES for edge in circuit.edges):
         return
     recording = model.record([list(circuit.prompt.token_ids)], last_logits=1)
-    for edge in edges:
-        signal = Signal.of(circuit, edge)
-        reader = Reader(recording, signal.firing, signal.side)
-        coefficients = reader.coefficients(signal.component)
-        mask = channel_mask(signal.channels, coefficients.shape[-1], coefficients)
-        place = signal.firing.dest if signal.side == "query" else signal.firing.src
-        yield edge, reader.in_residual(coefficients * mask)[place]
+    for edge, _, vector in signal_vectors(recording, circuit):
+        yield edge, vector
 
 
 def signals_table(model: Model, circuits: Sequence[tuple[str, Circuit]]) -> pa.Table:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headtrace.cli import options
+from headtrace.cli import options, tracing_options
 from headtrace.cli.options import console, printable
-from headtrace.cli.trace import PATHS, MethodName, TauNumber
 from headtrace.errors import InputError
 from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
 
@@ -55,35 +54,16 @@ def run(
             "--strict", help="A prompt that cannot be asked about is an error (default: kept as failed)."
         ),
     ] = False,
-    paths: Annotated[
-        str,
-        typer.Option(
-            help="attention (why heads attend), content (what is moved, through values and MLPs) or complete (both)."
-        ),
-    ] = "attention",
-    method: MethodName = "acc++",
-    tau: TauNumber = None,
-    root: Annotated[
-        str | None,
-        typer.Option(help="linear, probability or heads (default: linear if there is a wrong answer)."),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Explain the k likeliest answers together.")] = None,
-    heads: Annotated[
-        str | None, typer.Option(help="Start from these heads at the last token: L9H9,L10H0.")
-    ] = None,
-    max_firings: Annotated[
-        int, typer.Option(help="Expand at most this many firings per prompt (0: no limit).")
-    ] = 200,
-    min_influence: Annotated[
-        float | None,
-        typer.Option(help="Do not expand what has less influence (default: 0 for attention, else 0.02)."),
-    ] = None,
-    ig_steps: Annotated[
-        int | None, typer.Option(help="For acc++: intervals of the integrated gradients (default: 64).")
-    ] = None,
-    svt_channels: Annotated[
-        str | None, typer.Option(help="For svt: signal (default), or all (the control without SVD).")
-    ] = None,
+    paths: tracing_options.PathsName = "attention",
+    method: tracing_options.MethodName = "acc++",
+    tau: tracing_options.TauNumber = None,
+    root: tracing_options.RootName = None,
+    top_k: tracing_options.TopK = None,
+    heads: tracing_options.HeadNames = None,
+    max_firings: tracing_options.MaxFirings = 200,
+    min_influence: tracing_options.MinInfluence = None,
+    ig_steps: tracing_options.IgSteps = None,
+    svt_channels: tracing_options.SvtChannels = None,
     signals: Annotated[
         bool,
         typer.Option("--signals", help="Keep the signals as vectors (a further forward pass per prompt)."),
@@ -122,8 +102,7 @@ def run(
         raise InputError("Give either --task NAME or --prompts FILE.jsonl.")
     if number is not None and task is None:
         raise InputError("-n belongs to --task: a file of prompts is taken as it is.")
-    if paths not in PATHS:
-        raise InputError(f"--paths {paths!r}: choose {', '.join(PATHS)}.")
+    tracing_options.check_paths(paths)
     if engine not in ENGINES:
         raise InputError(f"--engine {engine!r}: choose {' or '.join(ENGINES)}.")
     lines = None if prompts is None else _read(prompts, strict)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headtrace.cli import options
+from headtrace.cli import options, tracing_options
 from headtrace.cli.destinations import Destination, destination
 from headtrace.cli.options import console, notes, printable
 from headtrace.errors import InputError
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.tracing import Tracer
     from headtrace.tracing.explanation import Explanation
-
-PATHS = ("attention", "content", "complete")
-MethodName = Annotated[str, typer.Option(help="acc++, acc, svt, or one that a package adds.")]
-TauNumber = Annotated[
-    float | None,
-    typer.Option(help="Attention that counts as attending (default: min(1, 2.5 / visible keys))."),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,23 +50,13 @@ def trace(
     ] = None,
     answer_id: Annotated[list[int] | None, typer.Option(help="The answer as a token id.")] = None,
     wrong_id: Annotated[list[int] | None, typer.Option(help="The wrong answer as a token id.")] = None,
-    root: Annotated[
-        str | None,
-        typer.Option(help="linear, probability or heads (default: linear if there is a wrong answer)."),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Explain the k likeliest answers together.")] = None,
+    root: tracing_options.RootName = None,
+    top_k: tracing_options.TopK = None,
     top_p: Annotated[
         float | None, typer.Option(help="Explain the likeliest answers up to this probability.")
     ] = None,
-    heads: Annotated[
-        str | None, typer.Option(help="Start from these heads at the last token: L9H9,L10H0.")
-    ] = None,
-    paths: Annotated[
-        str,
-        typer.Option(
-            help="attention (why heads attend), content (what is moved, through values and MLPs) or complete (both)."
-        ),
-    ] = "attention",
+    heads: tracing_options.HeadNames = None,
+    paths: tracing_options.PathsName = "attention",
     counterfactual: Annotated[
         str | None,
         typer.Option(help="With content: a prompt of as many tokens; followed is what is new against it."),
@@ -84,21 +67,12 @@ def trace(
             help="With content or complete: list so many hidden units of each MLP, strongest first."
         ),
     ] = 0,
-    method: MethodName = "acc++",
-    tau: TauNumber = None,
-    max_firings: Annotated[
-        int, typer.Option(help="Expand at most this many firings per prompt (0: no limit).")
-    ] = 200,
-    min_influence: Annotated[
-        float | None,
-        typer.Option(help="Do not expand what has less influence (default: 0 for attention, else 0.02)."),
-    ] = None,
-    ig_steps: Annotated[
-        int | None, typer.Option(help="For acc++: intervals of the integrated gradients (default: 64).")
-    ] = None,
-    svt_channels: Annotated[
-        str | None, typer.Option(help="For svt: signal (default), or all (the control without SVD).")
-    ] = None,
+    method: tracing_options.MethodName = "acc++",
+    tau: tracing_options.TauNumber = None,
+    max_firings: tracing_options.MaxFirings = 200,
+    min_influence: tracing_options.MinInfluence = None,
+    ig_steps: tracing_options.IgSteps = None,
+    svt_channels: tracing_options.SvtChannels = None,
     bos: options.Bos = None,
     out: Annotated[
         str | None,
@@ -130,8 +104,7 @@ def trace(
     """
     if sum(x is not None for x in (prompt, prompt_file, tokens, prompts)) != 1:
         raise InputError("Give one of: -p TEXT, --prompt-file FILE, --tokens 1,2,3 or --prompts FILE.jsonl.")
-    if paths not in PATHS:
-        raise InputError(f"--paths {paths!r}: choose {', '.join(PATHS)}.")
+    tracing_options.check_paths(paths)
     if neurons < 0 or (neurons and paths == "attention"):
         raise InputError(
             f"--neurons {neurons} with --paths {paths}: expected 0 or more, and --paths content or complete, which say "
@@ -242,8 +215,8 @@ def explain(
     prompt_file: options.PromptFile = None,
     tokens: options.TokenIds = None,
     chat: options.Chat = False,
-    method: MethodName = "acc++",
-    tau: TauNumber = None,
+    method: tracing_options.MethodName = "acc++",
+    tau: tracing_options.TauNumber = None,
     bos: options.Bos = None,
     out: options.NumbersFile = None,
     revision: options.Revision = None,

@@ -173,7 +173,8 @@ def head_signals(circuit: Circuit, model: Model) -> dict[Reader, np.ndarray]:
     """
     found: dict[Reader, np.ndarray] = {}
     for _, signal, residual in signal_vectors(open_circuit(circuit, model), circuit):
-        key, vector = (signal.firing.layer, signal.firing.head, signal.side), residual.double().cpu().numpy()
+        key: Reader = (signal.firing.layer, signal.firing.head, signal.side)
+        vector = residual.double().cpu().numpy()
         found[key] = found[key] + vector if key in found else vector
     return {key: vector for key, vector in found.items() if vector.any()}
 

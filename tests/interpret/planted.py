@@ -25,8 +25,12 @@ def scored(
     head: int,
     texts: Iterable[Sequence[int]],
     channels: Sequence[int] | None = None,
+    first: int = 0,
 ) -> SignalExamples:
-    """What a scan keeps of some channels of a head (all of them, if not given) over some texts."""
+    """What a scan keeps of some channels of a head (all of them, if not given) over some texts.
+
+    Sources before ``first`` are left out: a scan leaves the first token out, where it is a sink.
+    """
     chosen = list(range(model.d_head)) if channels is None else list(channels)
     to_query, to_key = (
         side[layer, head][:, chosen] for side in (model.channels.to_query, model.channels.to_key)
@@ -40,13 +44,14 @@ def scored(
         pairs += [
             Pair(f"text {number}", dest, src, float(scores[dest, src]), tuple(ids), tokens)
             for dest in range(len(ids))
-            for src in range(dest + 1)
+            for src in range(first, dest + 1)
         ]
     name = f"{head_name(layer, head)}:{'+'.join(map(str, chosen))}"
     # All matches of a head count alike, as after its softmax: else only the feature of the largest gain is seen.
     enough = max(pair.score for pair in pairs) * (1.0 if channels is not None else MATCH)
     Random(name).shuffle(pairs)
-    pairs.sort(key=lambda pair: -min(pair.score, enough))
+    # Equal scores stay in their drawn order, whatever a CPU makes of their last bits.
+    pairs.sort(key=lambda pair: -round(min(pair.score, enough) / enough, 6))
     others = Random(f"{name} random").sample(pairs, KEPT)
     signal = ScoredSignal(name, layer, head, "channel", tuple(chosen))
     return SignalExamples(signal, tuple(pairs[:KEPT]), tuple(others), n_pairs=len(pairs))
@@ -56,7 +61,7 @@ def of_known(name: str, head: str, channels: Sequence[int] | None = None) -> Sig
     """A head of a model of the truth suite, over its own prompts."""
     known = KNOWN[name]
     layer, number = (int(part) for part in head[1:].split("H"))
-    return scored(known.model, layer, number, [case.ids for case in known.cases(80)], channels)
+    return scored(known.model, layer, number, [case.ids for case in known.cases(80)], channels, first=1)
 
 
 @cache

@@ -32,8 +32,7 @@ def test_an_induction_head_is_named():
     words = Lexical().explain(split(of_known("induction", "L1H0"))[0])
     assert words is not None
     assert words.structure is not None
-    # The first token, before which there is none, is taken for its own predecessor: that is told as another rule.
-    assert {"all": [{"feature": "after_same"}]} in words.structure["any"]
+    assert words.structure["any"] == [{"all": [{"feature": "after_same"}]}]
 
 
 def test_a_duplicate_token_head_is_named():

@@ -101,6 +101,10 @@ class Reader:
 
     def coefficients(self, component: Component) -> Float[Tensor, "token channel"]:
         """The component's channel coefficients at every token."""
+        if component.kind == "rounding" and component.layer == self.firing.layer:
+            queries, keys = self.recording.reading_roundings(self.firing.layer)
+            own = queries[0, self.firing.head] if self.side == "query" else keys[0, self._kv]
+            return own @ self.bases[0]
         if component.kind == "offset":
             part = self.bias.expand(self.recording.lengths[0], -1)
         else:

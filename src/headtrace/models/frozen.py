@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import MLPParts
-from headtrace.models.norms import norm_gain
+from headtrace.models.norms import norm_bias, norm_gain
 from headtrace.models.record import Recording
+from headtrace.models.sound import raised_parts
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -41,7 +42,7 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    return read(model.layers[layer])
+    return raised_parts(read(model.layers[layer]))
 
 
 Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]
@@ -64,8 +65,7 @@ class FrozenNorm:
         if path is None or scales is None:
             return cls(model)
         norm: nn.Module = model.layers[layer].get_submodule(path)
-        bias: Tensor | None = getattr(norm, "bias", None)
-        gain = norm_gain(norm, model.architecture).detach()
+        bias, gain = norm_bias(norm), norm_gain(norm, model.architecture).detach()
         own = scales[layer] if rows is None else scales[layer][rows]
         return cls(model, gain, None if bias is None else bias.detach(), own)
 

@@ -25,6 +25,10 @@ from headtrace.models.stamp import require_same_weights
 if TYPE_CHECKING:
     from headtrace.models.record import Recording
 
+ROUNDING_BOUND = {"residual": 8, "queries": 64, "keys": 64, "values": 64, "mlp": 64, "logits": 64}
+"""The largest rounding parts of a model in half precision, in units of its eps: relative to the token's residual, or to
+the longest vector of its kind. One rounding is half an eps; sums of vectors that cancel leave more."""
+
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
@@ -118,6 +122,28 @@ def check_tokens(recording: Recording, allowed: float | None = None) -> float:
     error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
     what = "The first residual is not the embedding of the recorded tokens"
     return _worst(error * _real(recording), allowed, what, ("prompt", "position"), _OF_THE_RECORDING)
+
+
+def require_rounding(
+    recording: Recording, what: str, rounding: Tensor, whole: Tensor, layer: int | None = None
+) -> None:
+    """The rounding parts of a model in half precision are no larger than rounding can be; else it is something else."""
+    real = _real(recording)
+    size = torch.linalg.vector_norm(whole, dim=-1)
+    if what != "residual":
+        size = size.amax(dim=-1, keepdim=True)
+    share = torch.linalg.vector_norm(rounding, dim=-1) / size.clamp_min(1e-30)
+    share = share * (real if share.ndim != 3 or what == "residual" else real[:, None])
+    dtype = recording.model.hf.dtype
+    bound = ROUNDING_BOUND[what] * torch.finfo(dtype).eps
+    value = float(torch.nan_to_num(share, nan=torch.inf).max())
+    if not value <= bound:
+        where = "" if layer is None else f" of layer {layer}"
+        raise IdentityError(
+            f"What is left of the {what}{where} when all components are taken away is {value:.2g} of the whole: more "
+            f"than rounding to {str(dtype).removeprefix('torch.')} can be (at most {bound:.2g}). {_OF_THE_MODEL} "
+            "Load it in float32 to see whether it adds up there."
+        )
 
 
 def _real(recording: Recording) -> Tensor:

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from headtrace import builtin
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.models import hub
+from headtrace.models import hub, sound
 from headtrace.models.aliases import PACKAGED_GGUF
 from headtrace.models.checkpoint import missing_weights, open_checkpoint, unexpected_weights
 from headtrace.models.devices import find_device, named_device, same_device
@@ -29,7 +29,7 @@ from headtrace.models.model import Model
 from headtrace.models.names import Source, find_source
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in sound.DTYPES}
 
 
 def load(

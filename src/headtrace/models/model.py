@@ -19,7 +19,7 @@ from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
 from headtrace.models.record import Recording, record
-from headtrace.models.sound import check_parameters
+from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
 from headtrace.prompts import Chat, PromptReader, as_prompts
@@ -74,7 +74,13 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.hf.dtype
+        """What headtrace computes in: the model's own dtype, and float32 for one that runs in half precision."""
+        return raised(self.hf.dtype)
+
+    @property
+    def half(self) -> bool:
+        """Whether the model itself runs in half precision, so that its own sums are rounded (`roundings`)."""
+        return self.hf.dtype != self.dtype
 
     def __repr__(self) -> str:
         return (

@@ -202,17 +202,14 @@ def _collect(removal: Removal, f: int, upstream: Upstream, site: Site, position:
         component, channel = divmod(number, n_channels)
         channels.setdefault(component, []).append(channel)
         weight[component] = weight.get(component, 0.0) + drop
-    causes = [
-        Cause(upstream.catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
-        for c in sorted(weight, key=lambda c: (-weight[c], c))
-    ]
+    catalogue = upstream.catalogue
     # Where everything was removed, components that are not below this firing are among it: they are nothing to it.
-    causes = [
-        c
-        for c in causes
-        if c.site.kind == "offset" or (c.site.layer or 0) < (site.layer or 0) or c.site.layer is None
-    ]
-    return SideCauses(tuple(causes), removal.predicted[f], removal.explained[f])
+    causes = tuple(
+        Cause(catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
+        for c in sorted(weight, key=lambda c: (-weight[c], c))
+        if catalogue.is_below(c, site.layer or 0)
+    )
+    return SideCauses(causes, removal.predicted[f], removal.explained[f])
 
 
 register_method(ACCpp.name, ACCpp)

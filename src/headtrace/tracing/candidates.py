@@ -162,6 +162,9 @@ class QueryCandidates(Candidates):
         if rec.query_scales is not None:
             basis = basis / rec.query_scales[layer, b, firings.head, d][:, None, None]
         plain = upstream.plain_queries(firings) @ basis
+        if rec.model.half:
+            own = (upstream.reading_queries(firings)[:, None] @ scores.to_query)
+            plain = torch.cat((plain, own), dim=1)
         strength = upstream.pattern_rows(firings, d) / rec.norm_scales[layer, b, d][:, None, None]
         read = upstream.readings("query", firings)
         return cls(scores, upstream.catalogue, read, basis, strength, plain)
@@ -232,6 +235,8 @@ class KeyCandidates(Candidates):
             kv = firings.head // rec.model.weights.group
             key_scale = rec.key_scales[layer, firings.prompt, kv, : upstream.length]
             plain, inverse = plain / key_scale[:, None, :, None], inverse / key_scale
+        if rec.model.half:
+            plain[:, -1] = upstream.reading_keys(firings)
         read = upstream.readings("key", firings)
         return cls(scores, upstream.catalogue, read, plain, inverse, upstream)
 

@@ -66,6 +66,9 @@ def write_at(recording: Recording, prompt: int, site: Site) -> Float[Tensor, " d
         return recording.embedding[prompt, dest]
     if site.kind == "mlp":
         return recording.mlp_writes[layer, prompt, dest]
+    if site.kind == "rounding":  # what it did behind the last layer is written nowhere
+        beyond = layer >= recording.model.n_layers
+        return torch.zeros_like(recording.embedding[prompt, dest]) if beyond else recording.roundings[layer, prompt, dest]
     if site.kind == "attention_bias":
         written = weights.attention_bias[layer]
     else:

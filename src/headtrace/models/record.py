@@ -356,6 +356,20 @@ class Recording:
             self._reading_roundings[layer] = found
         return self._reading_roundings[layer]
 
+    @cached_property
+    def _value_roundings(self) -> dict[int, Tensor]:
+        return {}
+
+    def value_roundings(self, layer: int) -> Float[Tensor, "batch kv_head token d_head"]:
+        """What rounding added to the values of a layer, while they were read from the residual."""
+        if layer not in self._value_roundings:
+            weights, xhat = self.model.weights, self.residuals[layer] / self.norm_scales[layer][..., None]
+            values = torch.einsum("btd,hdr->bhtr", xhat, weights.W_V[layer]) + weights.b_V[layer][:, None]
+            found = self.values[layer] - values
+            require_rounding(self, "values", found, self.values[layer], layer)
+            self._value_roundings[layer] = found
+        return self._value_roundings[layer]
+
     def _after_post_norm(self, write: Tensor, layer: int) -> Tensor:
         return write if self.post_norm_scales is None else write / self.post_norm_scales[layer][..., None]
 

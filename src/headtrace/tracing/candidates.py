@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing.attribution import attribution_vector
+from headtrace.tracing.attribution import attention_on, attribution_vector
 from headtrace.tracing.rotation import Turns
 from headtrace.tracing.upstream import Catalogue, Firings, Readings, Upstream
 
@@ -88,6 +88,17 @@ class FiringScores:
             f"In {site} (prompt {prompt}) {claims[which]}: relative error {float(errors[which, f]):.1e}, "
             f"allowed {allowed:.0e}. Run recording.check() to see whether the model itself adds up."
         )
+
+
+    def resting_on_rounding(self, query: QueryCandidates, key: KeyCandidates) -> Float[Tensor, " firing"]:
+        """How far the attention of each firing would be elsewhere without what rounding added to its query and keys."""
+        rounding = slice(query.catalogue.roundings.start, query.catalogue.n_plain)
+        a = self.a - query.plain_coefficients[:, rounding].sum(dim=1)
+        b = self.b - key.plain_keys[:, rounding].sum(dim=1) @ self.to_key
+        without = (b @ a[..., None])[..., 0] * self.scale
+        src = self.firings.src
+        clean, left = (attention_on(z, self.visible, src, self.cap) for z in (self.logits, without))
+        return (clean - left).abs()
 
 
 class Candidates(ABC):

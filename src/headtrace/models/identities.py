@@ -118,6 +118,14 @@ def rounding_sizes(recording: Recording) -> tuple[LayerRounding, ...]:
     return tuple(LayerRounding(*pair) for pair in zip(worst, median, strict=True))
 
 
+def roundings_of(recording: Recording) -> list[float] | list[None]:
+    """By prompt, the largest part of a residual that rounding added in one layer; None in full precision."""
+    if not recording.model.half:
+        return [None] * len(recording)
+    shares = recording.roundings.norm(dim=-1) / recording.residuals[1:].norm(dim=-1).clamp_min(1e-30)
+    return (shares * _real(recording)).amax(dim=(0, 2)).tolist()
+
+
 _OF_THE_MODEL = (
     "The model does not add up the way its architecture says, so nothing that builds on it can be trusted. Is the "
     "model patched, quantised or of a variant that headtrace does not know?"

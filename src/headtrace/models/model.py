@@ -78,6 +78,11 @@ class Model:
         return raised(self.hf.dtype)
 
     @property
+    def own_dtype(self) -> str:
+        """What the model itself computes in: ``"bfloat16"``, ``"float32"`` ..."""
+        return str(self.hf.dtype).removeprefix("torch.")
+
+    @property
     def half(self) -> bool:
         """Whether the model itself runs in half precision, so that its own sums are rounded (`roundings`)."""
         return self.hf.dtype != self.dtype

@@ -58,13 +58,13 @@ class ACCpp(Method):
         query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(query, key)
         removal = remove_greedily(scores, (query, key), clean, limit)
-        attention, n = clean.tolist(), len(firings)
+        attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
         for f, (prompt, site) in enumerate(firings.sites):
             sides: dict[Side, SideCauses] = {
                 "query": _collect(removal, f, upstream, site, site.dest or 0),
                 "key": _collect(removal, n + f, upstream, site, site.src or 0),
             }
-            yield Causes(prompt, site, sides, attention[f], limits[f])
+            yield Causes(prompt, site, sides, attention[f], limits[f], rounding[f])
 
 
 @dataclass(frozen=True)

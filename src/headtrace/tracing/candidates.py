@@ -90,15 +90,18 @@ class FiringScores:
         )
 
 
-    def resting_on_rounding(self, query: QueryCandidates, key: KeyCandidates) -> Float[Tensor, " firing"]:
-        """How far the attention of each firing would be elsewhere without what rounding added to its query and keys."""
+    def rounding(self, query: QueryCandidates, key: KeyCandidates) -> list[float] | list[None]:
+        """In half precision, how far the attention of each firing would be elsewhere without what rounding added to its
+        query and keys; else None."""
+        if not self.recording.model.half:
+            return [None] * len(self.firings)
         rounding = slice(query.catalogue.roundings.start, query.catalogue.n_plain)
         a = self.a - query.plain_coefficients[:, rounding].sum(dim=1)
         b = self.b - key.plain_keys[:, rounding].sum(dim=1) @ self.to_key
         without = (b @ a[..., None])[..., 0] * self.scale
         src = self.firings.src
         clean, left = (attention_on(z, self.visible, src, self.cap) for z in (self.logits, without))
-        return (clean - left).abs()
+        return (clean - left).abs().tolist()
 
 
 class Candidates(ABC):

@@ -3,8 +3,9 @@
     python docs/studies/half_precision.py --prompts 30 --out build/half_precision.json
 
 The weights are those that half precision can hold, raised to float32 for the comparison, so that only the arithmetic
-differs. Reported: the share of edges that both circuits have (Jaccard), of the ten strongest edges of the float32 circuit
-that the other has, of channels on shared edges, how far shared weights lie apart, and what rounding added per layer.
+differs. Reported: the share of edges that both circuits have (Jaccard), of the ten strongest edges of the float32
+circuit that the other has, of channels on shared edges, how far shared weights lie apart, and what rounding added per
+layer.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
         full = headtrace.load(copy.deepcopy(hf).float(), tokenizer=base.tokenizer)
         pairs = [(headtrace.Tracer(m).trace_batch(examples)) for m in (half, full)]
         compared = [compare(a, b) for a, b in zip(*pairs, strict=True) if a.edges and b.edges]
-        found[half.own_dtype] = summary(compared, pairs[0], half, [e.prompt for e in examples[:4]])
+        found[half.own_dtype] = summary(compared, pairs[0], half, [e.text for e in examples[:4]])
         print(json.dumps({half.own_dtype: found[half.own_dtype]}, indent=1), flush=True)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,10 @@ def summary(
     values = {key: [each[key] for each in compared] for key in compared[0]}
     reports = [model.record(prompt).check() for prompt in prompts]
     layers = [
-        {"worst": max(r.rounding[l].worst for r in reports), "median": median(r.rounding[l].median for r in reports)}
+        {
+            "worst": max(r.rounding[l].worst for r in reports),
+            "median": median(r.rounding[l].median for r in reports),
+        }
         for l in range(model.n_layers)
     ]
     heads = [node for circuit in circuits for node in circuit.nodes if node.expanded and node.kind == "head"]

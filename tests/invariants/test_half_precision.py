@@ -1,5 +1,5 @@
-"""What holds of every architecture in bfloat16 and float16: with rounding as a component, everything adds up in float32,
-and predictions come true in the running model."""
+"""What holds of every architecture in bfloat16 and float16: with rounding as a component, everything adds up in
+float32, and predictions come true in the running model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def half_model(name: str, dtype: torch.dtype) -> headtrace.Model:
 
 @both
 @each
-def test_components_and_rounding_sum_to_the_residual_and_rounding_is_small(name: str, dtype: torch.dtype) -> None:
+def test_components_and_rounding_sum_to_the_residual_and_rounding_is_small(
+    name: str, dtype: torch.dtype
+) -> None:
     model = half_model(name, dtype)
     recording = model.record(prompts())
     assert recording.residuals.dtype == recording.patterns.dtype == torch.float32
@@ -45,7 +47,9 @@ def test_components_and_rounding_sum_to_the_residual_and_rounding_is_small(name:
 
 @both
 @each
-def test_output_logits_are_hugging_faces_own_as_far_as_its_precision_goes(name: str, dtype: torch.dtype) -> None:
+def test_output_logits_are_hugging_faces_own_as_far_as_its_precision_goes(
+    name: str, dtype: torch.dtype
+) -> None:
     model, ids = half_model(name, dtype), prompts()[0]
     model.hf.set_attn_implementation("eager")
     with torch.inference_mode():
@@ -58,7 +62,9 @@ def test_output_logits_are_hugging_faces_own_as_far_as_its_precision_goes(name: 
 
 @both
 @each
-def test_predictions_of_complete_circuits_come_true_in_the_running_model(name: str, dtype: torch.dtype) -> None:
+def test_predictions_of_complete_circuits_come_true_in_the_running_model(
+    name: str, dtype: torch.dtype
+) -> None:
     model, ids = half_model(name, dtype), prompts()[0]
     answer, wrong = top_two(model, ids)
     circuit = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong, paths="complete", neurons=2)
@@ -100,7 +106,9 @@ def test_a_model_that_does_not_add_up_is_refused_also_in_half_precision() -> Non
     model = headtrace.load(hf)
     layer = model.layers[1]
     layer.mlp.register_forward_hook(lambda _, __, output: output * 0.9)  # seen by the recording
-    layer.self_attn.register_forward_hook(lambda _, __, output: (output[0] * 0.9, *output[1:]))  # not seen by it
+    layer.self_attn.register_forward_hook(
+        lambda _, __, output: (output[0] * 0.9, *output[1:])
+    )  # not seen by it
     with pytest.raises(IdentityError, match="more than rounding to float16 can be"):
         model.record(prompts()[0]).check()
 
@@ -128,7 +136,10 @@ def test_a_firing_that_rests_on_rounding_says_so(monkeypatch: pytest.MonkeyPatch
 
 def test_models_are_loaded_in_half_precision_or_as_they_were_saved(tmp_path) -> None:
     tiny_hf("llama").to(torch.bfloat16).save_pretrained(tmp_path / "saved")
-    found = {dtype: headtrace.load(tmp_path / "saved", dtype=dtype).own_dtype for dtype in ("auto", "float16", None)}
+    found = {
+        dtype: headtrace.load(tmp_path / "saved", dtype=dtype).own_dtype
+        for dtype in ("auto", "float16", None)
+    }
     assert found == {"auto": "bfloat16", "float16": "float16", None: "float32"}
     with pytest.raises(InputError, match="'bfloat16', 'float16', 'float32', 'float64', or 'auto'"):
         headtrace.load(tmp_path / "saved", dtype="int8")

@@ -94,9 +94,8 @@ class Reader:
     @property
     def bases(self) -> tuple[Float[Tensor, "d_head channel"], Float[Tensor, "d_head channel"]]:
         """From head space to coefficients, and (transposed) back."""
-        channels = self.recording.model.channels
-        query = channels.to_query[self.firing.layer, self.firing.head]
-        key = channels.to_key[self.firing.layer, self.firing.head]
+        channels = self.recording.model.channels.at(self.firing.layer, self.firing.head)
+        query, key = channels.to_query, channels.to_key
         return (query, key) if self.side == "query" else (key, query)
 
     def coefficients(self, component: Component) -> Float[Tensor, "token channel"]:

@@ -140,7 +140,9 @@ def _rounding(loaded: Any) -> tuple[str, list[dict[str, float]]] | None:
     report = loaded.record([drawn.tolist()]).check()
     layers = [asdict(layer) for layer in report.rounding]
     worst, median = max(l["worst"] for l in layers), sorted(l["median"] for l in layers)[len(layers) // 2]
-    words = f"at most {worst:.1e} of a token's residual per layer, median {median:.1e} ({PROBE} random tokens)"
+    words = (
+        f"at most {worst:.1e} of a token's residual per layer, median {median:.1e} ({PROBE} random tokens)"
+    )
     return words, layers
 
 

@@ -1,10 +1,10 @@
 """The attention function that transformers calls while headtrace runs a model, registered under ``headtrace``.
 
 Every layer's queries, keys and values pass through it after biases, QK-norm and rotary positions, together with
-the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by
-operation (in a model of half precision, scores stay in float32, as they do in the fused kernels that such models run
-with: only what goes in and what comes out is rounded), and shows each call to the observer of the pass, which may change the scores of one head at one
-destination, even where heads share keys. `headtrace.models.door` is where a pass is begun and ended.
+the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by operation (in
+a model of half precision, scores stay in float32, as they do in the fused kernels that such models run with: only what
+goes in and what comes out is rounded), and shows each call to the observer of the pass, which may change the scores of
+one head at one destination, even where heads share keys. `headtrace.models.door` is where a pass is begun and ended.
 """
 
 from __future__ import annotations

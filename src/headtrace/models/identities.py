@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 ROUNDING_BOUND = {"residual": 8, "queries": 16, "keys": 16, "values": 16, "mlp": 32, "logits": 32}
 """The largest rounding parts of a model in half precision, in units of its eps: of a residual relative to it, of others
-relative to the longest vector of their kind, of logits to the largest one. One rounding is half an eps; SmolLM2 has 1, 2
-and 5 of them in residuals, queries and attention logits, and what is left is room for sums that cancel."""
+relative to the longest vector of their kind, of logits to the largest one. One rounding is half an eps; SmolLM2 has 1,
+1.5 and 5 eps in residuals, queries and attention logits, and what is left is room for sums that cancel."""
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 

@@ -182,7 +182,9 @@ def _read_gguf(path: Path, dtype: torch.dtype | None, with_tokenizer: bool) -> t
         return _read_folder(converted(path, anew=True), dtype, with_tokenizer)
 
 
-def _read_folder(folder: Path, dtype: torch.dtype | None, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+def _read_folder(
+    folder: Path, dtype: torch.dtype | None, with_tokenizer: bool
+) -> tuple[PreTrainedModel, Any]:
     hf = _read_weights(folder, dtype)
     return hf, _read_tokenizer(folder) if with_tokenizer else None
 

@@ -112,14 +112,14 @@ class Model:
     @property
     def weights(self) -> FoldedWeights:
         """All heads' projections with norms folded in (`headtrace.models.view`)."""
-        return self._once(
+        return self.once(
             "weights", lambda: fold_weights(self.hf, self.architecture, self.d_head, self.head_order)
         )
 
     @property
     def weights_sha256(self) -> str:
         """A hash of the weights themselves: names, shapes and float32 values of all parameters."""
-        return self._once("weights_sha256", self._hash)
+        return self.once("weights_sha256", self._hash)
 
     def _hash(self) -> str:
         digest = hashlib.sha256()
@@ -133,9 +133,9 @@ class Model:
         """The SVD of every head's query-key form."""
         from headtrace.channels import model_channels
 
-        return self._once("channels", lambda: model_channels(self))
+        return self.once("channels", lambda: model_channels(self))
 
-    def _once(self, name: str, make: Callable[[], T]) -> T:
+    def once(self, name: str, make: Callable[[], T]) -> T:
         """What is made on first use and kept while the weights stay: by one thread, while the others wait for it."""
         self.stamp  # noqa: B018 (forgets what was made from other weights)
         if name not in self._made:

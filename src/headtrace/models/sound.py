@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from headtrace.errors import InputError
 
-
 Parts = TypeVar("Parts", bound=Any)
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32, torch.float64)

@@ -410,7 +410,9 @@ def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Caus
     of_part = torch.searchsorted(starts, order, right=True) - 1
     numbers = order - starts[of_part]
     # What rounding did to the logits themselves was written by nothing that could be removed.
-    last = torch.tensor([p.shares.catalogue.n_plain - 1 if p.shares.recording.model.half else -1 for p in parts])
+    last = torch.tensor(
+        [p.shares.catalogue.n_plain - 1 if p.shares.recording.model.half else -1 for p in parts]
+    )
     removable = (values > 0) & (numbers != last.to(numbers.device)[of_part])
     order, values, of_part, numbers = (t[removable] for t in (order, values, of_part, numbers))
     left = [part.objective.clean for part in parts]

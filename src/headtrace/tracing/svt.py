@@ -63,7 +63,7 @@ class SVT(Method):
         b_src = scores.b[rows, firings.src]
         terms = scores.a * b_src * scores.scale
         inside = torch.ones_like(terms, dtype=torch.bool) if self.channels == "all" else signal_set(terms)
-        root = recording.model.channels.singular_values[firings.layer, firings.head].sqrt()
+        root = recording.model.channels.at(firings.layer, firings.head).singular_values.sqrt()
         sides = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(*sides)
         rounding = scores.rounding(*sides)

@@ -364,9 +364,7 @@ class Upstream:
                 out[row, top + 1 : top + 1 + layer] = bias
             if rec.model.half:
                 first_rounding = self.catalogue.roundings.start
-                out[row, first_rounding : first_rounding + layer] = (
-                    rec.roundings[:layer, prompt, :n] @ W_K
-                )
+                out[row, first_rounding : first_rounding + layer] = rec.roundings[:layer, prompt, :n] @ W_K
         out /= rec.norm_scales[firings.layer, firings.prompt, None, :n, None]
         out[:, 2 * top + 1] = weights.b_K[firings.layer, firings.head // group][:, None]
         return out

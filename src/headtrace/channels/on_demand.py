@@ -47,7 +47,8 @@ class ModelChannels:
     """The channels of all heads of a model, each computed when it is asked for, in the model's dtype or another."""
 
     def __init__(self, model: Model, bias: Bias = "offset", dtype: torch.dtype | None = None) -> None:
-        self.model, self.bias = model, bias
+        self.model: Model = model
+        self.bias: Bias = bias
         self._weights = model.weights
         n_layers, n_heads, r = model.n_layers, model.n_heads, model.d_head
         shapes = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
+from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine
 from headtrace.cli.options import console
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def atlas(
     sinks: Annotated[
         bool, typer.Option("--sinks", help="Keep pairs whose source is the first token, too.")
     ] = False,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     revision: options.Revision = None,
     json: options.Json = False,
     dtype: options.Dtype = "float32",
@@ -55,10 +59,13 @@ def atlas(
       headtrace atlas smollm2-135m --corpus book.txt --tokens 50000 --out atlas
 
       headtrace atlas builtin --corpus sampled:2000 --channels top:4 --out atlas
+
+      headtrace atlas smollm2-135m --corpus texts.jsonl --workers 8 --out atlas
     """
     from headtrace.explorer import write_atlas_pages
     from headtrace.interpret.atlas import atlas as make
 
+    check_engine(engine)
     options.check_folder_writable(out)
     loaded = options.load_model(model, revision, dtype, device)
     with options.progress_bar("Chunks") as progress:
@@ -71,6 +78,9 @@ def atlas(
             length=length,
             seed=seed,
             sinks=sinks,
+            engine=cast(Any, engine),
+            workers=workers,
+            ray_address=ray_address,
             progress=progress,
         )
     index = write_atlas_pages(found)

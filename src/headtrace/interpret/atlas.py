@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
     from headtrace.models import Model
     from headtrace.progress import Progress
+    from headtrace.runs.jobs import Engine
 
 SCHEMA = "headtrace.atlas/2"
 TABLES = ("heads", "channels", "pairs")
@@ -133,9 +134,15 @@ def atlas(
     length: int | None = None,
     seed: int = 0,
     sinks: bool = False,
+    engine: Engine = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Atlas:
-    """Scan a corpus and write tables of all heads and of their strongest channels; goes on where it was interrupted."""
+    """Scan a corpus and write tables of all heads and of their strongest channels; goes on where it was interrupted.
+
+    ``engine``, ``workers`` and ``ray_address`` are those of ``scan``.
+    """
     asked = channels if channels.strip().startswith("top:") else channels.replace(",", " ").split()
     found = scan(
         model,
@@ -147,6 +154,9 @@ def atlas(
         seed=seed,
         sinks=sinks,
         heads=True,
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
         progress=progress,
     )
     if any(len(signal.channels) != 1 for signal in found.signals):

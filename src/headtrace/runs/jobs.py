@@ -13,7 +13,6 @@ number, writes what comes of it where all can see it, and answers with a line of
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -139,8 +138,7 @@ class ModelPlace:
         model.name = self.name  # as results are to call it, wherever a worker finds it
         if model.weights_sha256 != self.weights_sha256:
             raise InputError(
-                f"{self.place!r} has other weights where the worker runs ({socket.gethostname()}, process {os.getpid()}) "
-                "than the model that the work was started with. Save the model in a folder that all nodes see, and "
-                "load it from there."
+                f"{self.place!r} has other weights where the worker runs ({socket.gethostname()}) than the model that "
+                "the work was started with. Save the model in a folder that all nodes see, and load it from there."
             )
         return model

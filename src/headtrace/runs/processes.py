@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import TextIO
 
 from headtrace.runs.jobs import Job, Worker
 from headtrace.runs.store import StoreError
@@ -75,7 +76,7 @@ class _Hand(threading.Thread):
                 self.process.kill()
                 self.process.wait()
 
-    def _shard(self, shard: int, said: tempfile._TemporaryFileWrapper[str]) -> None:
+    def _shard(self, shard: int, said: TextIO) -> None:
         code = None
         for _ in range(TRIES):
             line = self._ask(shard, said)
@@ -88,9 +89,11 @@ class _Hand(threading.Thread):
             assert self.process is not None
             self.process.kill()  # its pipe is closed: if it has not ended, it ends now
             code = self.process.wait()
-        self.told.put(StoreError(f"Shard {shard}: {TRIES} workers died of it (the last: {_end(code, said)})."))
+        self.told.put(
+            StoreError(f"Shard {shard}: {TRIES} workers died of it (the last: {_end(code, said)}).")
+        )
 
-    def _ask(self, shard: int, said: tempfile._TemporaryFileWrapper[str]) -> str:
+    def _ask(self, shard: int, said: TextIO) -> str:
         """What a worker says of a shard; nothing if it dies first."""
         with self.changing:
             if self.ended:
@@ -106,7 +109,7 @@ class _Hand(threading.Thread):
         return ""
 
 
-def _started(job: Job, said: tempfile._TemporaryFileWrapper[str]) -> subprocess.Popen[str]:
+def _started(job: Job, said: TextIO) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", __name__, json.dumps(asdict(job))],
         stdin=subprocess.PIPE,
@@ -118,9 +121,9 @@ def _started(job: Job, said: tempfile._TemporaryFileWrapper[str]) -> subprocess.
     )
 
 
-def _end(code: int | None, said: tempfile._TemporaryFileWrapper[str]) -> str:
+def _end(code: int | None, said: TextIO) -> str:
     said.seek(0)
-    last = ([""] + said.read().strip().splitlines())[-1]
+    last = ["", *said.read().strip().splitlines()][-1]
     how = f"ended with {code}" if code is None or code >= 0 else f"killed by signal {-code}"
     return f"{how}; {last}" if last else f"{how}, without a word; is there memory for so many?"
 

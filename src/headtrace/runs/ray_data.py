@@ -39,9 +39,7 @@ class ShardWorker(Worker):
         return {"answer": [a for a, _ in answers], "problem": [b for _, b in answers]}
 
 
-def work_with_ray(
-    job: Job, shards: Sequence[int], workers: int | None, address: str | None
-) -> Iterator[str]:
+def work_with_ray(job: Job, shards: Sequence[int], workers: int | None, address: str | None) -> Iterator[str]:
     """Do shards on Ray, and give the answer of each when it is there.
 
     Ray Data starts workers that died again, and does their shards again, as often as it takes. On a cluster it chooses

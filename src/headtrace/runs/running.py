@@ -53,6 +53,7 @@ from headtrace.tracing.sweep import Budget
 if TYPE_CHECKING:
     from headtrace.models import Model
 
+
 def run(
     model: Model | str,
     examples: Examples,
@@ -90,8 +91,8 @@ def run(
 
     A prompt that fails is a row with its reason; with ``strict`` one that cannot be asked about is an error before
     anything runs. ``workers`` is how many processes work, of this machine or, with ``engine="ray"``, of a local Ray or
-    of the cluster at ``ray_address``; without it, this one. ``progress`` hears how many prompts are there, ``failures`` how many of them failed; ``seed``
-    is noted, for sets that were drawn.
+    of the cluster at ``ray_address``; without it, this one. ``progress`` hears how many prompts are there,
+    ``failures`` how many of them failed; ``seed`` is noted, for sets that were drawn.
     """
     engines = Engines(engine, workers, ray_address)
     store = open_store(out)

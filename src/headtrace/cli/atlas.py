@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine
+from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine, going_on
 from headtrace.cli.options import console
 
 if TYPE_CHECKING:
@@ -68,21 +68,19 @@ def atlas(
     check_engine(engine)
     options.check_folder_writable(out)
     loaded = options.load_model(model, revision, dtype, device)
-    with options.progress_bar("Chunks") as progress:
-        found = make(
-            loaded,
-            corpus,
-            out,
-            channels=channels,
-            tokens=tokens,
-            length=length,
-            seed=seed,
-            sinks=sinks,
-            engine=cast(Any, engine),
-            workers=workers,
-            ray_address=ray_address,
-            progress=progress,
-        )
+    how: dict[str, Any] = {
+        "channels": channels,
+        "tokens": tokens,
+        "length": length,
+        "seed": seed,
+        "sinks": sinks,
+    }
+    how |= {"engine": engine, "workers": workers, "ray_address": ray_address}
+    with options.progress_bar("Chunks", resumes=True) as progress:
+        try:
+            found = make(loaded, corpus, out, **how, progress=progress)
+        except KeyboardInterrupt:
+            raise going_on() from None
     index = write_atlas_pages(found)
     options.note(f"Wrote {out}: heads.parquet, channels.parquet, pairs.parquet, {index.name}")
     content = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import Annotated
 
 import typer
@@ -32,3 +34,9 @@ def check_engine(name: str) -> None:
     """An error that names the engines, before a model is loaded."""
     if name not in ENGINES:
         raise InputError(f"--engine {name!r}: choose {' or '.join(ENGINES)}.")
+
+
+def going_on(far: str = "") -> KeyboardInterrupt:
+    """An interrupt that says how far it came, and how to go on."""
+    words = ["Nothing is lost.", far, f"To go on: {shlex.join(['headtrace', *sys.argv[1:]])}"]
+    return KeyboardInterrupt(" ".join(each for each in words if each))

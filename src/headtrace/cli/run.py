@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headtrace.cli import options, tracing_options
-from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine
+from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine, going_on
 from headtrace.cli.options import console, printable
 from headtrace.errors import InputError
 from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
@@ -137,12 +135,9 @@ def _run(model: Model, examples: Any, out: str, seed: int | None, how: dict[str,
         try:
             return run(model, examples, out=out, seed=seed, progress=progress, failures=failures, **how)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_going_on(*there)) from None
-
-
-def _going_on(done: int, of: int) -> str:
-    far = f" Of {of} prompts, {done} were traced; those of whole shards are kept." if of else ""
-    return f"Nothing is lost.{far} To go on: {shlex.join(['headtrace', *sys.argv[1:]])}"
+            done, of = there
+            far = f"Of {of} prompts, {done} were traced; those of whole shards are kept." if of else ""
+            raise going_on(far) from None
 
 
 def _read(path: str, strict: bool) -> Lines[dict[str, Any]]:

@@ -291,6 +291,8 @@ def _run(
     state: Scan, model: Model, corpus: Corpus, out: str | Path | None, every: int, progress: Progress | None
 ) -> None:
     reader = Reader(state, model)
+    if progress is not None and state.n_chunks:
+        progress(state.n_chunks, max(corpus.n_chunks or 0, state.n_chunks))
     for number, batch in enumerate(batches(corpus.chunks(state.n_chunks), corpus.length), start=1):
         sums = reader.read(batch)
         if state.heads is not None and sums is not None:

@@ -65,6 +65,14 @@ def test_reading_from_a_place_on_gives_what_reading_all_gives(model, tmp_path) -
         assert list(corpus.chunks(17)) == every[17:]
 
 
+def test_so_many_tokens_are_read_however_short_the_texts_are(model, tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": SENTENCE}) + "\n") * 40)
+    for source in (tmp_path / "a.jsonl", "task:ioi", "sampled:600"):
+        found = chunks(source, model, tokens=300)
+        read = [len(chunk.token_ids) for chunk in found]
+        assert sum(read) >= 300 > sum(read[:-1])
+
+
 def test_sampled_text_depends_on_the_seed_only(model) -> None:
     first, again, longer = (chunks(f"sampled:{n}", model, seed=1) for n in (64, 64, 128))
     assert first == again == longer[:2]
@@ -145,12 +153,6 @@ def test_text_is_read_however_a_table_keeps_it(model, tmp_path) -> None:
     assert [chunk.id for chunk in found[0]] == ["row 0:0", "row 2:0"]
 
 
-def test_half_a_character_ends_nothing(model, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": f"{SENTENCE} \ud83d {SENTENCE}"}))
-    (found,) = chunks(tmp_path / "a.jsonl", model)
-    assert len(found.token_ids) > 30
-
-
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -202,15 +204,16 @@ def test_a_dataset_of_the_hub_is_streamed_and_no_code_of_it_is_run(model, tmp_pa
     readme = b"""---
 configs:
 - {config_name: default, data_files: [{split: train, path: rows.parquet}, {split: numbers, path: numbers.parquet}]}
-- {config_name: lines, data_files: lines.jsonl}
+- {config_name: again, data_files: rows.parquet}
 ---
 """
     lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts if text)
-    files = {"README.md": readme, "lines.jsonl": lines}
-    files |= {name: (tmp_path / name).read_bytes() for name in tables}
-    asked = ["hub:owner/name", "owner/name", "hub:owner/name:lines", "hub:owner/name:default:numbers"]
+    files = {name: (tmp_path / name).read_bytes() for name in tables}
+    datasets = {"owner/name": {**files, "README.md": readme}, "owner/lines": {"train.jsonl": lines}}
+    datasets["owner/code"] = {"code.py": b"print('code was run')"}
+    asked = ["hub:owner/name", "owner/lines", "hub:owner/name:again", "hub:owner/name:default:numbers"]
     wrong = ["hub:owner/name:nothing", "hub:owner/nobody", "hub:owner/code"]
-    with dataset_hub({"owner/name": files, "owner/code": {"code.py": b"print('code was run')"}}) as hub:
+    with dataset_hub(datasets) as hub:
         said = subprocess.run(
             [sys.executable, "-c", READ, *asked, *wrong],
             env={
@@ -226,10 +229,10 @@ configs:
         )
         assert any(each.startswith("GET") and each.endswith("rows.parquet") for each in hub.asked)
     assert "code was run" not in said.stdout
-    first, again, by_line, *problems = map(json.loads, said.stdout.splitlines())
+    by_row, by_line, again, *problems = map(json.loads, said.stdout.splitlines())
     (tmp_path / "same.jsonl").write_bytes(lines)
     own = [list(chunk.token_ids) for chunk in chunks(tmp_path / "same.jsonl", model)]
-    assert first == again == by_line == own
+    assert by_row == by_line == again == own
     for problem, says in zip(
         problems, ("no field 'text' of text", "nothing", "nobody.*hub reachable", "owner/code"), strict=True
     ):

@@ -122,7 +122,7 @@ def test_a_ray_of_two_workers_gives_the_scan_of_one_process(model, tmp_path) -> 
 def test_parts_that_are_there_are_used_and_others_are_not(
     model, corpus, whole, tmp_path, monkeypatch
 ) -> None:
-    """As after a kill: two whole parts, one damaged, one of another scan; the rest is read by this process."""
+    """Shards come in the wrong order, and a part that is none of this scan lies about."""
     from headtrace.interpret import scan_work
     from headtrace.runs.jobs import Engines
 
@@ -137,15 +137,18 @@ def test_parts_that_are_there_are_used_and_others_are_not(
     monkeypatch.setattr(Engines, "answers", answers)
     monkeypatch.setattr(scan_work, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        scan(model, corpus, CHANNELS, out=tmp_path, workers=2, tokens=32 * 64 * 4, **HOW)
+        scan(model, corpus, CHANNELS, out=tmp_path, workers=2, tokens=6000, **HOW)
     first = Scan.load(tmp_path)
-    assert (first.n_chunks, first.complete, len(done)) == (256, False, 4)
+    shards = len(done)
+    assert (first.complete, shards > 2) == (False, True)
     monkeypatch.undo()
     monkeypatch.setattr(Engines, "answers", answers)
-    Scan(first.signals, first.options, Tally.empty(4, 3, 40, 1024)).save(part_folder(tmp_path, 256))
-    resumed = scan(model, corpus, CHANNELS, out=tmp_path, workers=2, tokens=32 * 64 * 4, **HOW)
-    assert len(done) == 4, "nothing was left to do"
-    assert same(resumed, scan(model, corpus, CHANNELS, tokens=32 * 64 * 4, **HOW))
+    Scan(first.signals, first.options, Tally.empty(4, 3, 40, 1024)).save(
+        part_folder(tmp_path, first.n_chunks)
+    )
+    resumed = scan(model, corpus, CHANNELS, out=tmp_path, workers=2, tokens=6000, **HOW)
+    assert len(done) == shards, "nothing was left to do"
+    assert same(resumed, scan(model, corpus, CHANNELS, tokens=6000, **HOW))
 
 
 def test_workers_need_a_folder_of_their_own_and_a_model_that_they_can_load(model, corpus, tmp_path) -> None:

@@ -36,7 +36,9 @@ def atlas(
     channels: Annotated[
         str, typer.Option(help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7.")
     ] = "top:8",
-    tokens: Annotated[int | None, typer.Option(help="Read no more than about so many tokens.", min=1)] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Read so many tokens of the corpus (default: all).", min=1)
+    ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a chunk (default 128).", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)] = 0,
     sinks: Annotated[

@@ -161,10 +161,15 @@ def atlas(
     )
     if any(len(signal.channels) != 1 for signal in found.signals):
         raise InputError("An atlas is of single channels: write top:8, or channels like L9H6:3.")
+    channels_, pairs = list[Row](), list[pl.DataFrame]()
+    for layer in sorted({signal.layer for signal in found.signals}):  # lists of a layer's pairs at a time
+        of_layer, of_pairs = _layer_rows(found, model, layer)
+        channels_ += of_layer
+        pairs.append(pl.DataFrame(of_pairs, schema=_PAIRS))
     tables = {
         "heads": pl.DataFrame(_head_rows(found), infer_schema_length=None),
-        "channels": pl.DataFrame(_channel_rows(found, model), infer_schema_length=None),
-        "pairs": pl.DataFrame(_pair_rows(found), schema=_PAIRS),
+        "channels": pl.DataFrame(channels_, infer_schema_length=None),
+        "pairs": pl.concat(pairs),
     }
     folder = Path(out)
     for name, table in tables.items():
@@ -264,28 +269,29 @@ def _finite(value: Any) -> float | None:
     return number if number == number else None
 
 
-def _channel_rows(found: Scan, model: Model) -> list[Row]:
+def _layer_rows(found: Scan, model: Model, layer: int) -> tuple[list[Row], list[Row]]:
+    """The channels of a layer, and their highest pairs; the random ones are in the scan."""
     shares = _sums(found).shares()
-    rows: list[Row] = []
-    for layer in sorted({signal.layer for signal in found.signals}):
-        signals = [signal for signal in found.signals if signal.layer == layer]
-        reads = channel_reads(model, layer, [(signal.head, signal.channels[0]) for signal in signals])
-        labels = _labels(model, reads)
-        others = [Place(*pair) for pair in found.sampled_pairs(layer)]
-        for signal, read in zip(signals, reads, strict=True):
-            examples, channel = found.examples(signal), signal.channels[0]
-            top = [Place(pair.token_ids, pair.dest, pair.src) for pair in examples.top]
-            tokens = tokens_standing_out(top, others, found.labels)
-            relations = relations_standing_out(top, others, found.labels)
-            row: Row = _identity(signal) | {"share": float(shares[layer, signal.head, channel])}
-            row |= {"highest": examples.top[0].score if top else None, "n_pairs": examples.n_pairs}
-            row["quantiles"] = [{"q": q, "score": score} for q, score in examples.quantiles]
-            row["tokens"], row["relations"] = _written(tokens), _written(relations)
-            row |= {name: _named(ends, labels) for name, ends in asdict(read).items()}
-            # What holds for all of them is said once, in what the atlas was made from.
-            row["notes"] = json.dumps([note for note in examples.notes if note != FIRST_LEFT_OUT])
-            rows.append(row)
-    return rows
+    signals = [signal for signal in found.signals if signal.layer == layer]
+    reads = channel_reads(model, layer, [(signal.head, signal.channels[0]) for signal in signals])
+    labels = _labels(model, reads)
+    others = [Place(*pair) for pair in found.sampled_pairs(layer)]
+    rows, pairs = list[Row](), list[Row]()
+    for signal, read in zip(signals, reads, strict=True):
+        examples, channel = found.examples(signal), signal.channels[0]
+        top = [Place(pair.token_ids, pair.dest, pair.src) for pair in examples.top]
+        tokens = tokens_standing_out(top, others, found.labels)
+        relations = relations_standing_out(top, others, found.labels)
+        row: Row = _identity(signal) | {"share": float(shares[layer, signal.head, channel])}
+        row |= {"highest": examples.top[0].score if top else None, "n_pairs": examples.n_pairs}
+        row["quantiles"] = [{"q": q, "score": score} for q, score in examples.quantiles]
+        row["tokens"], row["relations"] = _written(tokens), _written(relations)
+        row |= {name: _named(ends, labels) for name, ends in asdict(read).items()}
+        # What holds for all of them is said once, in what the atlas was made from.
+        row["notes"] = json.dumps([note for note in examples.notes if note != FIRST_LEFT_OUT])
+        rows.append(row)
+        pairs += [_pair_row(signal.id, place, pair) for place, pair in enumerate(examples.top)]
+    return rows, pairs
 
 
 def _identity(signal: ScoredSignal) -> Row:
@@ -324,15 +330,6 @@ _PAIRS: dict[str, Any] = {
     "token_ids": pl.List(pl.Int64),
     "tokens": pl.List(pl.String),
 }
-
-
-def _pair_rows(found: Scan) -> list[Row]:
-    """The highest pairs of every channel; the random ones are in the scan."""
-    return [
-        _pair_row(signal.id, place, pair)
-        for signal in found.signals
-        for place, pair in enumerate(found.examples(signal).top)
-    ]
 
 
 def _pair_row(channel: str, place: int, pair: Pair) -> Row:

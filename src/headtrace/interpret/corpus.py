@@ -74,26 +74,36 @@ class Corpus:
     seed: int
     model: Model
     tokens: int | None = None
-    """Read no more than about so many tokens (whole chunks)."""
+    """Read so many tokens, and the rest of the chunk with the last of them."""
 
     def chunks(self, start: int = 0) -> Iterator[Chunk]:
         """The chunks from ``start`` on, in an order that never changes."""
-        found = self._sampled(start) if self.kind == "sampled" else islice(self._read(), start, None)
-        left = self.n_chunks
-        return found if left is None else islice(found, max(0, left - start))
+        return self._sampled(start) if self.kind == "sampled" else islice(self._limited(), start, None)
+
+    def _limited(self) -> Iterator[Chunk]:
+        read = 0
+        for chunk in self._read():
+            if self.tokens is not None and read >= self.tokens:
+                return
+            read += len(chunk.token_ids)
+            yield chunk
 
     @property
     def kind(self) -> str:
         return _kind(self.source)
 
     @property
-    def n_chunks(self) -> int | None:
-        """How many chunks there are at most, if that is known."""
-        wanted = self.tokens
-        if self.kind == "sampled":
-            asked = _count(self.source)
-            wanted = asked if wanted is None else min(asked, wanted)
-        return None if wanted is None else max(1, -(-wanted // self.length))
+    def n_tokens(self) -> int | None:
+        """How many tokens are to be read, if that is known; of a shorter text all are."""
+        if self.kind != "sampled":
+            return self.tokens
+        asked = _count(self.source)
+        return asked if self.tokens is None else min(asked, self.tokens)
+
+    @property
+    def n_drawn(self) -> int:
+        """How many chunks are drawn from the model."""
+        return -(-(self.n_tokens or 0) // self.length)
 
     @cached_property
     def front(self) -> tuple[int, ...]:
@@ -159,7 +169,7 @@ class Corpus:
             yield f"{name}:{start}", (*self.front, *held)
 
     def _tokens(self, words: str) -> list[int]:
-        found = self.model.tokenizer(whole_characters(words), add_special_tokens=False, verbose=False)
+        found = self.model.tokenizer(words, add_special_tokens=False, verbose=False)
         return list(found["input_ids"])
 
     def _check_known(self, ids: list[int]) -> bool:
@@ -182,7 +192,7 @@ class Corpus:
 
     def _sampled(self, start: int) -> Iterator[Chunk]:
         """Drawn batch by batch, each with a seed of its own: none but the wanted ones need be drawn."""
-        count = self.n_chunks or 0
+        count = self.n_drawn
         for batch in range(start // AT_ONCE, -(-count // AT_ONCE)):
             size = min(AT_ONCE, count - batch * AT_ONCE)
             for row, ids in enumerate(self._draw(batch, size)):
@@ -273,19 +283,6 @@ def _count(source: str) -> int:
             f"{source!r} is not a corpus: write how many tokens to draw from the model, like sampled:20000."
         )
     return int(text)
-
-
-def whole_characters(words: str) -> str:
-    """JSON can hold half of a character, which no tokenizer takes: two halves become one, a lone one is replaced.
-
-    >>> whole_characters("a \\ud83d\\ude00 b"), whole_characters("a \\ud83d b")
-    ('a 😀 b', 'a \ufffd b')
-    """
-    try:
-        words.encode()
-        return words
-    except UnicodeEncodeError:
-        return words.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # -- texts of files ----------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scoring import Block, Scorer
 from headtrace.interpret.signals import Signals, find_signals
 from headtrace.interpret.tally import Drawn, Hits, Numbers, Places, Tally, prefixes
+from headtrace.progress import never_back
 from headtrace.runs.jobs import Engine, Engines
 from headtrace.writing import check_folder_writable
 
@@ -291,8 +292,8 @@ def _run(
     state: Scan, model: Model, corpus: Corpus, out: str | Path | None, every: int, progress: Progress | None
 ) -> None:
     reader = Reader(state, model)
-    if progress is not None and state.n_chunks:
-        progress(state.n_chunks, max(corpus.n_chunks or 0, state.n_chunks))
+    tell = never_back(progress)
+    _tell(state, corpus, tell)
     for number, batch in enumerate(batches(corpus.chunks(state.n_chunks), corpus.length), start=1):
         sums = reader.read(batch)
         if state.heads is not None and sums is not None:
@@ -300,9 +301,16 @@ def _run(
         if out is not None and number % every == 0:
             tidy(state, model)
             state.save(out)
-        if progress is not None:
-            progress(state.n_chunks, max(corpus.n_chunks or 0, state.n_chunks))
+        _tell(state, corpus, tell)
     finish(state, model, out)
+
+
+def _tell(state: Scan, corpus: Corpus, progress: Progress | None) -> None:
+    """How many chunks are read; of how many, as far as their length up to now says it."""
+    if progress is None or not state.n_chunks:
+        return
+    tokens = corpus.n_tokens or 0
+    progress(state.n_chunks, max(state.n_chunks, -(-tokens * state.n_chunks // state.n_tokens)))
 
 
 def batches(chunks: Iterator[Chunk], length: int) -> Iterator[list[Chunk]]:

@@ -97,7 +97,7 @@ def _written(corpus: Corpus, out: Path, first: int, size: int) -> Shards:
             "seed": corpus.seed,
             "tokens": corpus.tokens,
         }
-        return Shards(first, size, corpus.n_chunks or 0, drawn)
+        return Shards(first, size, corpus.n_drawn, drawn)
     count, held = first, list[Chunk]()
     with replacing(out / CHUNKS) as temporary, pq.ParquetWriter(temporary, _COLUMNS) as writer:
         for chunk in corpus.chunks(first):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headtrace.errors import InputError
 from headtrace.explorer.server.schemas import Evidence
 from headtrace.interpret import open_atlas
+from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
     from headtrace.interpret import Atlas
@@ -34,8 +35,10 @@ class AtlasEvidence:
         place = Path(folder)
         self.words = read_interpretation(place) if (place / "interpretation.json").is_file() else {}
         self.atlas: Atlas | None = None
+        self.in_atlas: frozenset[str] = frozenset()
         if (place / "atlas.json").is_file():
             self.atlas = open_atlas(place, model)
+            self.in_atlas = frozenset(self.atlas.channels["channel"])
         elif not (place / "interpretation.json").is_file():
             raise InputError(
                 f"{str(folder)!r} is neither an atlas nor an interpretation: it has no atlas.json and no "
@@ -46,12 +49,13 @@ class AtlasEvidence:
     def _channel(self, layer: int, head: int, channel: int) -> Evidence | None:
         """What is known of a channel; None where nothing is."""
         found = self.words.get((layer, head, channel))
-        if found is not None or self.atlas is None:
+        if (
+            found is not None
+            or self.atlas is None
+            or f"{head_name(layer, head)}:{channel}" not in self.in_atlas
+        ):
             return found
-        try:
-            entry = self.atlas.channel(layer, head, channel)
-        except InputError:  # an atlas has the strongest channels only
-            return None
+        entry = self.atlas.channel(layer, head, channel)
         tokens = [each.what for each in entry.tokens][:TOKENS]
         examples = [pair.excerpt() for pair in entry.top[:EXAMPLES]]
         return Evidence(words=entry.words, tokens=tokens, examples=examples)

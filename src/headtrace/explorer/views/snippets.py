@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 def opening(model: Model, prompt: PromptRequest) -> list[str]:
     """The model and the prompt."""
-    load = call("headtrace.load", model.name, revision=model.revision)
+    dtype = None if model.own_dtype == "float32" else model.own_dtype
+    load = call("headtrace.load", model.name, revision=model.revision, dtype=dtype)
     given = prompt.token_ids if prompt.text is None else prompt.text
     return ["import headtrace", "", f"model = {load}", f"prompt = {given!r}"]
 

@@ -115,7 +115,9 @@ def fold_weights(
         ordered = (tensor[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
         for name, tensor in zip(reads, (*ordered, W_V, b_V, W_O, bias), strict=True):
             reads[name].append(tensor)
-    stacked = {name: _stacked(tensors, turned=name in ("W_Q", "W_K", "W_V")) for name, tensors in reads.items()}
+    stacked = {
+        name: _stacked(tensors, turned=name in ("W_Q", "W_K", "W_V")) for name, tensors in reads.items()
+    }
     final = hf.get_submodule(architecture.final_norm)
     unembedding: Any = hf.get_output_embeddings()  # type: ignore[operator]
     gain = norm_gain(final, architecture).detach().clone()

@@ -266,7 +266,7 @@ class Upstream:
     ) -> Float[Tensor, "firing head_up src"]:
         """How strongly every upstream head component writes at one token per firing (over post-norm scales)."""
         rec, b = self.recording, firings.prompt
-        rows = rec.patterns[: self.layer, :, :, :, : self.length][:, b, :, token]
+        rows = rec.attention.rows(self.layer, b, token, self.length)
         if rec.post_norm_scales is not None:
             rows = rows / rec.post_norm_scales[: self.layer, b, token].T[:, :, None, None]
         return rows.flatten(1, 2)
@@ -277,7 +277,7 @@ class Upstream:
         """How strongly some head components write at every token."""
         rec, n_heads = self.recording, self.recording.model.n_heads
         layer, head, p = head_up // n_heads, head_up % n_heads, prompt[:, None]
-        columns = rec.patterns[:, :, :, : self.length][layer, p, head, :, src]
+        columns = rec.attention.columns(layer, p, head, src, self.length)
         if rec.post_norm_scales is not None:
             columns = columns / rec.post_norm_scales[layer, p, : self.length]
         return columns
@@ -285,7 +285,8 @@ class Upstream:
     def attended(
         self, firings: Firings, weight: Float[Tensor, "firing token"]
     ) -> Float[Tensor, "firing head_up src"]:
-        """``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j; one product per prompt."""
+        """At least ``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j: that sum where
+        patterns are kept, in one product per prompt."""
         rec, l, n = self.recording, self.layer, self.length
         out = weight.new_empty(len(firings), l, rec.model.n_heads, n)
         rows_of: dict[int, list[int]] = {}
@@ -295,7 +296,7 @@ class Upstream:
             rows = weight if len(mine) == len(weight) else weight[mine]
             if rec.post_norm_scales is not None:
                 rows = (rows / rec.post_norm_scales[:l, prompt, None, :n])[:, None]
-            out[mine] = (rows @ rec.patterns[:l, prompt, :, :n, :n]).permute(2, 0, 1, 3)
+            out[mine] = rec.attention.reach(l, prompt, rows).permute(2, 0, 1, 3)
         return out.flatten(1, 2)
 
     def _below(self, firings: Firings) -> Float[Tensor, "firing layer"]:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,10 +63,7 @@ def main() -> None:
 
 def measure(shape: str, length: int, only: str) -> dict[str, Any]:
     model = headtrace.load("smollm2-135m") if shape == "smollm2" else random_llama()
-    generator = torch.Generator().manual_seed(length)
-    ids = torch.randint(100, model.d_vocab - 100, (length,), generator=generator).tolist()
-    if length > 64:  # so that heads find something to attend to
-        ids[length // 2 :] = ids[: length - length // 2]
+    ids = prompt(model, length)
     batch = torch.tensor([ids])
     forward = timed(
         lambda: model.run(batch, keep=torch.tensor([[length - 1]])), 2 if length > 1000 else REPEATS
@@ -83,14 +81,26 @@ def measure(shape: str, length: int, only: str) -> dict[str, Any]:
         found["firing"] = (time.perf_counter() - begin) / forward
         found |= {"traced": str(firing), "causes": len(causes.query.causes) + len(causes.key.causes)}
     if only in ("circuit", "both"):
-        order = recording.last_logits().topk(20).indices
+        answer = int(recording.last_logits().argmax())
         del recording
         begin = time.perf_counter()
-        circuit = tracer.trace(ids, answer=int(order[0]), wrong=int(order[-1]))
+        circuit = tracer.trace(ids, answer=answer)
         found["circuit"] = (time.perf_counter() - begin) / forward
         found["first answer"] = (time.perf_counter() - start) / forward
         found |= {"edges": len(circuit.edges), "expanded": sum(node.expanded for node in circuit.nodes)}
     return found | {"heads decomposed": model.channels.n_known, "peak_gb": peak()}
+
+
+def prompt(model: headtrace.Model, length: int) -> list[int]:
+    """Running text, again and again until it is long enough; random tokens for a model without a tokenizer."""
+    if model.tokenizer is None:
+        generator = torch.Generator().manual_seed(length)
+        text = torch.randint(100, model.d_vocab - 100, (max(8, length // 2),), generator=generator).tolist()
+    else:
+        text = model.to_ids(
+            " ".join((Path(__file__).parent / "text.txt").read_text(encoding="utf-8").split())
+        )
+    return (text * (length // len(text) + 1))[:length]
 
 
 def strongest(recording: headtrace.Recording) -> headtrace.Firing:

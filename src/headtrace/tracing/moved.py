@@ -128,7 +128,7 @@ def _beside(recording: Recording, level: Level, first: int) -> list[Float[Tensor
     layer = level.layer
     bias = (recording.attention_bias(layer)[:, first:] * level.attention).sum(-1)
     values = recording.bare_values[layer].transpose(0, 1)[:, :, :first]
-    before = recording.patterns[layer][:, :, first:, :first] * (level.values @ values.transpose(-1, -2))
+    before = recording.pattern(layer)[:, :, first:, :first] * (level.values @ values.transpose(-1, -2))
     found = [level.pulled.constant, bias, before.sum((1, 3))]
     return [*found, _rounding(recording, level)] if recording.model.half else found
 
@@ -137,7 +137,7 @@ def _rounding(recording: Recording, level: Level) -> Float[Tensor, "batch token"
     """What rounding in a layer of a model in half precision contributes."""
     layer, group = level.layer, recording.model.weights.group
     values = recording.value_roundings(layer).repeat_interleave(group, dim=1)
-    read = (recording.patterns[layer] * (level.values @ values.transpose(-1, -2))).sum((1, 2))
+    read = (recording.pattern(layer) * (level.values @ values.transpose(-1, -2))).sum((1, 2))
     written = recording.roundings[layer] + mlp_rounding(recording, layer)
     return read + (written * level.mlp).sum(-1)
 

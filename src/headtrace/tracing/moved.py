@@ -108,7 +108,7 @@ def attention_gradient(
     The frozen model is swept from the top to that layer and from the last token to the first that is asked for, no
     further; what is read there and what was written behind must sum to what the root reads.
     """
-    one = recording[prompt]
+    one = recording if len(recording) == 1 else recording[prompt]
     first = 0 if one.model.half else first  # what rounding did is known of whole layers only
     start = torch.zeros_like(one.residuals)
     for part in root_shares(root, one, 0, ig_steps).parts:

@@ -255,9 +255,9 @@ class CompleteSweep:
             rec, trace = self.recording, prompt.trace
             met = [s for s in trace.influence if s.kind == "head" and s.layer in layers]
             for site in [s for s in met if s not in trace.attention]:
-                layer = site.layer or 0
-                trace.attention[site] = float(rec.attention.at(layer, number, site.head, site.dest, site.src))
-                visible = int(rec.visible_keys[layer, number, site.dest])
+                f = site.firing
+                trace.attention[site] = float(rec.attention.at(f.layer, number, f.head, f.dest, f.src))
+                visible = int(rec.visible_keys[f.layer, number, f.dest])
                 trace.thresholds[site] = self.method.threshold(visible)
 
     def _followed(self, number: int, site: Site) -> bool:

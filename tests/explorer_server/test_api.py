@@ -19,6 +19,7 @@ from tests.explorer_server.live import LONG, Answer, Live, live
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 PROMPT = {"text": IOI}
+LONG_PROMPT = " ".join([IOI] * 3)
 ROOT = {"answer": " Mary", "wrong": " John"}
 FIRING = {"layer": 2, "head": 0, "dest": 14, "src": 10}
 TRACE = {"prompt": PROMPT, "root": ROOT, "paths": "attention"}
@@ -122,7 +123,9 @@ def test_why_gives_the_causes_that_the_tracer_finds_without_running_the_model_ag
         sites = [(c.site.kind, c.site.layer, c.site.head, list(c.channels or ())) for c in causes]
         assert found == sites
     wrong(server.post("/api/why", {"prompt": PROMPT, "firing": FIRING | {"layer": 7}}), 422, "input", "L7H0")
-    wrong(server.post("/api/why", {"prompt": PROMPT, "firing": FIRING | {"src": 15}}), 422, "input", "outside")
+    wrong(
+        server.post("/api/why", {"prompt": PROMPT, "firing": FIRING | {"src": 15}}), 422, "input", "outside"
+    )
 
 
 def test_a_trace_tells_how_far_it_is_and_ends_with_the_circuit_of_the_tracer(server: Live, builtin) -> None:
@@ -170,7 +173,7 @@ def test_a_trace_that_fails_says_why(server: Live) -> None:
     *_, (_, name, data) = server.events(job["id"])
     if name == "failed":
         assert data["error"]
-    long = TRACE | {"prompt": {"text": IOI * 5}}
+    long = TRACE | {"prompt": {"text": LONG_PROMPT}}
     job = good(server.post("/api/trace", long), 202)
     assert list(server.events(job["id"]))[-1][1:] == (
         "failed",
@@ -190,7 +193,7 @@ def test_interventions_change_what_the_api_says_they_change(server: Live, builti
     mary, john = (builtin.token_id(answer, prompt=IOI) for answer in (" Mary", " John"))
     assert view["metric"]["before"] == pytest.approx(float(logits[mary] - logits[john]), rel=1e-4)
     assert view["metric"]["after"] != view["metric"]["before"]
-    wrong(server.post("/api/intervene", asked | {"prompt": {"text": IOI * 5}}), 422, "input", "served")
+    wrong(server.post("/api/intervene", asked | {"prompt": {"text": LONG_PROMPT}}), 422, "input", "served")
     bad = ABLATION | {"site": {"kind": "head", "layer": 9, "head": 0}}
     wrong(server.post("/api/intervene", asked | {"interventions": [bad]}), 422, "input")
 

@@ -26,7 +26,9 @@ TRACE = {
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(sent: signal.Signals, code: int, tmp_path) -> None:
+def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(
+    sent: signal.Signals, code: int, tmp_path
+) -> None:
     source = str(Path(headtrace.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "headtrace", "serve", "builtin", "--port", "0", "--no-open"]

@@ -23,7 +23,9 @@ def refused(answer, status: int, code: str) -> None:
     assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.7:80", "", "localhost@evil"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "10.0.0.7:80", "", "localhost@evil"]
+)
 def test_a_name_that_was_made_to_point_here_is_refused(server: Live, host: str) -> None:
     refused(server.get("/api/openapi.json", Host=host), 403, "host")
     refused(server.post("/api/record", PROMPT, Host=host), 403, "host")
@@ -31,12 +33,16 @@ def test_a_name_that_was_made_to_point_here_is_refused(server: Live, host: str) 
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:8642", "[::1]:8642", "127.0.0.2"])
-def test_names_of_the_loopback_are_served_on_any_port_so_that_it_can_be_forwarded(server: Live, host: str) -> None:
+def test_names_of_the_loopback_are_served_on_any_port_so_that_it_can_be_forwarded(
+    server: Live, host: str
+) -> None:
     assert server.get("/api/openapi.json", Host=host).status == 200
 
 
 def test_two_host_headers_are_refused(server: Live) -> None:
-    said = server.raw(b"GET /api/server HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+    said = server.raw(
+        b"GET /api/server HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+    )
     assert b" 400 " in said.split(b"\r\n")[0] or b" 403 " in said.split(b"\r\n")[0]
 
 
@@ -51,7 +57,9 @@ def test_two_host_headers_are_refused(server: Live) -> None:
     ],
     ids=str,
 )
-def test_a_page_of_another_site_gets_nothing_but_the_start_page(server: Live, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_gets_nothing_but_the_start_page(
+    server: Live, headers: dict[str, str]
+) -> None:
     refused(server.post("/api/record", PROMPT, **headers), 403, "origin")
     refused(server.ask("DELETE", "/api/jobs/x", **headers), 403, "origin")
     refused(server.get("/api/openapi.json", **headers), 403, "origin")
@@ -99,7 +107,11 @@ def test_the_drawing_modules_are_those_of_the_page(server: Live) -> None:
         answer = server.get(f"/static/{name}")
         assert answer.status == 200
         assert answer.body == listed()[name][0].read_bytes()
-        assert answer.headers["content-type"].partition(";")[0] in ("text/javascript", "text/css", "text/html")
+        assert answer.headers["content-type"].partition(";")[0] in (
+            "text/javascript",
+            "text/css",
+            "text/html",
+        )
 
 
 def test_bodies_have_a_limit_however_they_are_sent(builtin) -> None:
@@ -143,8 +155,12 @@ def test_nothing_is_answered_without_the_token(builtin) -> None:
         refused(server.get(f"/api/openapi.json?token={TOKEN}"), 401, "token")
         refused(server.get("/", Cookie='headtrace-session-1="; nonsense'), 401, "token")
         assert server.get("/api/openapi.json", Authorization=f"Bearer {TOKEN}").status == 200
-        assert server.get("/api/openapi.json", Authorization=f"Bearer {TOKEN}", Host="lab.example").status == 200
-        refused(server.get("/api/openapi.json", Authorization=f"Bearer {TOKEN}", Host="evil.example"), 403, "host")
+        assert (
+            server.get("/api/openapi.json", Authorization=f"Bearer {TOKEN}", Host="lab.example").status == 200
+        )
+        refused(
+            server.get("/api/openapi.json", Authorization=f"Bearer {TOKEN}", Host="evil.example"), 403, "host"
+        )
 
 
 def test_the_token_is_exchanged_for_a_cookie_that_does_not_tell_it(builtin) -> None:
@@ -162,7 +178,9 @@ def test_the_token_is_exchanged_for_a_cookie_that_does_not_tell_it(builtin) -> N
 
 def test_any_address_of_the_machine_is_served_where_there_is_a_token_but_no_foreign_name() -> None:
     check = HostCheck(lambda *_: None, ["Lab.example"], any_address=True)
-    assert all(check.allowed([host]) for host in ("10.0.0.7:8642", "lab.example", "[2001:db8::1]:80", "localhost"))
+    assert all(
+        check.allowed([host]) for host in ("10.0.0.7:8642", "lab.example", "[2001:db8::1]:80", "localhost")
+    )
     assert not any(check.allowed(hosts) for hosts in (["evil.example"], [], ["localhost", "localhost"]))
 
 

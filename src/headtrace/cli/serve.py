@@ -72,6 +72,7 @@ def serve(
     from headtrace.explorer.server import serving
 
     serving.check_token(token)
+    _check_folders(atlas, run)
     bound = serving.bind(host, port)
     try:
         settings = _settings(bound, host, token, max_tokens, max_waiting)
@@ -90,6 +91,17 @@ def _require_extra() -> None:
         raise InputError(
             f"The explorer needs {' and '.join(missing)}, not installed here: pip install 'headtrace[serve]'."
         )
+
+
+def _check_folders(atlas: str | None, run: str | None) -> None:
+    """What is in them is found out when they are opened; that they are there, at once."""
+    import os
+
+    for option, folder in (("--atlas", atlas), ("--run", run)):
+        if folder is not None and not os.path.isdir(folder):
+            raise InputError(
+                f"{option} {folder!r}: there is no such folder. Give one that headtrace has written."
+            )
 
 
 def _settings(bound: socket, host: str, token: str | None, max_tokens: int, max_waiting: int) -> Settings:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 
-from headtrace.explorer.server.answers import RefusedError, errors, no_job
+from headtrace.explorer.server.answers import RefusedError, errors, failure, no_job
 from headtrace.explorer.server.events import EventStream, Listeners, finished, until_gone
 from headtrace.explorer.server.jobs import Compute, Finished, Job
 from headtrace.explorer.server.schemas import (
@@ -55,7 +55,7 @@ async def computed(request: Request, work: Callable[[Explorer], Any]) -> Respons
         compute.cancel(job)
         return Response(status_code=499)
     if job.error is not None:
-        raise job.error
+        return failure(job.error)
     if job.result is None:
         raise RefusedError(503, "stopping", "The server is stopping.")
     return Response(job.result, media_type="application/json")

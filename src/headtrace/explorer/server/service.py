@@ -25,6 +25,7 @@ from headtrace.explorer.server.schemas import (
     InterveneView,
     PromptRequest,
     RecordingView,
+    RootRequest,
     RunMap,
     RunPage,
     ServedModel,
@@ -119,6 +120,7 @@ class Explorer:
     def why(self, request: WhyRequest) -> WhyView:
         from headtrace.explorer.views.why import why_view
 
+        self._check_root(request.prompt, request.root)
         evidence = self.atlas if request.prompt.model == 0 else None
         return why_view(
             self.tracer(request.prompt), self.recorded(request.prompt), request, evidence=evidence
@@ -127,6 +129,7 @@ class Explorer:
     def intervene(self, request: InterveneRequest) -> InterveneView:
         from headtrace.explorer.views.changing import intervene_view
 
+        self._check_root(request.prompt, request.root)
         recording = self.recorded(request.prompt)
         if recording.lengths[0] + request.generate > self.settings.max_tokens:
             raise InputError(
@@ -143,7 +146,7 @@ class Explorer:
         """A circuit, told as it grows; the job's cancellation is raised from within."""
         from headtrace.explorer.views.tracing import trace_view
 
-        self.token_ids(request.prompt)
+        self._check_root(request.prompt, request.root)
         if request.counterfactual is not None:
             other = PromptRequest(
                 text=request.counterfactual, bos=request.prompt.bos, model=request.prompt.model
@@ -197,6 +200,22 @@ class Explorer:
                 "larger --max-tokens: memory grows with its square."
             )
         return ids
+
+    def _check_root(self, prompt: PromptRequest, root: RootRequest | None) -> None:
+        """An answer of several tokens makes the prompt longer."""
+        from headtrace.explorer.views.prompts import given
+
+        if root is None:
+            return
+        length, model = len(self.token_ids(prompt)), self.model(prompt)
+        answers = root.answer if isinstance(root.answer, list) else [root.answer]
+        for answer in answers:
+            new = len(model.continuation(given(prompt), answer))
+            if length + new - 1 > self.settings.max_tokens:
+                raise InputError(
+                    f"The prompt has {length} tokens and the answer {new}, and {self.settings.max_tokens} are served. "
+                    "Shorten one of them."
+                )
 
     def _kept(self, id: str) -> Kept:
         kept = self.recordings.get(id)

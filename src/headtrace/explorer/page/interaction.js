@@ -4,7 +4,7 @@ import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
 import { edgeCard, nodeCard, skippedCard, tokenCard } from "./details.js";
 
-/** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
+/** Make a chart answer. `app` has pin(chart, id, edge) and hover(chart, target). */
 export function makeInteractive(chart, app) {
   const surface = chart.parts.chart;
   let drag = null;
@@ -66,7 +66,7 @@ export function makeInteractive(chart, app) {
     if (moved) return;
     const target = targetOf(event);
     if (target?.node !== undefined) app.pin(chart, target.node);
-    else if (target?.edge !== undefined) app.pin(chart, chart.graph.edges[target.edge].source);
+    else if (target?.edge !== undefined) app.pin(chart, chart.graph.edges[target.edge].source, target.edge);
     else app.pin(chart, null);
   });
   surface.addEventListener("pointercancel", () => (drag = null));

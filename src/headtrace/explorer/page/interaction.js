@@ -141,7 +141,6 @@ function go(chart, id) {
 }
 
 export function showCard(chart, target, x, y) {
-  const card = byId("card");
   if (!target) return hideCard();
   const { graph } = chart;
   let content = null;
@@ -149,6 +148,12 @@ export function showCard(chart, target, x, y) {
   else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
   else if (target.skipped !== undefined) content = skippedCard(target.skipped);
   else content = tokenCard(graph, target.column);
+  placeCard(content, x, y);
+}
+
+/** Put a card beside a point of the window. */
+export function placeCard(content, x, y) {
+  const card = byId("card");
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];

@@ -81,11 +81,10 @@ export function createBeside(app) {
       if (running) tracing.stop(), settle(), said.clear();
       return;
     }
-    const bodies = [state, other].map((asked) => traceRequest(promptOf(asked), rootOf(asked), state.paths));
-    const wanted = JSON.stringify(bodies);
+    const wanted = JSON.stringify([state, other].map((asked) => [promptOf(asked), asked.answer, asked.wrong, state.paths]));
     if (wanted !== key) {
       key = wanted;
-      trace(bodies);
+      trace([state, other], state.paths);
     } else if (found && !running) app.showCircuits(host, found.map(({ graph }) => graph));
   }
 
@@ -97,15 +96,16 @@ export function createBeside(app) {
     }
   }
 
-  function trace(bodies) {
+  function trace(sides, along) {
     [found, running] = [null, true];
     start.hidden = true;
     cancel.hidden = false;
     said.busy("Asking for both circuits…");
     tracing(async (signal) => {
-      const each = bodies.map((body, i) => {
+      const each = sides.map(async (asked, i) => {
         const told = (words) => said.busy(`${"AB"[i]}: ${words}`);
-        return traced(body, { told, grown: () => {}, signal });
+        const recording = await app.library.record(promptOf(asked), signal);
+        return traced(traceRequest(promptOf(asked), rootOf(asked, recording), along), { told, grown: () => {}, signal });
       });
       found = await Promise.all(each);
       settle();

@@ -55,8 +55,8 @@ function factorWord(factor) {
 }
 
 /** What the server is asked for the changes of a state. */
-export function changesRequest(state) {
-  return { prompt: promptOf(state), interventions: state.changes, root: rootOf(state), generate: state.generate ?? 0 };
+export function changesRequest(state, recording) {
+  return { prompt: promptOf(state), interventions: state.changes, root: rootOf(state, recording), generate: state.generate ?? 0 };
 }
 
 export function createChanges(app) {

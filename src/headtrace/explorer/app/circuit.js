@@ -78,14 +78,13 @@ export function createCircuit(app) {
       if (running) tracing.stop(), settle(), said.clear();
       return;
     }
-    const body = traceRequest(promptOf(state), rootOf(state), state.paths);
-    const wanted = JSON.stringify(body);
+    const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.paths]);
     if (wanted === key) {
       if (found && !running) app.showCircuits(host, [found.graph]);
       return;
     }
     key = wanted;
-    trace(body);
+    trace(state);
   }
 
   /** Where nothing is asked yet, the likeliest answer rather than the next one. */
@@ -98,7 +97,7 @@ export function createCircuit(app) {
     }, () => {});
   }
 
-  function trace(body) {
+  function trace(state) {
     [found, running] = [null, true];
     start.hidden = true;
     cancel.hidden = false;
@@ -110,6 +109,7 @@ export function createCircuit(app) {
         app.showCircuits(host, [graph], { growing: grown });
         grown = true;
       };
+      const body = traceRequest(promptOf(state), rootOf(state, await app.recording(signal)), state.paths);
       found = await traced(body, { told, grown: grow, signal });
       settle();
       said.clear();

@@ -8,7 +8,8 @@ const SLICE = 10; // milliseconds of drawing at a time
 const GAP = 4;
 const [LEFT, TOP] = [34, 20]; // room for the names of layers and heads
 const NAME = 14; // above each head, where they are not in their layer's row
-const [SMALLEST, LARGEST] = [26, 92];
+const [SMALLEST, LARGEST, FEW] = [26, 92, 150]; // pixels of a head; where there are only a few of them
+const MANY = 64;
 
 /**
  * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, x, y)` when the pointer or the keyboard is
@@ -38,7 +39,7 @@ export function createGrid(host, { choose, look }) {
     const columns = given.columns ?? Math.max(1, Math.floor(width / (58 + GAP)));
     const left = inRows ? LEFT : 0;
     const fits = (width - left) / columns - GAP;
-    size = Math.floor(Math.max(SMALLEST, Math.min(LARGEST, fits)));
+    size = Math.floor(Math.max(SMALLEST, Math.min(given.heads.length > MANY ? LARGEST : FEW, fits)));
     const [stepX, stepY] = [size + GAP, size + GAP + (inRows ? 0 : NAME)];
     grid.cells = given.heads.map((head, i) => {
       const [row, column] = inRows ? [head.layer, head.head] : [Math.floor(i / columns), i % columns];

@@ -3,6 +3,7 @@
 import { el } from "../page/dom.js";
 import { number, plural, tokenExact } from "../page/text.js";
 import { createGrid } from "./grid.js";
+import { createWelcome } from "./welcome.js";
 import { promptOf } from "./library.js";
 import { button, choice, notice, select } from "./pieces.js";
 import { latestOnly } from "./server.js";
@@ -21,11 +22,11 @@ export function createHeads(app) {
   const said = notice();
   const count = el("output", { class: "hint" });
   const order = select("Order", [["place", "by layer and head"], ["most", "highest first"], ["least", "lowest first"]], "place", (value) => app.go({ order: value }, { replace: true }));
-  const by = select("of", Object.entries(WORDS).map(([name, { label }]) => [name, label]), "strongest", (value) => app.go({ by: value, least: undefined, most: undefined }, { replace: true }));
+  const by = select("Measure", Object.entries(WORDS).map(([name, { label }]) => [name, label]), "strongest", (value) => app.go({ by: value, least: undefined, most: undefined }, { replace: true }));
   const [least, most] = ["least", "most"].map((name) => el("input", { type: "number", step: "any", min: 0, "aria-label": `at ${name}`, onchange: (event) => app.go({ [name]: event.target.value === "" ? undefined : Number(event.target.value) }, { replace: true }) }));
   const first = el("input", { type: "checkbox", onchange: () => app.go({ first: first.checked ? "out" : undefined }, { replace: true }) });
   const show = choice("show", "Attention that is shown", [["", "clean"], ["changed", "changed"], ["difference", "difference"]], "", (value) => app.go({ show: value || undefined }, { replace: true }));
-  const bounds = el("span", { class: "group" }, "between", least, "and", most);
+  const bounds = el("span", { class: "group" }, "from", least, "to", most);
   const controls = el(
     "div",
     { class: "controls", role: "group", "aria-label": "Order and filter of heads" },
@@ -46,7 +47,8 @@ export function createHeads(app) {
   const close = button("✕", () => app.go({ head: undefined, cell: undefined }), { class: "quiet", "aria-label": "Close this head" });
   const zoomPanel = el("section", { class: "zoom-panel", "aria-label": "One head", hidden: true }, el("div", { class: "panel-head" }, title, close), measures, zoomHost);
   const why = createWhy(app);
-  const place = el("section", { class: "heads", hidden: true }, controls, said.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
+  const welcome = createWelcome(app);
+  const place = el("section", { class: "heads", hidden: true }, welcome, controls, said.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
 
   let shown = null; // the recording and patterns on the screen
 
@@ -82,6 +84,8 @@ export function createHeads(app) {
     show.group.hidden = !state.changes.length;
     show.set(state.show ?? "");
     place.classList.toggle("zoomed", Boolean(state.head));
+    welcome.hidden = Boolean(state.text);
+    controls.hidden = !state.text;
     if (!state.text) {
       said.clear();
       gridHost.hidden = true;

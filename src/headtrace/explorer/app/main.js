@@ -66,7 +66,7 @@ function createApp(server) {
   app.change = (change) => app.go({ changes: withChange(app.state.changes, change) });
   app.recording = (signal) => app.library.record(promptOf(app.state), signal);
   app.changed = async (signal) => {
-    const body = changesRequest(app.state);
+    const body = changesRequest(app.state, await app.recording(signal));
     return { view: await app.library.intervene(body, signal), again: app.library.interveneAgain(body, signal) };
   };
   app.card = (content, x, y) => (content ? placeCard(content, x, y) : hideCard());

@@ -19,13 +19,13 @@ export function createWhy(app) {
   function update(state) {
     const firing = state.head && state.cell && { layer: state.head[0], head: state.head[1], dest: state.cell[0], src: state.cell[1] };
     place.hidden = !firing;
-    const body = firing && { prompt: promptOf(state), firing, root: rootOf(state) };
-    const key = JSON.stringify(body);
+    const key = JSON.stringify([promptOf(state), firing, state.answer, state.wrong]);
     if (!firing || key === shownKey) return firing ? undefined : forget();
     asking(async (signal) => {
       forget();
       said.busy("Asking why…");
       const recording = await app.recording(signal);
+      const body = { prompt: promptOf(state), firing, root: rootOf(state, recording) };
       const view = await ask("/api/why", { body, signal });
       said.clear();
       [shownKey, shown] = [key, view];
@@ -63,30 +63,32 @@ function sections(app, view, { tokens }) {
   ];
 }
 
-/** The attention logit as a sum over channels. */
-function channels({ channels: all, remainder, logit }) {
+/** By how much this key is preferred to the others, as a sum over channels. */
+function channels({ channels: all, logit }) {
   const listed = all.slice(0, BARS);
-  const most = Math.max(...listed.map(({ term }) => Math.abs(term)), 1e-9);
-  const rows = listed.map(({ channel, term, singular_value, in_signal_set, evidence }) =>
+  const most = Math.max(...listed.map(({ relative_term: term }) => Math.abs(term)), 1e-9);
+  const rows = listed.map(({ channel, relative_term: term, term: whole, singular_value, in_signal_set, evidence }) =>
     el(
       "li",
       { class: in_signal_set ? "in" : "" },
       el(
         "div",
-        { class: "channel", title: `singular value ${number(singular_value)}${in_signal_set ? ", one of the channels that hold the attention up" : ""}` },
+        { class: "channel", title: `${signed(whole)} of the score ${number(logit)}; singular value ${number(singular_value)}${in_signal_set ? ", one of the channels that hold the attention up" : ""}` },
         el("span", { class: "what" }, `channel ${channel}`),
         balance(term / most),
         el("span", { class: "weight" }, signed(term)),
       ),
       evidence ? evidenceOf(evidence) : null,
     ));
-  const left = all.slice(BARS).reduce((sum, { term }) => sum + term, 0) + remainder;
+  const others = all.slice(BARS);
+  const left = others.reduce((sum, { relative_term: term }) => sum + term, 0);
+  const rest = el("div", { class: "channel rest" }, el("span", { class: "what" }, plural(others.length, "other")), balance(left / most), el("span", { class: "weight" }, signed(left)));
   return el(
     "section",
     {},
     el("h3", {}, "Through which channels"),
-    el("p", { class: "hint" }, `Its score, ${number(logit)}, is the sum of what its channels find alike in query and key. Filled: the few that hold it up.`),
-    el("ul", { class: "channels" }, ...rows, el("li", {}, el("div", { class: "channel rest" }, el("span", { class: "what" }, all.length > BARS ? `${plural(all.length - BARS, "other")} and the rest` : "the rest"), balance(left / most), el("span", { class: "weight" }, signed(left))))),
+    el("p", { class: "hint" }, "How far each channel lifts the score of this token above that of the others it could attend to. Filled: the few that hold it up."),
+    el("ul", { class: "channels" }, ...rows, others.length ? el("li", {}, rest) : null),
   );
 }
 

@@ -20,9 +20,10 @@ export function createWhy(app) {
     const firing = state.head && state.cell && { layer: state.head[0], head: state.head[1], dest: state.cell[0], src: state.cell[1] };
     place.hidden = !firing;
     const key = JSON.stringify([promptOf(state), firing, state.answer, state.wrong]);
-    if (!firing || key === shownKey) return firing ? undefined : forget();
+    if (!firing) return asking.stop(), forget();
+    if (key === shownKey) return;
+    forget();
     asking(async (signal) => {
-      forget();
       said.busy("Asking why…");
       const recording = await app.recording(signal);
       const body = { prompt: promptOf(state), firing, root: rootOf(state, recording) };
@@ -38,7 +39,6 @@ export function createWhy(app) {
   }
 
   function forget() {
-    asking.stop();
     [shownKey, shown] = [null, null];
     content.replaceChildren();
     said.clear();

@@ -4,10 +4,12 @@ import { el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS, KINDS, PATHS, SIDES, hasBoth } from "./graph.js";
 import { componentName, percent, plural, thousands, tokenLabel } from "./text.js";
+import { hasWords, unsupported } from "./words.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
 const OF_BOTH = 70; // why heads attend and what is moved lie on top of each other
+const WORDED = 40; // words need room
 
 export function freshFilters() {
   return structuredClone(FILTERS);
@@ -16,6 +18,7 @@ export function freshFilters() {
 /** How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. */
 export function firstDetail(graphs) {
   const most = Math.max(...graphs.map((graph) => graph.edges.length));
+  if (graphs.some(hasWords) && most > WORDED) return WORDED;
   return most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
 }
 
@@ -27,6 +30,12 @@ export function createControls(part, changed) {
   const wait = debounced(() => changed(filters));
 
   const paths = pathSwitch(part, filters, () => changed(filters));
+  const words = part("words").firstElementChild;
+  words.addEventListener("click", () => {
+    filters.words = !filters.words;
+    words.setAttribute("aria-pressed", String(filters.words));
+    changed(filters);
+  });
 
   /** A chip for each side and kind that some circuits have. */
   function offer(graphs) {
@@ -98,6 +107,7 @@ export function createControls(part, changed) {
     }
     sayDetail();
     part("match-control").hidden = active.length < 2;
+    part("words").hidden = !active.some(hasWords);
     paths.reset(active.some(hasBoth));
     showLegend(part("legend"), active);
   }
@@ -140,9 +150,10 @@ function showLegend(legend, active) {
     edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: what made its query, its key"),
     content && entry("content", [sideSample("value")], "what is moved: into the value of a head, the input of an MLP, the root"),
     opposing && entry("opposing", [opposingSample()], "opposing: takes away from the root"),
+    active.some(hasWords) && entry("words", [quote("“ ”")], `what a head looks for${edges.some(unsupported) ? "; with “?”: did not pass its test" : ""}`),
   ];
   legend.replaceChildren(...entries.filter(Boolean));
-  legend.hidden = !content && !opposing;
+  legend.hidden = !content && !opposing && !edges.some(unsupported);
 }
 
 function chips(group, labels, values, sample, changed) {
@@ -157,6 +168,10 @@ function chips(group, labels, values, sample, changed) {
     return button;
   });
   group.replaceChildren(...buttons);
+}
+
+function quote(mark) {
+  return el("span", { class: "quote", "aria-hidden": "true" }, mark);
 }
 
 function sideSample(side) {

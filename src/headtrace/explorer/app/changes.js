@@ -111,7 +111,7 @@ function outcome({ clean, changed, firings, metric, generated }) {
     answerTable(clean, changed),
     el(
       "div",
-      { class: "effects" },
+      { class: "measured-changes" },
       metric ? el("p", {}, `${metric.measure}: `, el("b", {}, `${number(metric.before)} → ${number(metric.after)}`), el("span", { class: "hint" }, ` (${signed(metric.after - metric.before)})`)) : null,
       ...firings.map(({ firing: { layer, head, dest, src }, before, after }) =>
         el("p", {}, `attention of L${layer}H${head} ${dest}→${src}: `, el("b", {}, `${number(before)} → ${number(after)}`))),

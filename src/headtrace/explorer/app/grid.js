@@ -24,7 +24,8 @@ export function createGrid(host, { choose, look }) {
   const grid = { canvas, cells: [], drawn: Promise.resolve(), longest: 0 };
   let [given, cursor, drawing, size] = [null, null, null, 0];
 
-  /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes}], columns, chosen, withoutFirst, label }. */
+  /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes}], shape, chosen, withoutFirst, label }; shape
+   * is [layers, heads], or null where heads are not in their places. */
   grid.show = (now) => {
     given = now;
     canvas.setAttribute("aria-label", now.label);
@@ -35,14 +36,17 @@ export function createGrid(host, { choose, look }) {
 
   function place() {
     const width = Math.max(240, host.clientWidth);
-    const inRows = given.columns !== null;
-    const columns = given.columns ?? Math.max(1, Math.floor(width / (58 + GAP)));
+    const inRows = given.shape !== null;
+    const [layers, heads] = given.shape ?? [];
+    // A deep model with few heads lies on its side where there is room: all of it is then seen at once.
+    const across = inRows && layers > heads && width >= LEFT + layers * (SMALLEST + GAP);
+    const columns = !inRows ? Math.max(1, Math.floor(width / (58 + GAP))) : across ? layers : heads;
     const left = inRows ? LEFT : 0;
     const fits = (width - left) / columns - GAP;
     size = Math.floor(Math.max(SMALLEST, Math.min(given.heads.length > MANY ? LARGEST : FEW, fits)));
     const [stepX, stepY] = [size + GAP, size + GAP + (inRows ? 0 : NAME)];
     grid.cells = given.heads.map((head, i) => {
-      const [row, column] = inRows ? [head.layer, head.head] : [Math.floor(i / columns), i % columns];
+      const [row, column] = !inRows ? [Math.floor(i / columns), i % columns] : across ? [head.head, head.layer] : [head.layer, head.head];
       return { ...head, row, column, x: left + column * stepX, y: TOP + row * stepY + (inRows ? 0 : NAME - TOP) };
     });
     const rows = 1 + Math.max(-1, ...grid.cells.map((cell) => cell.row));
@@ -50,7 +54,7 @@ export function createGrid(host, { choose, look }) {
     const scale = Math.min(2, devicePixelRatio || 1);
     [canvas.width, canvas.height] = [Math.round(w * scale), Math.max(1, Math.round(h * scale))];
     [canvas.style.width, canvas.style.height] = [`${w}px`, `${h}px`];
-    Object.assign(grid, { scale, columns, inRows });
+    Object.assign(grid, { scale, columns, inRows, across });
     if (cursor) cursor = grid.cells.find((cell) => cell.layer === cursor.layer && cell.head === cursor.head) ?? null;
     mark(ring, cursor && document.activeElement === canvas ? cursor : null);
     mark(chosenRing, given.chosen && grid.cells.find(({ layer, head }) => layer === given.chosen[0] && head === given.chosen[1]));
@@ -91,9 +95,9 @@ export function createGrid(host, { choose, look }) {
   function nameRows(context, { muted }) {
     context.fillStyle = muted;
     context.textAlign = "right";
-    for (const row of new Set(grid.cells.map((cell) => cell.row))) context.fillText(`L${row}`, LEFT - 7, TOP + row * (size + GAP) + size / 2 + 4);
+    for (const row of new Set(grid.cells.map((cell) => cell.row))) context.fillText(`${grid.across ? "H" : "L"}${row}`, LEFT - 7, TOP + row * (size + GAP) + size / 2 + 4);
     context.textAlign = "center";
-    for (let column = 0; column < grid.columns; column++) context.fillText(`H${column}`, LEFT + column * (size + GAP) + size / 2, TOP - 7);
+    for (let column = 0; column < grid.columns; column++) context.fillText(`${grid.across ? "L" : "H"}${column}`, LEFT + column * (size + GAP) + size / 2, TOP - 7);
   }
 
   function drawCell(context, scratch, cell, table, colours) {

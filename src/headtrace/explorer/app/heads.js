@@ -127,7 +127,7 @@ export function createHeads(app) {
       changed,
       difference: state.show === "difference" && changed !== null,
       heads: sorted,
-      columns: inPlace ? patterns.heads : null,
+      shape: inPlace ? [Math.round(recording.heads.length / patterns.heads), patterns.heads] : null,
       chosen: state.head,
       withoutFirst: state.first === "out",
       label: `Attention of ${plural(sorted.length, "head")}, one small square each. Arrow keys go from head to head, Enter opens one.`,

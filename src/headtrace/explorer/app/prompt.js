@@ -16,7 +16,7 @@ export function createPrompt(app) {
   const said = notice();
   const tokens = el("ol", { class: "tokens", "aria-label": "Tokens" });
   const answers = el("div", { class: "answers" });
-  const examples = el("div", { class: "examples", hidden: true });
+  const examples = el("div", { class: "task-examples", hidden: true });
   const tasks = select("", [["", "Examples of a task…"], ...app.server.tasks.map(({ name, description }) => [name, `${name}: ${shorten(inert(description), 60)}`])], "", offer);
   tasks.field.setAttribute("aria-label", "Examples of a task");
   const models = app.server.models.map(({ name }, i) => [String(i), shorten(inert(name), 40)]);

@@ -1,13 +1,15 @@
 // The controls: filters (which are also the legend), detail, search, theme, the choice of circuits.
 
-import { byId, el, svg } from "./dom.js";
+import { el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS, KINDS, PATHS, SIDES, hasBoth } from "./graph.js";
 import { componentName, percent, plural, thousands, tokenLabel } from "./text.js";
+import { hasWords, unsupported } from "./words.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
 const OF_BOTH = 70; // why heads attend and what is moved lie on top of each other
+const WORDED = 40; // words need room
 
 export function freshFilters() {
   return structuredClone(FILTERS);
@@ -16,24 +18,36 @@ export function freshFilters() {
 /** How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. */
 export function firstDetail(graphs) {
   const most = Math.max(...graphs.map((graph) => graph.edges.length));
+  if (graphs.some(hasWords) && most > WORDED) return WORDED;
   return most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
 }
 
-/** Wire the controls. `changed(filters)` is called whenever a filter moves. */
-export function createControls(graphs, changed) {
+/** Wire the controls, which `part` finds by their ids. `changed(filters)` is called whenever a filter moves. */
+export function createControls(part, changed) {
   const filters = freshFilters();
-  let active = graphs;
+  let active = [];
+  let touched = false;
   const wait = debounced(() => changed(filters));
 
-  const sides = new Set(graphs.flatMap((graph) => graph.edges.map((edge) => edge.side)));
-  const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
-  const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
-  const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
-  chips("sides", sideLabels, filters.sides, sideSample, () => changed(filters));
-  const paths = pathSwitch(filters, () => changed(filters));
-  chips("kinds", kindLabels, filters.kinds, kindSample, () => changed(filters));
+  const paths = pathSwitch(part, filters, () => changed(filters));
+  const words = part("words").firstElementChild;
+  words.addEventListener("click", () => {
+    filters.words = !filters.words;
+    words.setAttribute("aria-pressed", String(filters.words));
+    changed(filters);
+  });
 
-  const detail = byId("detail");
+  /** A chip for each side and kind that some circuits have. */
+  function offer(graphs) {
+    const sides = new Set(graphs.flatMap((graph) => graph.edges.map((edge) => edge.side)));
+    const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
+    const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
+    const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
+    chips(part("sides"), sideLabels, filters.sides, sideSample, () => changed(filters));
+    chips(part("kinds"), kindLabels, filters.kinds, kindSample, () => changed(filters));
+  }
+
+  const detail = part("detail");
   const most = () => Math.max(1, ...active.map((graph) => graph.edges.length));
   // The slider is logarithmic: from five edges to all of them.
   const span = () => Math.log(Math.max(2, most() / 5));
@@ -44,60 +58,68 @@ export function createControls(graphs, changed) {
     const shown = Math.min(total, filters.detail);
     if (!active.some((graph) => graph.edges.length)) return;
     const share = shown >= total ? "all" : `strongest ${thousands(shown)} of`;
-    byId("detail-value").textContent = `${share} ${plural(total, "edge")}`;
+    part("detail-value").textContent = `${share} ${plural(total, "edge")}`;
   };
   detail.addEventListener("input", () => {
     filters.detail = countAt(Number(detail.value));
+    touched = true;
     sayDetail();
     wait();
   });
 
-  const weight = byId("weight");
+  const weight = part("weight");
   weight.addEventListener("input", () => {
     filters.minWeight = (Number(weight.value) / 100) ** 2;
     const limit = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
-    byId("weight-value").textContent = limit;
+    part("weight-value").textContent = limit;
     wait();
   });
 
-  const [low, high] = [byId("layer-low"), byId("layer-high")];
+  const [low, high] = [part("layer-low"), part("layer-high")];
   const layersChanged = () => {
     const limits = [Number(low.value), Number(high.value)];
     filters.layers = [Math.min(...limits), Math.max(...limits)];
+    touched = true;
     wait();
   };
   for (const input of [low, high]) input.addEventListener("input", layersChanged);
 
-  const match = byId("match");
+  const match = part("match");
   match.addEventListener("change", () => {
     filters.match = match.value;
+    touched = true;
     changed(filters);
   });
 
-  /** Set the controls for the circuits that are on the screen. */
-  function reset(nowActive) {
+  /** Set the controls for the circuits that are on the screen, among others; for one that grows, what a person set stays. */
+  function reset(nowActive, { among = nowActive, growing = false } = {}) {
     active = nowActive;
-    filters.detail = firstDetail(active);
-    detail.value = valueFor(filters.detail);
-    sayDetail();
+    offer(among);
     const top = Math.max(...active.map((graph) => graph.layers[1]));
     for (const input of [low, high]) input.max = top;
-    [low.value, high.value] = [0, top];
-    filters.layers = [0, Infinity];
-    filters.match = match.value = "all";
-    byId("match-control").hidden = active.length < 2;
+    if (!(growing && touched)) {
+      touched = false;
+      filters.detail = firstDetail(active);
+      detail.value = valueFor(filters.detail);
+      [low.value, high.value] = [0, top];
+      filters.layers = [0, Infinity];
+      filters.match = match.value = "all";
+    }
+    sayDetail();
+    part("match-control").hidden = active.length < 2;
+    part("words").hidden = !active.some(hasWords);
     paths.reset(active.some(hasBoth));
-    showLegend(active);
+    showLegend(part("legend"), active);
   }
   return { filters, reset };
 }
 
 /** Which paths are shown: offered where a circuit has several. Sides that are on none of them cannot be chosen. */
-function pathSwitch(filters, changed) {
-  const group = byId("paths");
+function pathSwitch(part, filters, changed) {
+  const group = part("paths");
   const choose = (name) => {
     filters.paths = name;
-    for (const chip of byId("sides").children) chip.disabled = !(PATHS[name].sides ?? Object.keys(SIDES)).includes(chip.dataset.name);
+    for (const chip of part("sides").children) chip.disabled = !(PATHS[name].sides ?? Object.keys(SIDES)).includes(chip.dataset.name);
   };
   const options = Object.entries(PATHS).map(([name, { label }]) => {
     const input = el("input", { type: "radio", name: "paths", value: name, checked: name === filters.paths });
@@ -112,14 +134,14 @@ function pathSwitch(filters, changed) {
   /** What was chosen stays, as long as there is a choice. */
   function reset(offered) {
     group.hidden = !offered;
-    if (!offered) choose("both");
+    choose(offered ? filters.paths : "both");
     group.querySelector(`[value="${filters.paths}"]`).checked = true;
   }
   return { reset };
 }
 
 /** What the lines mean, in words, where there are more of them than chips can say. */
-function showLegend(active) {
+function showLegend(legend, active) {
   const edges = active.flatMap((graph) => graph.edges);
   const content = edges.some(({ side }) => side === "value" || side === "input");
   const opposing = edges.some((edge) => edge.opposing) || active.some(({ amounts }) => amounts?.some(({ value }) => value < 0));
@@ -128,14 +150,15 @@ function showLegend(active) {
     edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: what made its query, its key"),
     content && entry("content", [sideSample("value")], "what is moved: into the value of a head, the input of an MLP, the root"),
     opposing && entry("opposing", [opposingSample()], "opposing: takes away from the root"),
+    active.some(hasWords) && entry("words", [quote("“ ”")], `what a head looks for${edges.some(unsupported) ? "; with “?”: did not pass its test" : ""}`),
   ];
-  byId("legend").replaceChildren(...entries.filter(Boolean));
-  byId("legend").hidden = !content && !opposing;
+  legend.replaceChildren(...entries.filter(Boolean));
+  legend.hidden = !content && !opposing && !edges.some(unsupported);
 }
 
-function chips(id, labels, values, sample, changed) {
+function chips(group, labels, values, sample, changed) {
   const buttons = labels.map(([name, label]) => {
-    const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": "true" };
+    const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": String(values[name]) };
     const button = el("button", { ...attributes, title: `Show or hide: ${label}` }, sample(name), label);
     button.addEventListener("click", () => {
       values[name] = !values[name];
@@ -144,7 +167,11 @@ function chips(id, labels, values, sample, changed) {
     });
     return button;
   });
-  byId(id).replaceChildren(...buttons);
+  group.replaceChildren(...buttons);
+}
+
+function quote(mark) {
+  return el("span", { class: "quote", "aria-hidden": "true" }, mark);
 }
 
 function sideSample(side) {

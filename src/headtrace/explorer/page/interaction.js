@@ -4,7 +4,7 @@ import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
 import { edgeCard, nodeCard, skippedCard, tokenCard } from "./details.js";
 
-/** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
+/** Make a chart answer. `app` has pin(chart, id, edge) and hover(chart, target). */
 export function makeInteractive(chart, app) {
   const surface = chart.parts.chart;
   let drag = null;
@@ -18,6 +18,8 @@ export function makeInteractive(chart, app) {
   function targetOf(event) {
     const group = event.target.closest?.(".node");
     if (group) return { node: Number(group.dataset.id) };
+    const words = event.target.closest?.(".word");
+    if (words) return { edge: Number(words.dataset.index), words: true };
     const [x, y] = place(event);
     const column = chart.viewport.columnAt(x, y);
     if (column !== null) return { column };
@@ -66,7 +68,10 @@ export function makeInteractive(chart, app) {
     if (moved) return;
     const target = targetOf(event);
     if (target?.node !== undefined) app.pin(chart, target.node);
-    else if (target?.edge !== undefined) app.pin(chart, chart.graph.edges[target.edge].source);
+    else if (target?.edge !== undefined) {
+      const edge = chart.graph.edges[target.edge];
+      app.pin(chart, target.words ? edge.target : edge.source, target.edge); // words are about what the target looks for
+    }
     else app.pin(chart, null);
   });
   surface.addEventListener("pointercancel", () => (drag = null));
@@ -141,7 +146,6 @@ function go(chart, id) {
 }
 
 export function showCard(chart, target, x, y) {
-  const card = byId("card");
   if (!target) return hideCard();
   const { graph } = chart;
   let content = null;
@@ -149,6 +153,12 @@ export function showCard(chart, target, x, y) {
   else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
   else if (target.skipped !== undefined) content = skippedCard(target.skipped);
   else content = tokenCard(graph, target.column);
+  placeCard(content, x, y);
+}
+
+/** Put a card beside a point of the window. */
+export function placeCard(content, x, y) {
+  const card = byId("card");
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];

@@ -46,6 +46,7 @@ export function createCircuit(app) {
     if (!answer) return said.failed({ message: "Which answer is to be explained? Choose one of the list, or type a token." });
     key = null;
     app.go({ answer, wrong: wrong || undefined, traced: true }, { replace: app.state.traced && app.state.answer === answer });
+    place.scrollIntoView({ block: "start" });
   }
 
   function stop() {

@@ -20,7 +20,8 @@ export function createRun(app) {
   const readout = el("p", { class: "readout", "aria-live": "polite" }, "Point at a cell: how alike two circuits are. Click it to see both.");
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "cluster map", "aria-label": "How alike circuits are. Arrow keys go from pair to pair, Enter opens both circuits." });
   const ring = el("div", { class: "ring cell", hidden: true });
-  const mapHost = el("div", { class: "map-host" }, readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, ring)));
+  const scale = el("p", { class: "scale" }, "nothing in common", el("span", { class: "scale-bar" }), "alike");
+  const mapHost = el("div", { class: "map-host" }, scale, readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, ring)));
   const field = el("input", { type: "search", placeholder: "Search prompts", "aria-label": "Search prompts", oninput: afterwards(300, () => app.go({ search: field.value || undefined }, { replace: true })) });
   const families = select("Family", [["", "all"]], "", (value) => app.go({ family: value === "" ? undefined : Number(value) }));
   const found = el("p", { class: "hint", role: "status" });
@@ -48,7 +49,7 @@ export function createRun(app) {
     said.busy("Comparing the circuits of the run…");
     map = await ask("/api/run/map", { signal });
     said.clear();
-    about.textContent = `${inert(map.name)}: ${plural(map.size, "circuit")}${map.ids.length < map.size ? `, ${map.ids.length} of them on the map` : ""}, compared by ${inert(map.grain)}. Dark: alike.`;
+    about.textContent = `${inert(map.name)}: ${plural(map.size, "circuit")}${map.ids.length < map.size ? `, ${map.ids.length} of them on the map` : ""}, compared by ${inert(map.grain)}.`;
     families.field.replaceChildren(el("option", { value: "" }, "all"), ...map.families.map(({ family, size: many }) => el("option", { value: family }, `${family} (${many})`)));
     families.field.value = app.state.family ?? "";
     familyList.replaceChildren(...map.families.map(familyRow));

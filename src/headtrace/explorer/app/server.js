@@ -135,7 +135,7 @@ export function follow(job, heard, signal) {
       try {
         const { state } = await ask(path, { signal });
         if (state === "done") return done(await ask(`${path}/circuit`, { signal }));
-        await pause(300, signal);
+        await pause(1000, signal);
         listen();
       } catch (error) {
         if (!signal.aborted) failed(error);

@@ -74,7 +74,10 @@ def main() -> None:
         view = explorer.record(prompt)
         as_sent(view), explorer.patterns(view.id)
 
-    clicks, answer = Clicks(explorer, prompt), RootRequest(answer=explorer.recorded(prompt).top_answers(1)[0][1])
+    clicks, answer = (
+        Clicks(explorer, prompt),
+        RootRequest(answer=explorer.recorded(prompt).top_answers(1)[0][1]),
+    )
     found = {
         "click to causes": ratio(clicks.why, forward),
         "click to causes and contribution to an answer": ratio(lambda n: clicks.why(n, answer), forward),

@@ -49,7 +49,9 @@ async def ask(seen: Seen, method: str, path: str, content: Any = None) -> tuple[
     """One request on a connection of its own."""
     body = b"" if content is None else json.dumps(content).encode()
     kind = b"" if content is None else b"Content-Type: application/json\r\n"
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", seen.port)
     try:
         writer.write(head.encode() + kind + b"\r\n" + body)
@@ -72,7 +74,9 @@ async def ask(seen: Seen, method: str, path: str, content: Any = None) -> tuple[
 async def client(seen: Seen, number: int, until: float) -> None:
     chance = random.Random(number)
     while time.monotonic() < until:
-        kind = chance.choice(("record", "record", "maps", "why", "why", "intervene", "trace", "cancel", "nonsense"))
+        kind = chance.choice(
+            ("record", "record", "maps", "why", "why", "intervene", "trace", "cancel", "nonsense")
+        )
         example = chance.choice(seen.examples)
         seen.kinds[kind] += 1
         await globals()[f"_{kind}"](seen, chance, example)
@@ -88,11 +92,18 @@ async def _maps(seen: Seen, chance: random.Random, example: Any) -> None:
     view = seen.recorded.get(example.text)
     if view is not None:  # 404 if it is not kept any more
         await ask(seen, "GET", f"/api/recordings/{view['id']}/patterns")
-        await ask(seen, "GET", f"/api/recordings/{view['id']}/heads/{chance.randrange(3)}/{chance.randrange(5)}")
+        await ask(
+            seen, "GET", f"/api/recordings/{view['id']}/heads/{chance.randrange(3)}/{chance.randrange(5)}"
+        )
 
 
 async def _why(seen: Seen, chance: random.Random, example: Any) -> None:
-    firing = {"layer": chance.randrange(1, 3), "head": chance.randrange(4), "dest": 10, "src": chance.randrange(12)}
+    firing = {
+        "layer": chance.randrange(1, 3),
+        "head": chance.randrange(4),
+        "dest": 10,
+        "src": chance.randrange(12),
+    }
     status, said = await ask(seen, "POST", "/api/why", {"prompt": {"text": example.text}, "firing": firing})
     if status == 200:
         seen.explained[example.text] = json.loads(said)
@@ -100,7 +111,11 @@ async def _why(seen: Seen, chance: random.Random, example: Any) -> None:
 
 async def _intervene(seen: Seen, chance: random.Random, example: Any) -> None:
     site = {"kind": "head", "layer": chance.randrange(3), "head": chance.randrange(4)}
-    asked = {"prompt": {"text": example.text}, "interventions": [{"kind": "component", "site": site}], "generate": 2}
+    asked = {
+        "prompt": {"text": example.text},
+        "interventions": [{"kind": "component", "site": site}],
+        "generate": 2,
+    }
     await ask(seen, "POST", "/api/intervene", asked)
 
 

@@ -25,18 +25,15 @@ TRACE = {
 }
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(
-    sent: signal.Signals, code: int, tmp_path
-) -> None:
+def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> None:
     source = str(Path(headtrace.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "headtrace", "serve", "builtin", "--port", "0", "--no-open"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    ) as process:
-        try:
-            assert process.stdout is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ends = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}
+    processes = {sent: subprocess.Popen(command, **pipes, env=environment, cwd=tmp_path) for sent in ends}
+    try:
+        for sent, process in processes.items():
             address = process.stdout.readline().strip()
             assert address.startswith("http://127.0.0.1:")
             for _ in range(20):
@@ -47,11 +44,15 @@ def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(
                     assert answer.status == 202
             process.send_signal(sent)
             _, told = process.communicate(timeout=2 * LONG)
-        finally:
+            assert process.returncode == ends[sent], told
+            assert "Traceback" not in told
+            assert "Error" not in told
+    finally:
+        for process in processes.values():
             process.kill()
-    assert process.returncode == code, told
-    assert "Traceback" not in told
-    assert "Error" not in told
+            process.wait(LONG)
+            process.stdout.close()
+            process.stderr.close()
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""Who may ask: only pages of this server, on a name of this machine, with bodies of a size, and the token where needed."""
+"""Who may ask: only pages of this server, on a name of this machine, with bodies of a size, and with the token."""
 
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -186,10 +187,6 @@ def test_any_address_of_the_machine_is_served_where_there_is_a_token_but_no_fore
 
 def test_so_many_requests_are_answered_at_the_same_time(builtin) -> None:
     with live(builtin, Settings(max_requests=1)) as server:
-        held = server.app.state.compute
-        assert held is not None
-        import socket
-
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
             slow.sendall(
                 b"POST /api/record HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

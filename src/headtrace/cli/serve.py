@@ -141,7 +141,13 @@ def _application(
     with options.notes.status("Decomposing its heads"):
         for each in models:
             each.channels  # noqa: B018 (the first click would have to wait for them)
-    return create_app(models, settings, atlas=evidence, run=source, log=options.warn)
+    return create_app(models, settings, atlas=evidence, run=source, log=_log)
+
+
+def _log(text: str) -> None:
+    """A mistake of the server, line by line: what is in it cannot move the cursor."""
+    for line in text.splitlines():
+        options.warn(line)
 
 
 def _run(server: Server, bound: socket, address: str, open_page: bool) -> None:

@@ -11,10 +11,10 @@ import { traceRequest, traced } from "./tracing.js";
 export function createBeside(app) {
   const said = notice();
   const models = app.server.models.map(({ name }, i) => [String(i), shorten(inert(name), 40)]);
-  const first = side("A", (patch) => app.go({ ...patch, traced: undefined }));
+  const first = side("A", (patch) => app.go({ ...patch, traced: undefined, look: undefined }));
   const rename = ({ text, answer, wrong, model }) => ({ second: text, answer2: answer, wrong2: wrong, model2: model });
-  const second = side("B", (patch) => app.go({ ...defined(rename(patch), patch), traced: undefined }));
-  const paths = choice("beside-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined }));
+  const second = side("B", (patch) => app.go({ ...defined(rename(patch), patch), traced: undefined, look: undefined }));
+  const paths = choice("beside-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined, look: undefined }));
   const start = button("Trace both", begin, { class: "main" });
   const cancel = button("Cancel", stop, { hidden: true });
   const line = el("div", { class: "controls" }, el("span", { class: "group" }, "paths", paths.group), start, cancel);
@@ -60,7 +60,7 @@ export function createBeside(app) {
     tracing.stop();
     settle();
     said.busy("The trace was cancelled.");
-    app.go({ traced: undefined }, { replace: true });
+    app.go({ traced: undefined, look: undefined }, { replace: true });
   }
 
   function settle() {

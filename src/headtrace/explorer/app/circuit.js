@@ -30,8 +30,8 @@ export function answerFields(name, changed) {
 
 export function createCircuit(app) {
   const said = notice();
-  const fields = answerFields("circuit", (which, value) => app.go({ [which]: value || undefined, traced: undefined }));
-  const paths = choice("trace-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined }));
+  const fields = answerFields("circuit", (which, value) => app.go({ [which]: value || undefined, traced: undefined, look: undefined }));
+  const paths = choice("trace-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined, look: undefined }));
   const start = button("Trace", () => begin(), { class: "main" });
   const cancel = button("Cancel", () => stop(), { hidden: true });
   const bar = el("progress", { max: 1, hidden: true, "aria-label": "Progress of the trace" });
@@ -53,7 +53,7 @@ export function createCircuit(app) {
     tracing.stop();
     settle();
     said.busy("The trace was cancelled.");
-    app.go({ traced: undefined }, { replace: true });
+    app.go({ traced: undefined, look: undefined }, { replace: true });
   }
 
   function settle() {

@@ -1,11 +1,12 @@
 // Puts the explorer together: one state, kept in the address; every view shows what it says.
 
+import { createAddress, fragmentOf } from "../page/address.js";
 import { el } from "../page/dom.js";
 import { hideCard, placeCard } from "../page/interaction.js";
 import { inert } from "../page/text.js";
 import { createTheme } from "../page/theme.js";
 import { createView } from "../page/view.js";
-import { parse, written } from "./address.js";
+import { toState, toValues } from "./address.js";
 import { createBeside } from "./beside.js";
 import { changesRequest, createChanges, withChange } from "./changes.js";
 import { createCircuit } from "./circuit.js";
@@ -41,28 +42,29 @@ async function start() {
   build(app, { bar, nav, theme, waiting });
   createTheme(() => app.recoloured());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.recoloured());
-  addEventListener("popstate", () => app.restore());
-  addEventListener("hashchange", () => app.restore());
   app.render();
 }
 
 /** What the views have in common: the state, what was computed, the one view of circuits. */
 function createApp(server) {
-  const app = { server, state: parse(location.hash), library: createLibrary(server.models) };
+  const app = { server, library: createLibrary(server.models) };
+  const address = createAddress((values) => {
+    app.state = toState(values);
+    app.render();
+  });
+  app.state = toState(address.read());
 
   /** Change the state: a new step of the history, or (`replace`) the same one. */
   app.go = (patch, { replace = false } = {}) => {
+    app.remember(patch, !replace);
+    app.render();
+  };
+  /** Change the state without showing it anew: it is on the screen already. */
+  app.remember = (patch, step = false) => {
     app.state = { ...app.state, ...patch };
-    const fragment = written(app.state);
-    if (fragment !== location.hash && !(fragment === "#" && !location.hash)) history[replace ? "replaceState" : "pushState"](null, "", fragment);
-    app.render();
+    address.write(toValues(app.state), step);
   };
-  app.link = (patch) => written({ ...app.state, ...patch });
-  app.restore = () => {
-    if (written(app.state) === (location.hash || "#")) return;
-    app.state = parse(location.hash);
-    app.render();
-  };
+  app.link = (patch) => `#${fragmentOf(toValues({ ...app.state, ...patch }))}`;
   app.change = (change) => app.go({ changes: withChange(app.state.changes, change) });
   app.recording = (signal) => app.library.record(promptOf(app.state), signal);
   app.changed = async (signal) => {
@@ -81,7 +83,8 @@ function build(app, { bar, nav, theme, waiting }) {
   const help = createHelp();
   const share = createShare(app);
   const container = el("div", { class: "circuit-view" });
-  const circuits = createView(container, { frame: { level: "h2" }, extra: (...given) => views.circuit.extra(...given) });
+  const remember = (step) => container.checkVisibility() && app.remember({ look: fragmentOf(circuits.tell()) || undefined }, step);
+  const circuits = createView(container, { frame: { level: "h2" }, remember, extra: (...given) => views.circuit.extra(...given) });
   const main = el("main", {}, el("div", { class: "under-bar" }, help.place, share.place), ...Object.values(views).map(({ place }) => place), changes.place);
   bar.insertBefore(el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and ")), theme);
   waiting.after(prompt.place, main);
@@ -94,8 +97,10 @@ function build(app, { bar, nav, theme, waiting }) {
   /** Show circuits in a place of a view: there is one drawing, which goes where it is looked at. */
   app.showCircuits = (host, graphs, options) => {
     if (container.parentElement !== host) host.append(container);
+    const values = Object.fromEntries(new URLSearchParams(app.state.look ?? ""));
     const same = circuits.shown.length === graphs.length && graphs.every((graph, i) => graph === circuits.shown[i]);
-    if (!same) circuits.show(graphs, options);
+    if (!same) circuits.show(graphs, { ...options, values: options?.growing ? null : values });
+    else if (fragmentOf(circuits.tell()) !== (app.state.look ?? "")) circuits.restore(values);
   };
   app.drawing = () => {
     if (!container.isConnected || !container.checkVisibility() || !circuits.charts.length) return null;

@@ -9,7 +9,7 @@ const PAUSE = 700; // milliseconds after the last letter
 const EXAMPLES = 8;
 
 /** What a new prompt leaves behind: all that was about the old one's tokens. */
-export const FRESH = { cell: undefined, answer: undefined, wrong: undefined, traced: undefined, changes: [], generate: undefined, show: undefined };
+export const FRESH = { cell: undefined, answer: undefined, wrong: undefined, traced: undefined, changes: [], generate: undefined, show: undefined, look: undefined };
 
 export function createPrompt(app) {
   const field = el("textarea", { id: "text", rows: 2, spellcheck: "false", autocomplete: "off", placeholder: "Type a prompt, for example: When Mary and John went to the store, John gave a drink to" });

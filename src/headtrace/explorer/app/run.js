@@ -60,7 +60,7 @@ export function createRun(app) {
   function familyRow({ family, size: many, representative, words }) {
     const swatch = el("span", { class: "family-swatch" });
     swatch.style.background = familyColour(family);
-    const show = button([swatch, `Family ${family}, ${plural(many, "circuit")}`], () => app.go({ open: [representative] }), { class: "row", title: "Open its representative" });
+    const show = button([swatch, `Family ${family}, ${plural(many, "circuit")}`], () => app.go({ open: [representative], look: undefined }), { class: "row", title: "Open its representative" });
     return el("li", {}, show, words ? el("p", { class: "hint" }, el("bdi", {}, inert(words))) : null);
   }
 
@@ -82,7 +82,7 @@ export function createRun(app) {
     const swatch = el("span", { class: "family-swatch" });
     if (family !== null) swatch.style.background = familyColour(family);
     const note = `${representative ? "★ represents its family, " : ""}answer ${answer === null ? "unknown" : tokenExact(answer)}`;
-    const show = button([swatch, el("bdi", {}, shorten(inert(text), 200)), el("span", { class: "hint" }, ` ${note}`)], () => app.go({ open: [id] }), { class: "row" });
+    const show = button([swatch, el("bdi", {}, shorten(inert(text), 200)), el("span", { class: "hint" }, ` ${note}`)], () => app.go({ open: [id], look: undefined }), { class: "row" });
     const look = button("heads", () => app.go({ ...FRESH, view: "heads", text, answer: answer ?? undefined, wrong: wrong ?? undefined }), { class: "link", title: "Its attention, head by head" });
     return el("li", {}, show, look);
   }
@@ -133,7 +133,7 @@ export function createRun(app) {
     return i >= 0 && j >= 0 && i < map.ids.length && j < map.ids.length ? [i, j] : null;
   }
 
-  const choose = ([i, j]) => app.go({ open: i === j ? [map.ids[i]] : [map.ids[i], map.ids[j]] });
+  const choose = ([i, j]) => app.go({ open: i === j ? [map.ids[i]] : [map.ids[i], map.ids[j]], look: undefined });
 
   canvas.addEventListener("pointermove", (event) => {
     const cell = map && cellAt(event);

@@ -166,10 +166,11 @@ function exampleList(examples) {
 }
 
 function exampleItem({ pieces, dest, src, score, holds }) {
-  const shown = pieces.map((piece, i) => {
+  const shown = pieces.flatMap((piece, i) => {
     const role = `${i === dest ? " dest" : ""}${i === src ? " src" : ""}`;
     const text = shorten(inert(piece), PIECE);
-    return role ? el("span", { class: `pair${role}` }, text) : text;
+    const space = text.length - (text.trimStart() || text).length;
+    return role ? [text.slice(0, space), el("span", { class: `pair${role}` }, text.slice(space))] : text;
   });
   const label = holds == null ? "" : holds ? "✓" : "✗";
   const told = [score == null ? null : number(score), label].filter(Boolean).join(" ");

@@ -50,7 +50,9 @@ function createApp(server) {
   const app = { server, library: createLibrary(server.models) };
   const address = createAddress((values) => {
     app.state = toState(values);
+    app.restoring = true;
     app.render();
+    app.restoring = false;
   });
   app.state = toState(address.read());
 
@@ -100,7 +102,7 @@ function build(app, { bar, nav, theme, waiting }) {
     const values = Object.fromEntries(new URLSearchParams(app.state.look ?? ""));
     const same = circuits.shown.length === graphs.length && graphs.every((graph, i) => graph === circuits.shown[i]);
     if (!same) circuits.show(graphs, { ...options, values: options?.growing ? null : values });
-    else if (fragmentOf(circuits.tell()) !== (app.state.look ?? "")) circuits.restore(values);
+    else if (app.restoring) circuits.restore(values);
   };
   app.drawing = () => {
     if (!container.isConnected || !container.checkVisibility() || !circuits.charts.length) return null;
@@ -112,7 +114,7 @@ function build(app, { bar, nav, theme, waiting }) {
     const { state } = app;
     hideCard();
     const current = state.view in views ? state.view : "heads";
-    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name }), "aria-current": name === current ? "page" : null, "data-view": name }, NAMES[name])));
+    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name, look: name === current ? state.look : undefined }), "aria-current": name === current ? "page" : null, "data-view": name }, NAMES[name])));
     prompt.place.hidden = current === "run" || current === "beside";
     prompt.update(state);
     if (state.text) loading(async (signal) => prompt.show(await recorded(signal)), prompt.said.failed);

@@ -50,9 +50,13 @@ class Explorer(Opened):
         self.page.wait_for_selector("html[data-view]")
         return self
 
-    @property
-    def state(self) -> str:
-        return self.page.evaluate("location.hash")
+    def remembers(self, text: str) -> bool:
+        """Whether the address comes to say something: it is written a moment after the page shows it."""
+        for _ in range(150):
+            if text in self.page.evaluate("location.hash"):
+                return True
+            self.page.wait_for_timeout(20)
+        return False
 
     @property
     def strangers(self) -> list[str]:

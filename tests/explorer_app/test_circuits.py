@@ -73,10 +73,7 @@ def test_reload_restores_the_circuit_and_what_is_pinned(explorer):
     panel = page.page.locator("#panel h2")
     expect(panel).to_contain_text(name.split()[0])
     said = panel.inner_text()
-    for _ in range(100):
-        if "look=" in page.state:
-            break
-        page.page.wait_for_timeout(20)
+    assert page.remembers("look=")
     page.page.reload()
     expect(panel).to_have_text(said)
     page.page.locator('nav a[data-view="heads"]').click()

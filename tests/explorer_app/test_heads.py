@@ -35,8 +35,8 @@ def test_an_example_of_a_task_brings_its_prompt_and_its_answers(explorer):
     text = first.locator("bdi").inner_text()
     first.click()
     expect(page.page.locator("#text")).to_have_value(text)
-    assert "answer=" in page.state
-    assert "wrong=" in page.state
+    assert page.remembers("answer=")
+    assert page.remembers("wrong=")
     page.page.locator('nav a[data-view="circuit"]').click()
     expect(page.page.locator(".ask input.answer").first).not_to_have_value("")
     assert page.errors == []
@@ -55,7 +55,7 @@ def test_heads_are_ordered_and_left_out_by_what_they_do(explorer, server):
     page.page.get_by_label("at least").fill("0.1")
     page.page.keyboard.press("Tab")
     expect(count).to_have_text(f"{sum(head['sink'] >= 0.1 for head in heads)} of 12 heads")
-    assert "least=0.1" in page.state
+    assert page.remembers("least=0.1")
     assert page.errors == []
 
 
@@ -104,7 +104,7 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
     for key in ("Home", *["ArrowRight"] * 10, "Enter"):
         keyboard.press(key)
     expect(page.page.locator(".why-panel h2")).to_have_text("Why does L2H1 attend here?")
-    assert "cell=14-10" in page.state
+    assert page.remembers("cell=14-10")
     assert page.errors == []
 
 
@@ -135,7 +135,7 @@ def test_a_cause_that_is_a_head_leads_to_its_own_why(explorer):
     name, place = link.inner_text().split()
     link.click()
     expect(page.page.locator(".why-panel h2")).to_have_text(f"Why does {name} attend here?")
-    assert f"cell={place.replace('->', '-')}" in page.state
+    assert page.remembers(f"cell={place.replace('->', '-')}")
 
 
 def test_reload_and_back_restore_the_view(explorer):

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 import headtrace
 from headtrace.explorer.server.settings import Settings
@@ -20,6 +21,9 @@ __all__ = ["browser"]
 IOI = "When Mary and John went to the store, John gave a drink to"
 WAIT = 20_000
 """Milliseconds after which something that should be seen soon is not seen: the machine may be busy."""
+
+
+expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture(scope="session")

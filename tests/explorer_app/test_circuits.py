@@ -31,7 +31,7 @@ EventSource.prototype.addEventListener = function (name, ...rest) {
 
 def traced(server, **changes: Any) -> dict[str, Any]:
     """What the server traces, asked for without a browser."""
-    root = {"answer": " Mary", "wrong": " John"}
+    root = {"answer": " Mary", "wrong": " John", "kind": "linear"}
     asked = {"prompt": {"text": IOI}, "root": root, "paths": "attention", **changes}
     id = server.post("/api/trace", asked).json()["id"]
     return next(data for _, name, data in server.events(id) if name == "done")
@@ -102,7 +102,7 @@ def test_a_cancelled_trace_frees_the_queue(explorer, server):
         page.page.get_by_role("button", name="Cancel").click()
         expect(page.page.locator(".circuit > .notice")).to_have_text("The trace was cancelled.")
         expect(page.page.get_by_role("button", name="Trace", exact=True)).to_be_visible()
-        fresh = server.post("/api/record", {"text": "The queue is free again"})
+        fresh = server.post("/api/record", {"text": "Mary gave a drink to"})
         assert fresh.status == 200
         explorer_.trace = inner
         page.page.get_by_role("button", name="Trace", exact=True).click()

@@ -11,6 +11,8 @@ from tests.explorer_app.conftest import IOI
 
 pytestmark = pytest.mark.browser
 
+ROOT = {"answer": " Mary", "wrong": " John", "kind": "linear"}
+
 
 def test_a_typed_prompt_shows_its_tokens_its_answers_and_every_head(explorer, server):
     page = explorer()
@@ -110,7 +112,7 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
 
 def test_a_cell_says_why_in_the_numbers_of_the_library(explorer, server):
     firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
-    asked = {"prompt": {"text": IOI}, "firing": firing, "root": {"answer": " Mary", "wrong": " John"}}
+    asked = {"prompt": {"text": IOI}, "firing": firing, "root": ROOT}
     why = server.post("/api/why", asked).json()
     page = explorer(text=IOI, head="L2H1", cell="14-10", answer=" Mary", wrong=" John")
     panel = page.page.locator(".why-panel")
@@ -146,7 +148,7 @@ def test_reload_and_back_restore_the_view(explorer):
     expect(title).to_have_text("Why does L2H1 attend here?")
     page.page.reload()
     expect(title).to_have_text("Why does L2H1 attend here?")
-    assert page.page.get_by_label("Order").input_value() == "least"
+    assert page.page.get_by_label("Order", exact=True).input_value() == "least"
     page.page.go_back()
     expect(page.page.locator(".zoom-panel")).to_be_hidden()
     page.page.go_forward()
@@ -162,23 +164,57 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=["markup", "closing", "bidi", "code"])
-def test_a_hostile_prompt_runs_nothing_and_asks_nobody(explorer, text):
-    page = explorer(text=text, head="L1H1", cell="2-1", search=text, second=text)
-    expect(page.page.locator(".why-panel h2")).to_be_visible()
-    expect(page.page.locator(".tokens li").first).to_be_visible()
-    page.page.locator('nav a[data-view="beside"]').click()
-    expect(page.page.locator(".side textarea").first).to_have_value(text)
-    assert page.count("main img, main script, main svg[onload]") == 0
+def harmless(page) -> None:
+    assert page.count("main img, main script, main svg[onload], .prompt-panel img, #card img") == 0
     shown = page.page.evaluate("document.body.innerText")
     assert not set("\u202e\u2066\u200b\ufeff") & set(shown), "what acts on the text around it is written out"
     assert page.dialogs == []
     assert page.strangers == []
+    assert not any("Content Security Policy" in error for error in page.errors)
+
+
+def test_a_hostile_prompt_that_is_refused_runs_nothing_and_asks_nobody(explorer):
+    text = " ".join(HOSTILE)
+    page = explorer(text=text, head="L1H1", cell="2-1", search=text, second=text)
+    expect(page.page.locator(".prompt-panel .notice.failed")).to_contain_text("<")
+    page.page.locator('nav a[data-view="beside"]').click()
+    expect(page.page.locator(".side textarea").first).to_have_value(text)
+    page.page.locator('nav a[data-view="run"]').click()
+    expect(page.page.locator(".family-list li").first).to_be_visible()
+    harmless(page)
+
+
+def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
+    """What a model with any vocabulary may answer, here made up."""
+    record = server.post("/api/record", {"text": IOI}).json()
+    asked = {"prompt": {"text": IOI}, "firing": {"layer": 2, "head": 1, "dest": 14, "src": 10}}
+    why = server.post("/api/why", asked).json()
+    record["tokens"] = [HOSTILE[i % len(HOSTILE)] for i in range(len(record["tokens"]))]
+    record["python"] = why["python"] = HOSTILE[0]
+    for answer, text in zip(record["answers"], HOSTILE, strict=False):
+        answer["token"] = text
+    for cause in why["query"]["causes"] + why["key"]["causes"]:
+        cause["token"] = HOSTILE[0]
+    why["channels"][0]["evidence"] = {"words": HOSTILE[1], "tokens": HOSTILE, "examples": HOSTILE}
+    why["moved"]["promotes"] = [[text, 1.0] for text in HOSTILE]
+    page = explorer()
+    page.page.route("**/api/record", lambda route: route.fulfill(json=record))
+    page.page.route("**/api/why", lambda route: route.fulfill(json=why))
+    page.at(text="anything", head="L2H1", cell="14-10")
+    expect(page.page.locator(".why-panel h2")).to_be_visible()
+    expect(page.page.locator(".tokens li").first).to_contain_text("<img")
+    expect(page.page.locator(".evidence")).to_contain_text("</textarea>")
+    page.page.locator(".grid-host canvas").focus()
+    page.page.keyboard.press("Home")
+    expect(page.page.locator("#card")).to_be_visible()
+    page.page.locator(".python summary").click()
+    expect(page.page.locator(".python pre")).to_have_text(HOSTILE[0])
+    harmless(page)
     assert page.errors == []
 
 
 def test_what_the_server_refuses_is_said_in_its_words_where_it_happened(explorer):
-    page = explorer(text="word " * 90)
+    page = explorer(text="Mary " * 90)
     expect(page.page.locator(".prompt-panel .notice.failed")).to_contain_text("64 are served")
     page.page.locator("#text").fill(IOI)
     page.page.keyboard.press("Enter")

@@ -26,6 +26,7 @@ export function createHeads(app) {
   const [least, most] = ["least", "most"].map((name) => el("input", { type: "number", step: "any", min: 0, "aria-label": `at ${name}`, onchange: (event) => app.go({ [name]: event.target.value === "" ? undefined : Number(event.target.value) }, { replace: true }) }));
   const first = el("input", { type: "checkbox", onchange: () => app.go({ first: first.checked ? "out" : undefined }, { replace: true }) });
   const show = choice("show", "Attention that is shown", [["", "clean"], ["changed", "changed"], ["difference", "difference"]], "", (value) => app.go({ show: value || undefined }, { replace: true }));
+  const scale = el("span", { class: "scale" });
   const bounds = el("span", { class: "group" }, "from", least, "to", most);
   const controls = el(
     "div",
@@ -36,7 +37,7 @@ export function createHeads(app) {
     el("label", { class: "group" }, first, "leave out the first token"),
     show.group,
     count,
-    scale(),
+    scale,
   );
   const gridHost = el("div", { class: "grid-host" });
   const grid = createGrid(gridHost, { choose: (layer, head) => app.go({ head: [layer, head], cell: undefined }), look });
@@ -83,6 +84,9 @@ export function createHeads(app) {
     first.checked = state.first === "out";
     show.group.hidden = !state.changes.length;
     show.set(state.show ?? "");
+    const changing = state.show === "difference" && state.changes.length > 0;
+    const ends = changing ? ["less", "more", "than before"] : ["0", "1", "attention"];
+    scale.replaceChildren(ends[0], el("span", { class: changing ? "scale-bar changing" : "scale-bar" }), ends[1], el("span", { class: "hint" }, ends[2]));
     place.classList.toggle("zoomed", Boolean(state.head));
     welcome.hidden = Boolean(state.text);
     controls.hidden = !state.text;
@@ -176,8 +180,4 @@ export function createHeads(app) {
     canvas: (state) => (state.head ? zoom.canvas : grid.canvas),
     name: (state) => (state.head ? `head-L${state.head[0]}H${state.head[1]}` : "heads"),
   };
-}
-
-function scale() {
-  return el("span", { class: "scale" }, "0", el("span", { class: "scale-bar" }), "1", el("span", { class: "hint" }, "attention"));
 }

@@ -63,8 +63,8 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
     const [first, second] = state.charts;
     if (chart) {
       const node = chart.graph.nodes.get(chart.pinned);
-      const [head, ...rest] = nodePanel(chart.graph, node, (id) => choose(chart, id), () => app.pin(chart, null));
-      return [head, ...extra(chart, node, state.edge === null ? null : chart.graph.edges[state.edge]), ...rest];
+      const [head, kind, ...rest] = nodePanel(chart.graph, node, (id) => choose(chart, id), () => app.pin(chart, null));
+      return [head, kind, ...extra(chart, node, state.edge === null ? null : chart.graph.edges[state.edge]), ...rest];
     }
     if (!second) return overviewPanel(first.graph, (id) => choose(first, id));
     return comparePanel(first.graph, second.graph, state.withPositions, (which, id) => choose(state.charts[which], id));

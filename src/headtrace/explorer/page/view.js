@@ -225,7 +225,11 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
     part(id).addEventListener("click", saveAll);
   }
 
-  if (innerWidth <= 860) part("toolbar").open = false;
+  // A frame may get its width only after its script has run.
+  const narrow = matchMedia("(max-width: 860px)");
+  const fold = () => (part("toolbar").open = !narrow.matches);
+  narrow.addEventListener("change", fold);
+  fold();
   return Object.assign(state, { show, choose, showPanel, tell, restore });
 }
 

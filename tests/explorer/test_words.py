@@ -26,7 +26,8 @@ BOXES = """([words, nodes]) => {
 INSIDE = """() => {
   const right = (element) => element.getBoundingClientRect().right;
   const words = [...document.querySelectorAll(".chart .word")];
-  const out = (word) => [...word.querySelectorAll("text")].some((line) => right(line) > right(word.querySelector("rect")));
+  const end = (word) => right(word.querySelector("rect"));
+  const out = (word) => [...word.querySelectorAll("text")].some((line) => right(line) > end(word));
   return words.filter(out).map((word) => word.textContent);
 }"""
 
@@ -104,7 +105,7 @@ def test_unsupported_words_are_marked_without_colour_and_not_hidden(open_page):
 
 
 def test_hostile_words_and_examples_stay_text(open_page):
-    opened = open_page(worded_circuit(HOSTILE, HOSTILE))
+    opened = open_page(worded_circuit(HOSTILE + "x" * 300_000, HOSTILE))
     page = opened.page
     page.locator(".words .word").first.hover()
     opened.node(1).click()

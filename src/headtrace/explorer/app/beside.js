@@ -31,7 +31,7 @@ export function createBeside(app) {
 
   function side(name, changed) {
     const text = el("textarea", { rows: 2, spellcheck: "false", "aria-label": `Prompt ${name}`, onchange: () => changed({ text: text.value || undefined }) });
-    const fields = answerFields(`beside-${name}`, (which, value) => changed({ [which]: value || undefined }));
+    const fields = answerFields(`beside-${name}`, (which, value) => changed({ [which]: value || undefined }), () => begin());
     const model = select("Model", models, "0", (value) => changed({ model: Number(value) }));
     model.group.hidden = models.length < 2;
     const made = el("div", { class: "side" }, el("h2", {}, `Prompt ${name}`), text, el("div", { class: "controls" }, ...fields.groups, model.group));
@@ -75,13 +75,13 @@ export function createBeside(app) {
     first.set(state);
     second.set(other);
     paths.set(state.paths);
-    host.hidden = !found;
+    const wanted = JSON.stringify([state, other].map((asked) => [promptOf(asked), asked.answer, asked.wrong, state.paths]));
+    host.hidden = !found || key !== wanted;
     if (state.text) suggesting((signal) => suggest(state, other, signal), said.failed);
     if (!state.traced || !state.answer || !state.text) {
       if (running) tracing.stop(), settle(), said.clear();
       return;
     }
-    const wanted = JSON.stringify([state, other].map((asked) => [promptOf(asked), asked.answer, asked.wrong, state.paths]));
     if (wanted !== key) {
       key = wanted;
       trace([state, other], state.paths);

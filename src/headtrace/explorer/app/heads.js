@@ -19,7 +19,7 @@ export const WORDS = {
 };
 
 export function createHeads(app) {
-  const said = notice();
+  const [said, saidOfHead] = [notice(), notice()];
   const count = el("output", { class: "hint" });
   const order = select("Order", [["place", "by layer and head"], ["most", "highest first"], ["least", "lowest first"]], "place", (value) => app.go({ order: value }, { replace: true }));
   const by = select("Measure", Object.entries(WORDS).map(([name, { label }]) => [name, label]), "strongest", (value) => app.go({ by: value, least: undefined, most: undefined }, { replace: true }));
@@ -49,7 +49,7 @@ export function createHeads(app) {
   const zoomPanel = el("section", { class: "zoom-panel", "aria-label": "One head", hidden: true }, el("div", { class: "panel-head" }, title, close), measures, zoomHost);
   const why = createWhy(app);
   const welcome = createWelcome(app);
-  const place = el("section", { class: "heads", hidden: true }, welcome, controls, said.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
+  const place = el("section", { class: "heads", hidden: true }, welcome, controls, said.place, saidOfHead.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
 
   let shown = null; // the recording and patterns on the screen
 
@@ -77,7 +77,7 @@ export function createHeads(app) {
   const loading = latestOnly();
   const closeUp = latestOnly();
 
-  function update(state, result) {
+  function update(state) {
     order.field.value = state.order;
     by.field.value = state.by;
     [least.value, most.value] = [state.least ?? "", state.most ?? ""];
@@ -106,8 +106,14 @@ export function createHeads(app) {
       gridHost.hidden = false;
       shown = { recording, patterns, changed };
       await showGrid(state);
-    }, said.failed);
-    closeUp((signal) => showHead(state, signal), said.failed);
+    }, (error) => {
+      gridHost.hidden = true;
+      said.failed(error);
+    });
+    closeUp((signal) => showHead(state, signal), (error) => {
+      zoomPanel.hidden = true;
+      saidOfHead.failed(error);
+    });
     why.update(state);
   }
 
@@ -140,6 +146,7 @@ export function createHeads(app) {
 
   async function showHead(state, signal) {
     zoomPanel.hidden = !state.head;
+    saidOfHead.clear();
     if (!state.head) return;
     const [layer, head] = state.head;
     const recording = await app.recording(signal);

@@ -3,7 +3,7 @@
 import { createAddress, fragmentOf } from "../page/address.js";
 import { el } from "../page/dom.js";
 import { hideCard, placeCard } from "../page/interaction.js";
-import { inert } from "../page/text.js";
+import { inert, shorten } from "../page/text.js";
 import { createTheme } from "../page/theme.js";
 import { createView } from "../page/view.js";
 import { toState, toValues } from "./address.js";
@@ -68,7 +68,13 @@ function createApp(server) {
   };
   app.link = (patch) => `#${fragmentOf(toValues({ ...app.state, ...patch }))}`;
   app.change = (change) => app.go({ changes: withChange(app.state.changes, change) });
-  app.recording = (signal) => app.library.record(promptOf(app.state), signal);
+  app.recording = async (signal) => {
+    try {
+      return await app.library.record(promptOf(app.state), signal);
+    } catch (error) {
+      throw Object.assign(error, { ofPrompt: true });
+    }
+  };
   app.changed = async (signal) => {
     const body = changesRequest(app.state, await app.recording(signal));
     return { view: await app.library.intervene(body, signal), again: app.library.interveneAgain(body, signal) };
@@ -125,6 +131,7 @@ function build(app, { bar, nav, theme, waiting }) {
     views[current].update(state);
     share.update();
     document.documentElement.dataset.view = current;
+    document.title = `${state.text ? `${shorten(inert(state.text), 60)} - ` : ""}headtrace explorer`;
   };
 
   async function recorded(signal) {

@@ -110,7 +110,7 @@ export function follow(job, heard, signal) {
       source?.close();
       removeEventListener("pagehide", cancel);
       ask(path, { method: "DELETE", keepalive: true }).catch(() => {});
-      reject(signal.reason);
+      reject(new ServerError(0, { code: "cancelled", message: "The trace was cancelled." }));
     };
     const end = (settle) => (value) => {
       source?.close();

@@ -104,7 +104,9 @@ def test_attention_maps_and_single_heads(server: Live, builtin) -> None:
         torch.tensor(head["attention"][14]), patterns[2, 0, 14, :15], atol=1e-6, rtol=1e-5
     )
     wrong(server.get(f"/api/recordings/{view['id']}/heads/99/0"), 422, "input", "L99H0")
-    wrong(server.get("/api/recordings/forgotten/patterns"), 404, "not_kept", "again")
+    forgotten = server.get("/api/recordings/forgotten/patterns")
+    wrong(forgotten, 404, "not_kept", "again")
+    assert forgotten.headers["content-type"] == "application/json"
 
 
 def test_why_gives_the_causes_that_the_tracer_finds_without_running_the_model_again(

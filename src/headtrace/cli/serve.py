@@ -130,14 +130,19 @@ def _application(
 ) -> FastAPI:
     """Everything loaded that the server needs; what can be found out without a model comes first."""
     from headtrace.explorer.server.app import create_app
-    from headtrace.explorer.views.evidence import AtlasEvidence
-    from headtrace.explorer.views.runs import RunSource
 
-    source = None if run is None else RunSource(run)
-    models = [
-        options.load_model(name, revision if n == 0 else None, dtype, device) for n, name in enumerate(names)
-    ]
-    evidence = None if atlas is None else AtlasEvidence(atlas, models[0])
+    source = evidence = None
+    if run is not None:
+        from headtrace.explorer.views.runs import RunSource
+
+        source = RunSource(run)
+    first, *others = names
+    models = [options.load_model(first, revision, dtype, device)]
+    models += [options.load_model(name, None, dtype, device) for name in others]
+    if atlas is not None:
+        from headtrace.explorer.views.evidence import AtlasEvidence
+
+        evidence = AtlasEvidence(atlas, models[0])
     with options.notes.status("Decomposing its heads"):
         for each in models:
             each.channels  # noqa: B018 (the first click would have to wait for them)

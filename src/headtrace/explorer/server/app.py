@@ -28,8 +28,8 @@ from headtrace.explorer.server.settings import Settings
 from headtrace.explorer.server.static import listed, static_routes
 
 if TYPE_CHECKING:
-    from headtrace.explorer.views.evidence import AtlasEvidence
     from headtrace.explorer.views.runs import RunSource
+    from headtrace.explorer.views.why import Known
     from headtrace.models import Model
 
 
@@ -40,7 +40,7 @@ def create_app(
     models: Model | Sequence[Model],
     settings: Settings | None = None,
     *,
-    atlas: AtlasEvidence | None = None,
+    atlas: Known | None = None,
     run: RunSource | None = None,
     log: Callable[[str], None] = _LOGGER.error,
 ) -> FastAPI:

@@ -45,9 +45,14 @@ PAGE = {
 }
 
 
-async def computed(request: Request, work: Callable[[Explorer], Any]) -> Response:
-    """The answer that ``work`` gives in the worker, as JSON unless it is bytes. A client that goes away while its
-    work waits takes it back."""
+async def computed(
+    request: Request,
+    work: Callable[[Explorer], Any],
+    media_type: str = "application/json",
+    file: str | None = None,
+) -> Response:
+    """The answer that ``work`` gives in the worker, as JSON unless it is bytes; with ``file``, to be saved under this
+    name. A client that goes away while its work waits takes it back."""
     explorer: Explorer = request.app.state.explorer
     compute: Compute = request.app.state.compute
     job = compute.submit(lambda _: as_sent(work(explorer)))
@@ -58,7 +63,8 @@ async def computed(request: Request, work: Callable[[Explorer], Any]) -> Respons
         return failure(job.error)
     if job.result is None:
         raise RefusedError(503, "stopping", "The server is stopping.")
-    return Response(job.result, media_type="application/json")
+    headers = {} if file is None else {"Content-Disposition": f'attachment; filename="{file}"'}
+    return Response(job.result, media_type=media_type, headers=headers)
 
 
 def as_sent(found: Any) -> bytes:
@@ -68,14 +74,6 @@ def as_sent(found: Any) -> bytes:
     if isinstance(found, BaseModel):
         return found.model_dump_json().encode()
     return TypeAdapter(list[BaseModel]).dump_json(found, serialize_as_any=True)
-
-
-def binary(answer: Response, media_type: str, file: str | None = None) -> Response:
-    """Bytes that are not JSON; with ``file``, to be saved under this name."""
-    answer.headers["content-type"] = media_type
-    if file is not None:
-        answer.headers["content-disposition"] = f'attachment; filename="{file}"'
-    return answer
 
 
 # -- what is served, and prompts -------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ async def record(request: Request, prompt: PromptRequest) -> Response:
 @router.get("/recordings/{id}/patterns", response_class=Response, responses={200: BINARY, **errors(404)})
 async def patterns(request: Request, id: Id) -> Response:
     """One byte per attention weight, as `RecordingView` says."""
-    return binary(await computed(request, lambda explorer: explorer.patterns(id)), "application/octet-stream")
+    return await computed(request, lambda explorer: explorer.patterns(id), "application/octet-stream")
 
 
 @router.get("/recordings/{id}/heads/{layer}/{head}", response_model=HeadPattern, responses=errors(404))
@@ -195,15 +193,13 @@ async def circuit(request: Request, id: Id) -> Response:
 @router.get("/jobs/{id}/circuit.json", response_class=Response, responses={200: FILE, **errors(404, 409)})
 async def circuit_as_file(request: Request, id: Id) -> Response:
     found = found_circuit(request, id).kept
-    answer = await computed(request, lambda _: circuit_file(found))
-    return binary(answer, "application/json", "circuit.json")
+    return await computed(request, lambda _: circuit_file(found), file="circuit.json")
 
 
 @router.get("/jobs/{id}/page.html", response_class=Response, responses={200: PAGE, **errors(404, 409)})
 async def circuit_as_page(request: Request, id: Id) -> Response:
     found = found_circuit(request, id).kept
-    answer = await computed(request, lambda _: circuit_page(found))
-    return binary(answer, "text/html; charset=utf-8", "circuit.html")
+    return await computed(request, lambda _: circuit_page(found), "text/html", "circuit.html")
 
 
 # -- a run -----------------------------------------------------------------------------------------------------

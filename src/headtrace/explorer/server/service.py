@@ -40,8 +40,8 @@ from headtrace.tracing import Tracer
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
-    from headtrace.explorer.views.evidence import AtlasEvidence
     from headtrace.explorer.views.runs import RunSource
+    from headtrace.explorer.views.why import Known
     from headtrace.models import Model, Recording
 
 
@@ -57,7 +57,7 @@ class Explorer:
         models: Sequence[Model],
         settings: Settings,
         *,
-        atlas: AtlasEvidence | None = None,
+        atlas: Known | None = None,
         run: RunSource | None = None,
     ) -> None:
         if not 1 <= len(models) <= 2:

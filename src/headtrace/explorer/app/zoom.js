@@ -105,6 +105,7 @@ export function createZoom(host, { choose }) {
   }
 
   function cellAt(event) {
+    if (!given) return null;
     const box = canvas.getBoundingClientRect();
     const [src, dest] = [event.clientX - box.left - place.left, event.clientY - box.top - place.top].map((way) => Math.floor(way / place.size));
     return dest >= 0 && dest < given.tokens.length && src >= 0 && src <= dest ? [dest, src] : null;
@@ -113,11 +114,11 @@ export function createZoom(host, { choose }) {
   canvas.addEventListener("pointermove", (event) => {
     const cell = cellAt(event);
     mark(ring, cell);
-    say(cell ?? given.cell);
+    say(cell ?? given?.cell);
   });
   canvas.addEventListener("pointerleave", () => {
     mark(ring, null);
-    say(given.cell);
+    say(given?.cell);
   });
   canvas.addEventListener("click", (event) => {
     const cell = cellAt(event);
@@ -136,6 +137,7 @@ export function createZoom(host, { choose }) {
   });
 
   function move(down, right) {
+    if (!given) return;
     const last = given.tokens.length - 1;
     const [dest, src] = cursor ?? [last, last];
     const row = Math.max(0, Math.min(last, dest + down));

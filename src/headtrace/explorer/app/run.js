@@ -46,7 +46,7 @@ export function createRun(app) {
   }
 
   async function loadMap(signal) {
-    said.busy("Comparing the circuits of the run…");
+    said.busy("Comparing the circuits of the run: the first time this may take a minute…");
     map = await ask("/api/run/map", { signal });
     said.clear();
     about.textContent = `${inert(map.name)}: ${plural(map.size, "circuit")}${map.ids.length < map.size ? `, ${map.ids.length} of them on the map` : ""}, compared by ${inert(map.grain)}.`;

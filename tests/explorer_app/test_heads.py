@@ -26,7 +26,9 @@ def test_a_typed_prompt_shows_its_tokens_its_answers_and_every_head(explorer, se
     expect(page.page.locator(".answer-list li").first).to_contain_text("Mary")
     expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
     expect(page.page.locator(".welcome")).to_be_hidden()
-    assert page.page.locator(".grid-host").bounding_box()["width"] > 1200, "with no head open, the grid has it all"
+    assert page.page.locator(".grid-host").bounding_box()["width"] > 1200, (
+        "with no head open, the grid has it all"
+    )
     assert page.errors == []
     assert page.strangers == []
 

@@ -16,10 +16,11 @@ from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
 
-@pytest.fixture(autouse=True)
-def few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that prompts of a few tokens are attended to in several steps, and have several blocks of destinations."""
-    monkeypatch.setattr("headtrace.models.attention.SCORES_AT_ONCE", 100)
+@pytest.fixture(autouse=True, params=["in steps", "at once"])
+def few_rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of a few tokens are attended to in several steps, or in one, and have several blocks of destinations."""
+    if request.param == "in steps":
+        monkeypatch.setattr("headtrace.models.attention.SCORES_AT_ONCE", 100)
     monkeypatch.setattr("headtrace.models.patterns.NUMBERS_AT_ONCE", 100)
     monkeypatch.setattr("headtrace.models.patterns.SINGLED", 2)
     for module in ("fields", "capture", "patterns"):

@@ -163,7 +163,7 @@ class RecomputedPatterns(Patterns):
         if bool((self._caps > 0).any()):
             safe = caps.clamp_min(1e-30)
             logits = torch.where(caps > 0, torch.tanh(logits / safe) * safe, logits)
-        return (logits - normaliser).exp() * visible
+        return (logits - normaliser).masked_fill(~visible, -torch.inf).exp()
 
     def _visible(self, layer: Place, prompt: Place, dest: Place, src: Place) -> Tensor:
         masks, kinds = self._masks

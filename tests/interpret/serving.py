@@ -99,7 +99,8 @@ def good(_: int, messages: list[dict[str, str]]) -> str:
     """Says that pairs have a same token, and finds those that do (by the marks in the text)."""
     if '{"description"' in messages[0]["content"]:
         return json.dumps({"description": "The source is an earlier occurrence of the destination token."})
-    lines = re.findall(r"^\d+\. .*$", messages[1]["content"], re.MULTILINE)
+    asked = next(each for each in reversed(messages) if "Examples:" in each["content"])
+    lines = re.findall(r"^\d+\. .*$", asked["content"], re.MULTILINE)
     return json.dumps({"labels": [_same(line) for line in lines]})
 
 

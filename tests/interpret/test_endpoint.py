@@ -9,7 +9,8 @@ import pytest
 
 from headtrace.errors import InputError
 from headtrace.interpret import EndpointError, EndpointExplainer, EndpointJudge, Failure, interpret_examples
-from headtrace.interpret.endpoint import KEY, Malformed, read_description, read_labels
+from headtrace.interpret.asking import KEY, Malformed
+from headtrace.interpret.endpoint import read_description, read_labels
 from headtrace.interpret.protocols import Budget, Setting
 from tests.interpret.made_up_signals import same_token, signal_by
 from tests.interpret.serving import good, serving

@@ -41,6 +41,8 @@ class Failure:
     """No answer: an endpoint that refuses, hangs, or sends what cannot be read. Never a negative."""
 
     reason: str
+    unreadable: bool = False
+    """There was an answer, and it was not in the form that was asked for."""
 
 
 @dataclass
@@ -57,6 +59,29 @@ class Budget:
         return self.tokens is None or self.spent + self.reserved + tokens <= self.tokens
 
 
+@dataclass
+class Ledger:
+    """What was asked of language models in a run, and what came back."""
+
+    questions: int = 0
+    unanswered: int = 0
+    """Questions without an answer: the endpoint refused, hung, or was not there."""
+    unreadable: int = 0
+    """Questions whose answer was not in the form that was asked for, twice."""
+
+    def add(self, questions: int, failed: Sequence[Failure]) -> None:
+        unreadable = sum(each.unreadable for each in failed)
+        self.questions += questions
+        self.unreadable += unreadable
+        self.unanswered += len(failed) - unreadable
+
+    def __add__(self, other: Ledger) -> Ledger:
+        return Ledger(*(getattr(self, name) + value for name, value in vars(other).items()))
+
+    def __sub__(self, other: Ledger) -> Ledger:
+        return Ledger(*(getattr(self, name) - value for name, value in vars(other).items()))
+
+
 @dataclass(frozen=True)
 class Setting:
     """What surrounds explainers and judges in a run."""
@@ -66,6 +91,7 @@ class Setting:
     folder: Path | None = None
     """Where answers may be kept, so that none is asked for twice."""
     budget: Budget = field(default_factory=Budget)
+    ledger: Ledger = field(default_factory=Ledger)
 
 
 @dataclass(frozen=True)
@@ -106,6 +132,11 @@ class Explainer(ABC):
         """The explainer with what it needs of a run; raises ``InputError`` where something is missing."""
         return self
 
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where questions to a language model are counted, if it asks one."""
+        return None
+
     @abstractmethod
     def explain(self, shown: SignalExamples) -> Description | None:
         """One signal in words, or None where nothing tells its examples from others."""
@@ -135,6 +166,11 @@ class Judge(ABC):
     def prepare(self, setting: Setting) -> Judge:
         """The judge with what it needs of a run; raises ``InputError`` where something is missing."""
         return self
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where questions to a language model are counted, if it asks one."""
+        return None
 
     @abstractmethod
     def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:

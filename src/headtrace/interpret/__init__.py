@@ -11,9 +11,9 @@ should not, ``annotate.py`` writes words on circuits, ``run.py`` does it all, an
 """
 
 from headtrace.interpret.annotate import annotate
+from headtrace.interpret.asking import EndpointError
 from headtrace.interpret.atlas import Atlas, open_atlas
 from headtrace.interpret.corpus import open_corpus
-from headtrace.interpret.asking import EndpointError
 from headtrace.interpret.endpoint import EndpointExplainer, EndpointJudge
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
 from headtrace.interpret.judging import Judged

@@ -5,7 +5,7 @@ machine needs none. Answers are kept by the content of their question, so a run 
 is missing. What cannot be had, for whatever reason, is a ``Failure``: it is counted apart and never taken for a "no".
 
 Servers differ in what they take. A form for the answer (``response_format``) is asked for, since it makes small models
-answer in it; where a server refuses that, or another parameter that is not needed, the question is asked without.
+keep to it; where a server refuses that or another parameter, the question is asked in another way or without.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ Messages = list[dict[str, str]]
 Parameters = dict[str, Any]
 
 KEY = "OPENAI_API_KEY"
+GONE = 3
+"""After so many questions in a row that no endpoint was there for, each tried several times, nothing more is asked."""
 GIVE_UP = 8
-"""After so many failures in a row nothing more is asked: the endpoint is not there."""
+"""Nor after so many in a row that it refused."""
 _REMINDER = "That was not the JSON that was asked for. Answer with the JSON object and nothing else."
-_NOT_NEEDED = {"max_tokens": "max_completion_tokens", "temperature": None, "response_format": None}
-"""Parameters that some servers refuse, and the name that they know them by, if any."""
+
+Ways = dict[str, int]
+"""Of parameters that some servers refuse: how many of their ways (see ``Asked.parameters``) were refused."""
+_LAST_WAYS = {"max_tokens": 1, "temperature": 1, "response_format": 2}
 
 
 class EndpointError(HeadtraceError):
@@ -141,22 +145,24 @@ class Asked(Generic[T]):
     form: Mapping[str, Any] | None = None
     """The JSON schema of the answer, for servers that hold a model to it."""
 
-    def parameters(self, without: frozenset[str]) -> Parameters:
-        """Of a request, besides model and messages; ``without`` those that the server refuses."""
-        every: Parameters = {"temperature": 0, "max_tokens": self.answer_tokens}
-        if self.form is not None:
-            form = {"name": "answer", "schema": dict(self.form)}
-            every["response_format"] = {"type": "json_schema", "json_schema": form}
-        for name in without:
-            _refused(every, name)
-        return every
+    def parameters(self, refused: Ways) -> Parameters:
+        """Of a request, besides model and messages: each in the first way that the server did not refuse.
 
-
-def _refused(parameters: Parameters, name: str) -> None:
-    """Take a parameter that a server refuses out of a request, or give it the name that it knows."""
-    value, other = parameters.pop(name, None), _NOT_NEEDED[name]
-    if other is not None:
-        parameters[other] = value
+        >>> asked = Asked([], str, 20, form={"type": "object"})
+        >>> asked.parameters({"response_format": 1, "max_tokens": 1})["response_format"]
+        {'type': 'json_object', 'schema': {'type': 'object'}}
+        >>> asked.parameters({"response_format": 2, "max_tokens": 1, "temperature": 1})
+        {'max_completion_tokens': 20}
+        """
+        limit = ("max_tokens", "max_completion_tokens")[refused.get("max_tokens", 0)]
+        found: Parameters = {limit: self.answer_tokens}
+        if not refused.get("temperature"):
+            found["temperature"] = 0
+        if self.form is not None and refused.get("response_format", 0) < _LAST_WAYS["response_format"]:
+            named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.form}}
+            bare = {"type": "json_object", "schema": self.form}
+            found["response_format"] = (named, bare)[refused.get("response_format", 0)]
+        return found
 
 
 class Asker:
@@ -167,8 +173,8 @@ class Asker:
         self.options = options
         self.setting = options.setting or Setting()
         self._key = os.environ.get(KEY) or ""
-        self._in_a_row, self._over = 0, ""
-        self._refused: frozenset[str] = frozenset()
+        self._in_a_row = 0
+        self._refused: Ways = {}
 
     def ask_all(self, questions: Sequence[Asked[T]], progress: Progress | None = None) -> list[T | Failure]:
         """Answers in the order of the questions. Works from within a notebook's own event loop, too."""
@@ -189,9 +195,9 @@ class Asker:
 
         async with self._client() as client:
             found = await asyncio.gather(*(one(question) for question in questions))
-        failed = [each for each in found if isinstance(each, Failure)]
-        self.setting.ledger.add(len(found), failed)
-        if failed and len(failed) == len(found) and not any(each.unreadable for each in failed):
+        failed, ledger = [each for each in found if isinstance(each, Failure)], self.setting.ledger
+        ledger.add(len(found), failed)
+        if failed and not ledger.answered:
             raise EndpointError(
                 f"None of {len(found)} questions was answered by {self.options.base_url}: "
                 f"{min(each.reason for each in failed)} Nothing is lost: give the same command again to go on."
@@ -238,8 +244,8 @@ class Asker:
 
     async def _request(self, client: Any, messages: Messages, question: Asked[Any]) -> str | Failure:
         """One answer; every way in which there is none is a failure with its reason."""
-        if self._over:
-            return Failure(self._over)
+        if self.options.base_url in self.setting.gone:
+            return Failure(self.setting.gone[self.options.base_url])
         budget, most = self.setting.budget, _tokens_of(messages) + question.answer_tokens
         if not budget.allows(most):
             return Failure(f"The budget of {budget.tokens} tokens is spent.")
@@ -260,34 +266,35 @@ class Asker:
             budget.reserved -= most
         budget.spent += used if isinstance(used, int) and used > 0 else most
         if text is None:
-            return self._failed(f"The endpoint sent something else than the text of an answer: {shown(response)}")
+            return self._failed(
+                f"The endpoint sent something else than the text of an answer: {shown(response)}"
+            )
         self._in_a_row = 0
         return text
 
     async def _completion(self, client: Any, messages: Messages, question: Asked[Any]) -> Any:
-        """The response of the server; parameters that it refuses and that are not needed are left out from then on."""
-        openai, without = _require_client(), self._refused
+        """The response of the server, which is asked in other ways until it takes one; that is kept to from then on."""
+        openai, refused = _require_client(), dict(self._refused)
         while True:
-            parameters = question.parameters(without)
             try:
                 response = await client.chat.completions.create(
-                    model=self.options.model_name, messages=messages, **parameters
+                    model=self.options.model_name, messages=messages, **question.parameters(refused)
                 )
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                named = _named(parameters, error.message)
+            except openai.APIStatusError as error:
+                named = _refusal(error.message, error.status_code, refused)
                 if named is None:
                     raise
-                without |= {named}
+                refused[named] = refused.get(named, 0) + 1
                 continue
-            self._refused |= without
+            self._refused = refused
             return response
 
     def _failed(self, reason: str, status: int | None = None) -> Failure:
         """A failure, in words that do not hold the key; after many in a row, or where asking again is vain, the end."""
         reason = " ".join((reason.replace(self._key, "[key]") if self._key else reason).split())[:300]
         self._in_a_row += 1
-        if status in (401, 403, 404) or self._in_a_row >= GIVE_UP:
-            self._over = self._over or reason
+        if status in (401, 403, 404) or self._in_a_row >= (GONE if status is None else GIVE_UP):
+            self.setting.gone.setdefault(self.options.base_url, reason)
         return Failure(reason)
 
     # Kept answers
@@ -322,17 +329,19 @@ def _content(response: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _named(parameters: Parameters, message: str) -> str | None:
-    """The parameter that a refusal is about: one that it names, else the form of the answer, if there is one.
+def _refusal(message: str, status: int, refused: Ways) -> str | None:
+    """The parameter that a refusal is about and that there is another way for: one that it names, else the form.
 
-    >>> _named({"temperature": 0, "max_tokens": 9}, "Unsupported parameter: 'max_tokens' is not supported")
+    >>> _refusal("'max_tokens' is not supported with this model", 400, {})
     'max_tokens'
-    >>> _named({"response_format": {}}, "bad request"), _named({"temperature": 0}, "The text is too long")
-    ('response_format', None)
+    >>> _refusal("bad request", 400, {}), _refusal("too busy", 503, {}), _refusal("bad request", 400, _LAST_WAYS)
+    ('response_format', None, None)
     """
-    there = [name for name in _NOT_NEEDED if name in parameters]
-    named = [name for name in there if name in message]
-    return named[0] if named else ("response_format" if "response_format" in there else None)
+    left = [name for name, last in _LAST_WAYS.items() if refused.get(name, 0) < last]
+    named = [name for name in left if name in message]
+    if named:
+        return named[0]
+    return "response_format" if status in (400, 422) and "response_format" in left else None
 
 
 def _tokens_of(messages: Messages) -> int:

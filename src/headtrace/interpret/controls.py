@@ -32,7 +32,7 @@ from headtrace.interpret.rules import Rules
 from headtrace.interpret.statistics import Counts, Proportion, discoveries, shuffled_places
 from headtrace.progress import Progress
 
-_SAID_OF_ALL = frozenset("source destination token tokens pair pairs example examples text the and".split())
+_SAID_OF_ALL = {"source", "destination", "token", "pair", "example", "text", "the", "and"}
 """Words that say nothing about a signal in particular."""
 
 
@@ -116,8 +116,7 @@ def differ(one: Description, other: Description) -> bool:
 def _themes(words: Description) -> tuple[set[str], set[str]]:
     """What a description speaks of, and that together with what follows from it."""
     if words.structure is None:
-        said = {each.rstrip("s") for each in re.findall(r"\w{3,}", words.text.lower())}
-        said -= {each.rstrip("s") for each in _SAID_OF_ALL}
+        said = {each.rstrip("s") for each in re.findall(r"\w{3,}", words.text.lower())} - _SAID_OF_ALL
         return said, said
     said, meant = set[str](), set[str]()
     for rule in Rules.from_dict(words.structure).either:

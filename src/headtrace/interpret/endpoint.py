@@ -65,8 +65,10 @@ _WORKED_WORDS = "The source is an adjective right before the noun that it descri
 """Examples of a made-up signal, and whether its words hold there: they show the form of an answer."""
 _ANSWERED = (
     ([excerpt for excerpt, holds in _WORKED if holds], _WORKED_WORDS),
-    ([" ... sold[[ apples]] and pears ... likes<< apples>> and ...", "[[ Rain]] fell. More<< Rain>> fell"],
-     "The destination repeats the source token."),
+    (
+        [" ... sold[[ apples]] and pears ... likes<< apples>> and ...", "[[ Rain]] fell. More<< Rain>> fell"],
+        "The destination repeats the source token.",
+    ),
     ([" ... of[[ my]] house ... at<< seven>> and ...", " ...[[;]] then it<< was>> gone ..."], None),
 )
 """Pairs of made-up signals, and what they have in common. Of several kinds, so as to lean towards none."""
@@ -165,6 +167,7 @@ class EndpointExplainer(EndpointOptions, Explainer):
     """Asks a language model what a signal's pairs have in common."""
 
     name: ClassVar[str] = "openai"
+    states_rules: ClassVar[bool] = False
 
     def prepare(self, setting: Setting) -> EndpointExplainer:
         self.check()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headtrace.errors import InputError
 from headtrace.interpret.examples import Pair, SignalExamples
 from headtrace.progress import Progress
 from headtrace.registry import Registry, made
@@ -69,6 +70,11 @@ class Ledger:
     unreadable: int = 0
     """Questions whose answer was not in the form that was asked for, twice."""
 
+    @property
+    def answered(self) -> int:
+        """Questions with any answer, of whatever form."""
+        return self.questions - self.unanswered
+
     def add(self, questions: int, failed: Sequence[Failure]) -> None:
         unreadable = sum(each.unreadable for each in failed)
         self.questions += questions
@@ -92,6 +98,8 @@ class Setting:
     """Where answers may be kept, so that none is asked for twice."""
     budget: Budget = field(default_factory=Budget)
     ledger: Ledger = field(default_factory=Ledger)
+    gone: dict[str, str] = field(default_factory=dict[str, str])
+    """Endpoints that are asked nothing more in this run, and why."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,8 @@ class Explainer(ABC):
     """Reads examples of a signal and says in words what it looks for. The fields are the options."""
 
     name: ClassVar[str]
+    states_rules: ClassVar[bool] = True
+    """Whether its words may come with rules that a program can apply."""
 
     def prepare(self, setting: Setting) -> Explainer:
         """The explainer with what it needs of a run; raises ``InputError`` where something is missing."""
@@ -162,6 +172,8 @@ class Judge(ABC):
     """Labels pairs by a description alone. The fields are the options."""
 
     name: ClassVar[str]
+    needs_rules: ClassVar[bool] = False
+    """Whether it can only apply rules, and not read."""
 
     def prepare(self, setting: Setting) -> Judge:
         """The judge with what it needs of a run; raises ``InputError`` where something is missing."""
@@ -188,6 +200,15 @@ class Judge(ABC):
     def estimate(self, questions: int, pairs: int) -> Estimate:
         """What labelling so many pairs for each of so many descriptions will cost."""
         return Estimate(seconds=1e-5 * questions * pairs)
+
+
+def check_together(explainer: Explainer, judge: Judge) -> None:
+    """Raise ``InputError`` where a judge cannot read what an explainer says: before anything is paid for."""
+    if judge.needs_rules and not explainer.states_rules:
+        raise InputError(
+            f"The judge {judge.name!r} applies rules, and the words of the explainer {explainer.name!r} have none. "
+            "Choose a judge that reads (--judge openai), or an explainer that states rules (lexical, vocabulary)."
+        )
 
 
 def _is_explainer(found: object) -> bool:

@@ -34,6 +34,7 @@ from headtrace.interpret.protocols import (
     Judge,
     Ledger,
     Setting,
+    check_together,
     make_explainer,
     make_judge,
 )
@@ -75,7 +76,7 @@ def interpret(
     chosen = {signal.id for signal in _strongest(several, limit)}
     for circuit in several:
         require_own_model(circuit, model)
-    explains, judges = make_explainer(explainer), make_judge(judge)
+    explains, judges = _made(explainer, judge)
     folder = None if out is None else Path(out)
     setting = Setting(model, folder, Budget(budget))
     explains, judges = explains.prepare(setting), judges.prepare(setting)
@@ -102,6 +103,12 @@ def interpret(
     if folder is not None:
         found.save(folder)
     return found
+
+
+def _made(explainer: str | Explainer, judge: str | Judge) -> tuple[Explainer, Judge]:
+    explains, judges = make_explainer(explainer), make_judge(judge)
+    check_together(explains, judges)
+    return explains, judges
 
 
 def _read_by(signal: ScoredSignal) -> tuple[int, int, tuple[int, ...]]:
@@ -147,7 +154,7 @@ def estimate(n_signals: int, explainer: str | Explainer, judge: str | Judge) -> 
     >>> estimate(100, "lexical", "lexical").tokens
     0
     """
-    explains, judges = make_explainer(explainer), make_judge(judge)
+    explains, judges = _made(explainer, judge)
     half = PAIRS // 2
     # Held out are half of the highest pairs and of the random ones, and as many hard ones of two kinds; the words of
     # another signal are judged by the first two.
@@ -165,7 +172,7 @@ def interpret_examples(
     progress: Progress | None = None,
 ) -> Interpretation:
     """The same, from what a scan found: one entry per signal. ``siblings`` are where other channels are looked for."""
-    explains, judges = make_explainer(explainer), make_judge(judge)
+    explains, judges = _made(explainer, judge)
     before = _asked(explains, judges)
     parts = [split(each, examples if siblings is None else siblings, seed) for each in examples]
     usable = [place for place, (shown, held) in enumerate(parts) if _enough(shown, held)]

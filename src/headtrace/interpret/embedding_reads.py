@@ -58,10 +58,10 @@ def channel_directions(
     model: Model, layer: int, channels: Sequence[tuple[int, int]]
 ) -> tuple[Float[Tensor, "d_model channel"], Float[Tensor, "d_model channel"]]:
     """What some channels (head, channel) of a layer read in the residual stream: at the destination, at the source."""
-    weights, basis = model.weights, exact_channels(model)
+    weights, basis = model.weights, exact_channels(model).layer(layer)
     heads, numbers = (list(each) for each in zip(*channels, strict=True))
-    to_query = basis.to_query[layer, heads, :, numbers].to(weights.W_Q)
-    to_key = basis.to_key[layer, heads, :, numbers].to(weights.W_Q)
+    to_query = basis.to_query[heads, :, numbers].to(weights.W_Q)
+    to_key = basis.to_key[heads, :, numbers].to(weights.W_Q)
     groups = [head // weights.group for head in heads]
     query = torch.einsum("ndr,nr->dn", weights.W_Q[layer, heads], to_query)
     return query, torch.einsum("ndr,nr->dn", weights.W_K[layer, groups], to_key)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from runpy import run_path
+from signal import SIGINT, pthread_kill
+from time import monotonic
 
 import pytest
 
@@ -258,6 +261,21 @@ def test_an_endpoint_that_dies_loses_nothing_and_the_next_run_goes_on(tmp_path):
         assert server.asked == 2, "only what is missing is asked for"
     assert not any(isinstance(each, Failure) for each in again)
     assert again[:2] == found[:2]
+
+
+def test_an_interrupt_ends_the_asking_at_once_and_keeps_what_there_is(tmp_path):
+    def answer(number: int, messages: list[dict[str, str]]) -> Answer:
+        if number == 1:
+            return good(number, messages)
+        pthread_kill(threading.main_thread().ident or 0, SIGINT)
+        return None
+
+    with serving(answer) as server:
+        start = monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            _explainer(server.url, tmp_path, concurrency=1, timeout=15.0).explain_all(SIGNALS)
+        assert monotonic() - start < 14, "not until the endpoint answers, or fails to"
+    assert len(list(tmp_path.rglob("*.json"))) == 1
 
 
 def test_a_damaged_answer_on_disk_is_asked_for_again(tmp_path):

@@ -175,13 +175,22 @@ class Asker:
         self._key = os.environ.get(KEY) or ""
         self._in_a_row = 0
         self._refused: Ways = {}
+        self._interrupt: Callable[[], Any] = lambda: None
 
     def ask_all(self, questions: Sequence[Asked[T]], progress: Progress | None = None) -> list[T | Failure]:
         """Answers in the order of the questions. Works from within a notebook's own event loop, too."""
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(lambda: asyncio.run(self._all(questions, progress))).result()
+            answers = thread.submit(lambda: asyncio.run(self._all(questions, progress)))
+            try:
+                return answers.result()
+            except KeyboardInterrupt:
+                self._interrupt()  # else the thread would be waited for until the last answer
+                raise
 
     async def _all(self, questions: Sequence[Asked[T]], progress: Progress | None) -> list[T | Failure]:
+        loop, own = asyncio.get_running_loop(), asyncio.current_task()
+        assert own is not None
+        self._interrupt = lambda: loop.call_soon_threadsafe(own.cancel)
         gate, done = asyncio.Semaphore(self.options.concurrency), 0
 
         async def one(question: Asked[T]) -> T | Failure:

@@ -15,7 +15,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -182,10 +183,13 @@ class Asker:
         with ThreadPoolExecutor(1) as thread:
             answers = thread.submit(lambda: asyncio.run(self._all(questions, progress)))
             try:
-                return answers.result()
+                while not wait([answers], timeout=0.2).done:  # an interrupt may come between any two
+                    pass
             except KeyboardInterrupt:
-                self._interrupt()  # else the thread would be waited for until the last answer
+                with suppress(RuntimeError):  # it is over already
+                    self._interrupt()
                 raise
+            return answers.result()
 
     async def _all(self, questions: Sequence[Asked[T]], progress: Progress | None) -> list[T | Failure]:
         loop, own = asyncio.get_running_loop(), asyncio.current_task()

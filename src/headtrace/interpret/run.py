@@ -80,9 +80,13 @@ def interpret(
     folder = None if out is None else Path(out)
     setting = Setting(model, folder, Budget(budget))
     explains, judges = explains.prepare(setting), judges.prepare(setting)
-    where = {} if folder is None else {"out": folder / "scan"}
     scanned = (scanning or scan)(
-        model, corpus, signals=list(several), seed=seed, progress=share_of(progress, 0, 100, 200), **where
+        model,
+        corpus,
+        signals=list(several),
+        seed=seed,
+        out=None if folder is None else folder / "scan",
+        progress=share_of(progress, 0, 100, 200),
     )
     examples = [scanned.examples(each) for each in scanned.signals]
     wanted = [each for each in examples if each.signal.id in chosen]

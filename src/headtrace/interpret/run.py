@@ -100,7 +100,7 @@ def interpret(
     )
     judged = {_read_by(each.signal): each for each in found.signals}
     edges = [replace(judged[_read_by(each.signal)], signal=each.signal) for each in wanted]
-    words = tuple(annotate(circuit, edges) for circuit in several)
+    words = tuple(annotate(circuit, edges, explains.name, judges.name) for circuit in several)
     found = replace(
         found, circuits=words, settings={**found.settings, "model": model.name, "corpus": str(corpus)}
     )

@@ -31,9 +31,12 @@ def test_circuits_equal_the_naive_reference_on_every_architecture(name: str) -> 
 def test_one_firing_predicts_what_the_reference_predicts(name: str) -> None:
     model = tiny_model(name, dtype=torch.float64)
     tracer, recording = headtrace.Tracer(model), model.record(prompts()[0])
-    firings = [f for f, a in recording.strongest_firings() if f.layer > 0 and f.dest > 2 and a > 0.4][:3]
+    strong = [f for f, a in recording.strongest_firings() if f.dest > 2 and a > 0.4]
+    lowest = [f for f in strong if f.layer == 0][:1]  # alone: its components are the embedding and the offset
+    firings = [f for f in strong if f.layer > 0][:3]
+    assert lowest
     assert firings
-    for found in tracer.trace_firings(recording, firings):
+    for found in [*tracer.trace_firings(recording, lowest), *tracer.trace_firings(recording, firings)]:
         for side in ("query", "key"):
             naive = naive_side(recording, found.firing, side, found.threshold)
             mine = found.side(side)

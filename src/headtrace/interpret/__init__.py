@@ -2,7 +2,8 @@
 
 ``examples.py`` states what a corpus showed of a signal: the token pairs that score highest, and others to tell them
 from. ``scan`` reads a corpus (``corpus.py``) once and scores all signals (``signals.py``, ``scoring.py``) at all
-pairs; ``atlas.py`` makes tables of what every head and its strongest channels attend to.
+pairs; ``atlas.py`` makes tables of what every head and its strongest channels attend to, ``atlas_entries.py`` says what
+they hold of one.
 
 ``protocols.py`` says what explainers and judges are; ``lexical.py`` (with ``rules.py``), ``vocabulary.py`` and
 ``endpoint.py`` (with ``asking.py``) are those at hand. ``judging.py`` keeps half of the examples from the explainer
@@ -13,6 +14,7 @@ should not, ``annotate.py`` writes words on circuits, ``run.py`` does it all, an
 from headtrace.interpret.annotate import annotate
 from headtrace.interpret.asking import EndpointError
 from headtrace.interpret.atlas import Atlas, open_atlas
+from headtrace.interpret.atlas_entries import ChannelEntry, HeadEntry
 from headtrace.interpret.corpus import open_corpus
 from headtrace.interpret.endpoint import EndpointExplainer, EndpointJudge
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
@@ -37,6 +39,7 @@ from headtrace.interpret.vocabulary import Vocabulary
 
 __all__ = [
     "Atlas",
+    "ChannelEntry",
     "Counts",
     "Description",
     "EndpointError",
@@ -44,6 +47,7 @@ __all__ = [
     "EndpointJudge",
     "Explainer",
     "Failure",
+    "HeadEntry",
     "Interpretation",
     "Judge",
     "Judged",

@@ -7,6 +7,7 @@ component contributes to J is its write along that gradient.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -285,23 +286,43 @@ class Gradients:
 @torch.inference_mode()
 def gradients(recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]) -> Gradients:
     """One backward sweep over a recording, through frozen patterns, norms and gates."""
-    model = recording.model
-    parallel = model.architecture.parallel(model.hf.config)
-    n = model.n_layers
-    shape = (n, *recording.embedding.shape)
+    shape = (recording.model.n_layers, *recording.embedding.shape)
     attention, mlp, through = (recording.embedding.new_empty(shape) for _ in range(3))
     constant = recording.embedding.new_empty(shape[:-1])
-    values = torch.empty_like(recording.queries)
-    g = start[n].clone()
-    for layer in reversed(range(n)):
-        mlp[layer] = g
+    values, below = torch.empty_like(recording.queries), start[-1]
+    for level in levels(recording, start):
+        layer = level.layer
+        attention[layer], mlp[layer], through[layer] = level.attention, level.mlp, level.pulled.direction
+        constant[layer], values[layer], below = level.pulled.constant, level.values, level.below
+    return Gradients(recording, start, below, attention, mlp, through, constant, values)
+
+
+@dataclass(frozen=True)
+class Level:
+    """``dJ/dx`` at one layer: of what its MLP and its attention write, and of the residual at its input."""
+
+    layer: int
+    mlp: Float[Tensor, "batch token d_model"]
+    pulled: Pulled
+    """Through the MLP."""
+    attention: Float[Tensor, "batch token d_model"]
+    values: Float[Tensor, "batch head token d_head"]
+    below: Float[Tensor, "batch token d_model"]
+
+
+def levels(
+    recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]
+) -> Iterator[Level]:
+    """The backward sweep, layer by layer from the last: who needs only the upper ones stops there."""
+    parallel = recording.model.architecture.parallel(recording.model.hf.config)
+    g = start[-1]
+    for layer in reversed(range(recording.model.n_layers)):
         pulled = FrozenMLP.of(recording, layer).back(g)
-        through[layer], constant[layer] = pulled.direction, pulled.constant
         written = g if parallel else g + pulled.direction
-        attention[layer] = written
-        values[layer] = _onto_heads(recording, layer, written)
-        g = g + pulled.direction + _through_values(recording, layer, values[layer]) + start[layer]
-    return Gradients(recording, start, g, attention, mlp, through, constant, values)
+        values = _onto_heads(recording, layer, written)
+        below = g + pulled.direction + _through_values(recording, layer, values) + start[layer]
+        yield Level(layer, g, pulled, written, values, below)
+        g = below
 
 
 def _onto_heads(

@@ -2,7 +2,8 @@
 
 ``questions.py`` reads what is asked, ``roots.py`` says where a trace begins, ``sweep.py`` goes down the layers with a
 method (``methods.py``; ``accpp.py``, ``acc.py`` and ``svt.py`` are three), ``candidates.py`` and ``upstream.py`` are
-the heart: the signals of a firing. ``assemble.py`` makes the Circuit, ``tracer.py`` is the door.
+the heart: the signals of a firing; ``moved.py`` says what one moved. ``assemble.py`` makes the Circuit, ``tracer.py``
+is the door.
 """
 
 from headtrace.tracing.acc import ACC
@@ -10,6 +11,7 @@ from headtrace.tracing.accpp import ACCpp
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import METHODS, Method, make_method, register_method
+from headtrace.tracing.moved import Moved, moved
 from headtrace.tracing.svt import SVT
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.tracer import Tracer
@@ -27,8 +29,10 @@ __all__ = [
     "Explanation",
     "Firings",
     "Method",
+    "Moved",
     "SideCauses",
     "Tracer",
     "make_method",
+    "moved",
     "register_method",
 ]

@@ -327,7 +327,7 @@ class Upstream:
             bias = bias / rec.post_norm_scales[:l, b, d].T[..., None]
         writes = torch.cat((rec.plain_writes[:, : l + 1][b, :, d], bias), dim=1)
         below = self._below(firings)
-        scale = torch.cat((torch.ones_like(below[:, :1]), below, below), dim=1)
+        scale = torch.cat((below.new_ones(len(firings), 1), below, below), dim=1)
         writes = writes * (scale / rec.norm_scales[firings.layer, b, d][:, None])[..., None]
         W_Q, offset = weights.W_Q[firings.layer, firings.head], weights.b_Q[firings.layer, firings.head]
         if not rec.model.half:

@@ -1,0 +1,96 @@
+"""The view of one firing: channels, causes, what was moved, without running the model again."""
+
+from __future__ import annotations
+
+import pytest
+
+from headtrace.errors import InputError
+from headtrace.explorer.server.schemas import Evidence, FiringRequest, RootRequest, WhyRequest
+from headtrace.explorer.views.prompts import record
+from headtrace.explorer.views.why import why_view
+from headtrace.models import door
+
+PLACE = FiringRequest(layer=1, head=2, dest=14, src=2)
+
+
+def compare(view, names) -> None:
+    why, channels, moved = names["why"], names["channels"], names["moved"]
+    assert view.attention == pytest.approx(why.attention, rel=1e-5)
+    assert view.threshold == why.threshold
+    for side in ("query", "key"):
+        ours, theirs = getattr(view, side), why.found.side(side)
+        assert [c.name for c in ours.causes] == [str(c.site) for c in theirs.causes]
+        assert [c.weight for c in ours.causes] == pytest.approx([c.weight for c in theirs.causes], abs=1e-5)
+        assert ours.predicted == pytest.approx(theirs.predicted, abs=1e-5)
+    assert {b.channel: b.term for b in view.channels} == pytest.approx(
+        {c.channel: c.term for c in channels.top(1000)}, abs=1e-4
+    )
+    if moved.contribution is not None:
+        assert view.moved.contribution == pytest.approx(moved.contribution, rel=1e-4)
+    assert [t for t, _ in view.moved.promotes] == [t for t, _ in moved.promotes]
+    assert view.moved.measure == moved.measure
+
+
+@pytest.mark.parametrize(
+    "asked", [None, RootRequest(answer=" Mary", wrong=" John"), RootRequest(answer=" Mary and John")]
+)
+def test_the_python_lines_find_the_same_causes_and_contribution(
+    tracer, recording, prompt, run_lines, asked
+) -> None:
+    view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE, root=asked))
+    assert sum(bar.term for bar in view.channels) + view.remainder == pytest.approx(view.logit, abs=1e-4)
+    assert (view.moved.contribution is None) == (asked is None)
+    compare(view, run_lines(view.python))
+
+
+def test_a_contribution_is_the_one_that_a_complete_circuit_shows(tracer, recording, prompt, root) -> None:
+    circuit = tracer.trace(prompt.text, answer=root.answer, wrong=root.wrong, paths="complete")
+    heads = [node for node in circuit.heads() if node.contribution is not None]
+    assert heads
+    for node in heads[:6]:
+        place = FiringRequest(layer=node.layer, head=node.head, dest=node.dest, src=node.src)
+        view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=place, root=root))
+        assert view.moved.contribution == pytest.approx(node.contribution, rel=1e-4, abs=1e-5)
+
+
+def test_the_model_does_not_run_again(tracer, recording, prompt, root, monkeypatch) -> None:
+    def fail(*_, **__):
+        raise AssertionError("the model ran")
+
+    monkeypatch.setattr(door, "run", fail)
+    monkeypatch.setattr("headtrace.models.record.door.run", fail)
+    why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE, root=root))
+
+
+def test_every_cell_has_an_answer(tracer, recording, prompt, root) -> None:
+    for layer, head, dest, src in [(0, 0, 0, 0), (0, 3, 5, 5), (1, 2, 0, 0), (2, 3, 14, 14), (1, 0, 7, 3)]:
+        place = FiringRequest(layer=layer, head=head, dest=dest, src=src)
+        view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=place, root=root))
+        expected = float(recording.patterns[layer, 0, head, dest, src])
+        assert view.attention == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_known_of_a_channel_stands_beside_it(tracer, recording, prompt) -> None:
+    class Book:
+        def channel(self, layer: int, head: int, channel: int) -> Evidence | None:
+            return Evidence(words=f"L{layer}H{head} c{channel}") if channel == 0 else None
+
+    view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE), Book())
+    told = {bar.channel: bar.evidence for bar in view.channels}
+    assert told[0] == Evidence(words="L1H2 c0")
+    assert told[1] is None
+
+
+def test_a_cell_outside_the_prompt_is_refused_with_its_place(tracer, recording, prompt) -> None:
+    place = FiringRequest(layer=2, head=1, dest=99, src=2)
+    with pytest.raises(InputError, match="99->2 is outside the prompt"):
+        why_view(tracer, recording, WhyRequest(prompt=prompt, firing=place))
+
+
+def test_a_recording_of_another_prompt_is_refused(tracer, model, prompt, root) -> None:
+    other = record(
+        model,
+        prompt.model_copy(update={"text": "When John and Mary went to the store, Mary gave a drink to"}),
+    )
+    with pytest.raises(InputError, match="another prompt"):
+        why_view(tracer, other, WhyRequest(prompt=prompt, firing=PLACE, root=root))

@@ -86,7 +86,7 @@ def info(
     loaded = options.load_model(model, revision)
     from headtrace.models.memory import human, recording_bytes
 
-    config: Any = loaded.hf.config
+    config: Any = loaded.config
     facts = loaded.architecture
     parameters = sum(p.numel() for p in loaded.hf.parameters())
     group = loaded.n_heads // loaded.n_kv_heads
@@ -129,7 +129,7 @@ def _positions(loaded: Any) -> str:
     context = "" if loaded.max_positions is None else f", context {loaded.max_positions}"
     if not loaded.architecture.rotary:
         return f"learned{context}"
-    rope: dict[str, Any] = getattr(loaded.hf.config, "rope_parameters", None) or {}
+    rope: dict[str, Any] = getattr(loaded.config, "rope_parameters", None) or {}
     per_type = {k: v for k, v in rope.items() if isinstance(v, dict)}
     tables = per_type or {"all layers": rope}
     parts: list[str] = []

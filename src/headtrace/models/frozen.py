@@ -41,7 +41,11 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    return read(model.layers[layer])
+    parts, times = read(model.layers[layer]), model.architecture.write_multiplier
+    if times == 1:
+        return parts
+    b_out = None if parts.b_out is None else parts.b_out * times
+    return replace(parts, W_out=parts.W_out * times, b_out=b_out)
 
 
 Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]
@@ -65,7 +69,7 @@ class FrozenNorm:
             return cls(model)
         norm: nn.Module = model.layers[layer].get_submodule(path)
         bias: Tensor | None = getattr(norm, "bias", None)
-        gain = norm_gain(norm, model.architecture).detach()
+        gain = norm_gain(norm, model.architecture, like=scales.new_empty(model.d_model)).detach()
         own = scales[layer] if rows is None else scales[layer][rows]
         return cls(model, gain, None if bias is None else bias.detach(), own)
 
@@ -118,11 +122,12 @@ class FrozenMLP:
 
     @cached_property
     def gates(self) -> Float[Tensor, "*place d_hidden"]:
-        """What every hidden unit is multiplied by, at its recorded value."""
+        """What every hidden unit is multiplied by, at its recorded value: its gate, and its expert's share."""
         parts = self.parts
         if parts.W_gate is None:
             return slope_from_zero(_affine(self.inputs, parts.W_in, parts.b_in), parts.activation)
-        return parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
+        gates = parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
+        return gates if parts.route is None else gates * parts.route(self.inputs)
 
     def by_unit(self, g: Float[Tensor, "*place d_model"]) -> Units:
         """A direction of what the MLP writes, hidden unit by hidden unit: its activation times its reading of it."""
@@ -142,6 +147,8 @@ class FrozenMLP:
             hidden = parts.activation(hidden)
         else:
             hidden = hidden * parts.activation(_affine(inputs, parts.W_gate, parts.b_gate))
+        if parts.route is not None:
+            hidden = hidden * parts.route(inputs)
         written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
         return written if self.after.bias is None else written + self.after.bias
 
@@ -246,7 +253,7 @@ class Gradients:
 def gradients(recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]) -> Gradients:
     """One backward sweep over a recording, through frozen patterns, norms and gates."""
     model = recording.model
-    parallel = model.architecture.parallel(model.hf.config)
+    parallel = model.architecture.parallel(model.config)
     n = model.n_layers
     shape = (n, *recording.embedding.shape)
     attention, mlp, through = (recording.embedding.new_empty(shape) for _ in range(3))

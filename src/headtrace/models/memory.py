@@ -27,7 +27,7 @@ def recording_bytes(
     fields = choose(Recording.FIELDS, keep, model)
     recorded = sum(math.prod(fields[name].shape(sizes)) for name in fields)
     # While a layer runs: scores and their softmax, the MLP's hidden units, and the output logits once more.
-    hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
+    hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
     working = batch * (3 * model.n_heads * length**2 + 4 * length * hidden + kept * model.d_vocab)
     return torch.finfo(model.dtype).bits // 8 * (recorded + working)
 

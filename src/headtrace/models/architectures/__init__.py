@@ -61,6 +61,7 @@ from headtrace.models.architectures import (
     vaultgemma,
 )
 from headtrace.models.architectures.facts import Architecture, Projections
+from headtrace.models.architectures.unfit import why_unfit
 from headtrace.registry import Registry
 
 ARCHITECTURES: Registry[Architecture] = Registry(
@@ -134,10 +135,11 @@ def find_architecture(config: Any) -> Architecture:
     """The facts for a transformers config, or an error that names what was given and what is supported."""
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
-        supported = ", ".join(f"{a.name} ({a.model_type})" for a in ARCHITECTURES.values())
+        reason = why_unfit(config)
+        advice = f"{HOW_TO_ADD} explains how to add one: it takes one file of facts."
         raise UnsupportedModelError(
-            f"The architecture {config.model_type!r} is not supported. Supported: {supported}. "
-            f"{HOW_TO_ADD} explains how to add one: it takes one file of facts."
+            f"The architecture {config.model_type!r} is not supported{'' if reason is None else f': {reason}'}. "
+            f"Supported: {', '.join(sorted(ARCHITECTURES))}.{f' {advice}' if reason is None else ''}"
         )
     text = config.get_text_config()
     reason = architecture.refuse(text)

@@ -82,6 +82,8 @@ class Architecture:
     """Splits the attention module (second argument: d_head) into heads."""
     mlp_parts: Callable[[nn.Module], MLPParts] | None = None
     """Splits a block's MLP into its matrices; None where it has another shape."""
+    experts: bool = False
+    """Whether MLPs are mixtures of experts, in some blocks at least."""
     parallel: Callable[[Any], bool] = lambda config: False
     """Whether, by the config, the MLP reads what attention reads, and not what attention has written."""
     attention_norm: str | None = None

@@ -34,7 +34,4 @@ ARCHITECTURE = Architecture(
     own_rotary=_tables,
     own_attention=OwnAttention("_attn"),
     blocks_return_tuples=True,
-    refuse=lambda config: (
-        None if config.rotary_dim else "it does not say how many dimensions turn (rotary_dim)"
-    ),
 )

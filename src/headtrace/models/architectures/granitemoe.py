@@ -14,4 +14,5 @@ ARCHITECTURE = replace(
     mlp="block_sparse_moe",
     mlp_write="block_sparse_moe",
     mlp_parts=expert_mlp("block_sparse_moe", "router"),
+    experts=True,
 )

@@ -12,4 +12,5 @@ ARCHITECTURE = replace(
     name="Mixtral",
     model_type="mixtral",
     mlp_parts=expert_mlp(),
+    experts=True,
 )

@@ -12,6 +12,7 @@ ARCHITECTURE = replace(
     name="OLMoE",
     model_type="olmoe",
     mlp_parts=expert_mlp(),
+    experts=True,
     query_key_norm=("q_norm", "k_norm"),
     query_key_norm_axes="token projection",
     refuse=olmo.ARCHITECTURE.refuse,

@@ -12,4 +12,5 @@ ARCHITECTURE = replace(
     name="Qwen2-MoE",
     model_type="qwen2_moe",
     mlp_parts=expert_mlp(),
+    experts=True,
 )

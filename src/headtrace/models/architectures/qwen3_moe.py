@@ -12,4 +12,5 @@ ARCHITECTURE = replace(
     name="Qwen3-MoE",
     model_type="qwen3_moe",
     mlp_parts=expert_mlp(),
+    experts=True,
 )

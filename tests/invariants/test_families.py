@@ -116,3 +116,15 @@ def test_the_model_shows_what_a_complete_trace_predicted_and_stays_as_it_was(mod
         "removing the signals does something"
     )
     assert state(model.hf) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MORE)
+def test_in_half_precision_rounding_is_small_and_predictions_come_true(name: str, dtype: torch.dtype) -> None:
+    model, ids = headtrace.load(tiny_hf(name).to(dtype)), prompts()[0]
+    report = model.record(prompts()).check()
+    assert all(0 < layer.worst < 2 * torch.finfo(dtype).eps for layer in report.rounding)
+    circuit = headtrace.Tracer(model).trace(ids, *top_two(model, ids), paths="complete")
+    shown = headtrace.verify(circuit, model, edges=())
+    # The prediction is computed in float32 from what was recorded; the model computes the same scores in float32.
+    assert shown.max_prediction_error < rounding(torch.float32, forward_terms(model), 20.0)

@@ -97,7 +97,7 @@ def run(
             _unembed_only(model, keep, stack)
         _attend_here(model, observers, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
-    return output.logits
+    return output.logits.to(model.dtype)
 
 
 def sample(
@@ -221,7 +221,8 @@ def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a block with another residual."""
+    """The arguments of a block with another residual, in the precision of the model's own."""
+    x = x.to((args[0] if args else kwargs["hidden_states"]).dtype)
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
 
@@ -253,17 +254,21 @@ class _Places:
             if self.observer.wants("query_input") or self.observer.wants("key_input"):
                 self._reread(index, layer)
         if self.observer.wants("final_input"):
-            final = self.model.hf.get_submodule(facts.final_norm)
-            self._add(final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0])))
+            final, wide = self.model.hf.get_submodule(facts.final_norm), self.model.dtype
+            self._add(
+                final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0].to(wide)))
+            )
 
     def _add(self, handle: Any) -> None:
         self.stack.callback(handle.remove)
 
     def _layer_input(self, index: int) -> Callable[..., Any]:
+        wide = self.model.dtype
+
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             rotary = self._rotary(index, kwargs) if self.facts.turns(index) else None
             x = args[0] if args else kwargs["hidden_states"]
-            changed = self.observer.layer_input(index, x, rotary)
+            changed = self.observer.layer_input(index, x.to(wide), rotary)
             return None if changed is None else _with_input(args, kwargs, changed)
 
         return hook
@@ -276,13 +281,14 @@ class _Places:
             tables = facts.own_rotary(attention, kwargs["position_ids"])
         if tables is None:
             return None
-        cos, sin = (_table(table, facts.rotary_tables == "interleaved") for table in tables)
+        wide, interleaved = self.model.dtype, facts.rotary_tables == "interleaved"
+        cos, sin = (_table(table.to(wide), interleaved) for table in tables)
         return Rotary(cos, -sin if facts.rotary_backwards else sin)
 
     def _input(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
             changed = place(index, self._as_tokens(args[0]))
-            return None if changed is None else (changed.reshape(args[0].shape), *args[1:])
+            return None if changed is None else (changed.reshape(args[0].shape).to(args[0].dtype), *args[1:])
 
         return hook
 
@@ -295,13 +301,15 @@ class _Places:
             changed = place(index, written if times == 1 else written * times)
             if changed is None:
                 return None
-            changed = changed.reshape(own.shape) if times == 1 else changed.reshape(own.shape) / times
+            changed = changed.reshape(own.shape)
+            changed = (changed if times == 1 else changed / times).to(own.dtype)
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
         return hook
 
     def _as_tokens(self, x: Tensor) -> Tensor:
-        """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
+        """(batch, token, d_model) also where a block flattens its tokens (OPT), in float32 at least."""
+        x = x.to(self.model.dtype)
         return x if x.ndim == 3 else x.reshape(*self.shape, -1)
 
     def _norms(self, index: int, layer: nn.Module) -> None:
@@ -322,7 +330,7 @@ class _Places:
     def _norm(self, place: NormPlace, index: int) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
             if not is_rereading():
-                self.observer.norm_input(place, index, args[0], norm)
+                self.observer.norm_input(place, index, args[0].to(self.model.dtype), norm)
 
         return hook
 
@@ -343,9 +351,10 @@ class _Places:
                 return
             wanted = (self.observer.query_input, watch.queries), (self.observer.key_input, watch.keys)
             for side, (place, instead) in enumerate(wanted):
-                changed = place(index, x)
+                changed = place(index, x.to(self.model.dtype))
                 if changed is None:
                     continue
+                changed = changed.to(x.dtype)
                 with rereading() as found:
                     read = changed if norm is None else norm(changed)
                     read_args, read_kwargs = _with_input(args, kwargs, read)

@@ -19,7 +19,7 @@ from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
 from headtrace.models.record import Recording, record
-from headtrace.models.sound import check_parameters
+from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
 from headtrace.prompts import Chat, PromptReader, as_prompts
@@ -84,7 +84,18 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.hf.dtype
+        """What headtrace computes in: the model's own dtype, and float32 for one that runs in half precision."""
+        return raised(self.hf.dtype)
+
+    @property
+    def own_dtype(self) -> str:
+        """What the model itself computes in: ``"bfloat16"``, ``"float32"`` ..."""
+        return str(self.hf.dtype).removeprefix("torch.")
+
+    @property
+    def half(self) -> bool:
+        """Whether the model itself runs in half precision, so that its own sums are rounded (`roundings`)."""
+        return self.hf.dtype != self.dtype
 
     def __repr__(self) -> str:
         return (
@@ -111,14 +122,14 @@ class Model:
     @property
     def weights(self) -> FoldedWeights:
         """All heads' projections with norms folded in (`headtrace.models.view`)."""
-        return self._once(
+        return self.once(
             "weights", lambda: fold_weights(self.hf, self.architecture, self.d_head, self.head_order)
         )
 
     @property
     def weights_sha256(self) -> str:
         """A hash of the weights themselves: names, shapes and float32 values of all parameters."""
-        return self._once("weights_sha256", self._hash)
+        return self.once("weights_sha256", self._hash)
 
     def _hash(self) -> str:
         digest = hashlib.sha256()
@@ -132,9 +143,9 @@ class Model:
         """The SVD of every head's query-key form."""
         from headtrace.channels import model_channels
 
-        return self._once("channels", lambda: model_channels(self))
+        return self.once("channels", lambda: model_channels(self))
 
-    def _once(self, name: str, make: Callable[[], T]) -> T:
+    def once(self, name: str, make: Callable[[], T]) -> T:
         """What is made on first use and kept while the weights stay: by one thread, while the others wait for it."""
         self.stamp  # noqa: B018 (forgets what was made from other weights)
         if name not in self._made:

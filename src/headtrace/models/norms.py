@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headtrace.models.architectures import Architecture
+from headtrace.models.sound import raised
 
 _EPS_IN_CODE = {"OlmoLayerNorm": 1e-5}
 """Norms that carry no epsilon: it stands in their code."""
@@ -31,13 +32,21 @@ def norm_gain(norm: nn.Module, architecture: Architecture, like: Float[Tensor, "
     if len(_by_head(norm)) > 1:
         return torch.stack([norm_gain(one, architecture, like) for one in _by_head(norm)])
     weight: Tensor | None = getattr(_by_head(norm)[0], "weight", None)
-    return like.new_ones(like.shape[-1]) if weight is None else weight + architecture.gain_offset
+    if weight is None:
+        return like.new_ones(like.shape[-1])
+    return weight.to(raised(weight.dtype)) + architecture.gain_offset
 
 
 def _by_head(norm: nn.Module) -> list[nn.Module]:
     """One norm, or those of StableLM's heads."""
     norms = getattr(norm, "norms", None)
     return list(norms) if isinstance(norms, nn.ModuleList) else [norm]
+
+
+def norm_bias(norm: nn.Module) -> Tensor | None:
+    """The bias of a LayerNorm, in float32 at least; None for a norm without one."""
+    bias: Tensor | None = getattr(norm, "bias", None)
+    return None if bias is None else bias.to(raised(bias.dtype))
 
 
 def norm_scale(

@@ -271,7 +271,7 @@ def expert_mlp(mixture: str = "mlp", router: str = "gate") -> Callable[[nn.Modul
         width = down.shape[-1]
 
         def route(x: Tensor) -> Tensor:
-            _, weights, chosen = choose(x.reshape(-1, x.shape[-1]))
+            _, weights, chosen = choose(x.reshape(-1, x.shape[-1]).to(down.dtype))
             every = x.new_zeros(len(weights), len(down)).scatter_(1, chosen, weights.to(x.dtype))
             return every.repeat_interleave(width, dim=1).reshape(*x.shape[:-1], -1)
 
@@ -291,7 +291,7 @@ def _with_shared_expert(parts: MLPParts, mlp: nn.Module, route: Callable[[Tensor
     gate = mlp.get_submodule("shared_expert_gate")
 
     def both(x: Tensor) -> Tensor:
-        share = gate(x).sigmoid()
+        share = gate(x.to(parts.W_in.dtype)).sigmoid().to(x.dtype)
         return torch.cat((route(x), share.expand(*x.shape[:-1], own.W_in.shape[1])), dim=-1)
 
     return replace(

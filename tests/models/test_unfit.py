@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +54,16 @@ def test_no_family_is_both_known_and_unfit() -> None:
     assert len(listed) == len(set(listed))
     assert not set(listed) & set(ARCHITECTURES)
     assert set(listed) <= set(CONFIG_MAPPING), "names as transformers spells them"
+
+
+def test_the_docs_list_every_family_that_is_known_and_every_one_that_is_unfit() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
+    section = page[page.index("## Which families") : page.index("## When weights change")]
+    known, unfit = section.split("**What does not fit**")
+    assert {name for name in ARCHITECTURES if f"`{name}`" not in known} == set()
+    for reason, families in UNFIT.items():
+        row = next(line for line in unfit.splitlines() if line.startswith(f"| {reason} |"))
+        assert [name for name in families if f"`{name}`" not in row] == []
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,15 @@ def attend_by_hand(model: Model, own: OwnAttention, stack: ExitStack) -> None:
         module = layer.get_submodule(model.architecture.attention)
         attend = _attend(module, index, own)
         name = own.method or "forward"
-        stack.callback(module.__dict__.pop, name, None)
+        stack.callback(_put_back, module, name, module.__dict__.get(name))
         setattr(module, name, attend if own.method else _calling(module.forward, attend))
+
+
+def _put_back(module: nn.Module, name: str, before: Any) -> None:
+    """What a module had under a name of its own (some libraries wrap forward methods), or nothing."""
+    module.__dict__.pop(name, None)
+    if before is not None:
+        setattr(module, name, before)
 
 
 def _attend(module: nn.Module, layer: int, own: OwnAttention) -> Attend:

@@ -12,8 +12,10 @@ import torch
 import headtrace
 from headtrace.channels import firing_places, terms_of
 from headtrace.errors import UnsupportedModelError
+from headtrace.models import door
 from headtrace.models.frozen import NEEDED, FrozenMLP, gradients
 from headtrace.models.identities import tolerance_for
+from headtrace.models.observer import Observer
 from tests.channels.test_decomposition import assert_sums
 from tests.models.test_door import state
 from tests.rounding import forward_terms, rounding
@@ -128,3 +130,30 @@ def test_in_half_precision_rounding_is_small_and_predictions_come_true(name: str
     shown = headtrace.verify(circuit, model, edges=())
     # The prediction is computed in float32 from what was recorded; the model computes the same scores in float32.
     assert shown.max_prediction_error < rounding(torch.float32, forward_terms(model), 20.0)
+
+
+@pytest.mark.parametrize("name", ["gptj", "gpt_neo", "falcon", "mixtral", "granite", "cohere2"])
+def test_a_pass_with_gradients_and_drawn_text_are_those_of_the_plain_pass(name: str) -> None:
+    model, ids = headtrace.load(tiny_hf(name)), torch.tensor([prompts()[0]])
+
+    class Scaled(Observer):
+        factor = torch.ones((), requires_grad=True)
+
+        def attention_write(self, layer: int, write: torch.Tensor) -> torch.Tensor:
+            return self.factor * write
+
+        def mlp_write(self, layer: int, write: torch.Tensor) -> torch.Tensor:
+            return self.factor * write
+
+    expected, scaled = model.run(ids), Scaled()
+    logits = model.run(ids, scaled, grad=True)
+    allowed = rounding(torch.float32, forward_terms(model), float(expected.abs().max()))
+    assert float((logits.detach() - expected).abs().max()) <= allowed
+    logits[0, -1].max().backward()
+    assert scaled.factor.grad is not None
+    drawn = door.sample(model, ids[:, :6], 12, torch.Generator().manual_seed(0))
+    generator, found = torch.Generator().manual_seed(0), ids[:, :6]
+    while found.shape[1] < 12:
+        chances = model.run(found)[:, -1].double().softmax(-1)
+        found = torch.cat((found, torch.multinomial(chances, 1, generator=generator)), dim=1)
+    assert torch.equal(drawn, found)

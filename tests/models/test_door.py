@@ -25,7 +25,7 @@ def state(hf) -> dict:
         "experts": hf.config._experts_implementation,
         "training": [module.training for module in hf.modules()],
         "forwards": [module.__dict__.get("forward") for module in hf.modules()],
-        "attributes": [sorted(module.__dict__) for module in hf.modules()],
+        "methods": [module.__dict__.get("_attn") for module in hf.modules()],
         "hooks": [
             (list(module._forward_hooks), list(module._forward_pre_hooks), list(module._backward_hooks))
             for module in hf.modules()

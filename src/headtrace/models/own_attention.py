@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +41,17 @@ def _put_back(module: nn.Module, name: str, before: Any) -> None:
         setattr(module, name, before)
 
 
+class _Layer(nn.Module):
+    """Says which layer attends, for modules that do not."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer_idx = layer
+
+
 def _attend(module: nn.Module, layer: int, own: OwnAttention) -> Attend:
+    place = _Layer(layer)
+
     def attend(
         query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
@@ -51,14 +60,7 @@ def _attend(module: nn.Module, layer: int, own: OwnAttention) -> Attend:
             n, m = query.shape[-2], key.shape[-2]
             window = _additive(own.window(module)[:, :, m - n : m, :m], query)
             mask = window if mask is None else torch.minimum(mask, window)  # type: ignore[arg-type]
-        mixed, pattern = attention(
-            SimpleNamespace(layer_idx=layer),  # type: ignore[arg-type]
-            query,
-            key,
-            value,
-            mask,
-            scaling=own.scale,
-        )
+        mixed, pattern = attention(place, query, key, value, mask, scaling=own.scale)
         return mixed.transpose(1, 2), pattern
 
     return attend

@@ -132,12 +132,12 @@ def test_in_half_precision_rounding_is_small_and_predictions_come_true(name: str
     assert shown.max_prediction_error < rounding(torch.float32, forward_terms(model), 20.0)
 
 
-@pytest.mark.parametrize("name", ["gptj", "gpt_neo", "falcon", "mixtral", "granite", "cohere2"])
+@pytest.mark.parametrize("name", ["gptj", "gpt_neo", "falcon", "mixtral", "granite"])
 def test_a_pass_with_gradients_and_drawn_text_are_those_of_the_plain_pass(name: str) -> None:
-    model, ids = headtrace.load(tiny_hf(name)), torch.tensor([prompts()[0]])
+    model, ids = headtrace.load(tiny_hf(name, dtype=torch.float64)), torch.tensor([prompts()[0]])
 
     class Scaled(Observer):
-        factor = torch.ones((), requires_grad=True)
+        factor = torch.ones((), dtype=torch.float64, requires_grad=True)
 
         def attention_write(self, layer: int, write: torch.Tensor) -> torch.Tensor:
             return self.factor * write
@@ -147,7 +147,7 @@ def test_a_pass_with_gradients_and_drawn_text_are_those_of_the_plain_pass(name: 
 
     expected, scaled = model.run(ids), Scaled()
     logits = model.run(ids, scaled, grad=True)
-    allowed = rounding(torch.float32, forward_terms(model), float(expected.abs().max()))
+    allowed = rounding(torch.float64, forward_terms(model), float(expected.abs().max()))
     assert float((logits.detach() - expected).abs().max()) <= allowed
     logits[0, -1].max().backward()
     assert scaled.factor.grad is not None

@@ -21,7 +21,7 @@ from headtrace.models.attention import attention
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
-Attend = Callable[..., tuple[Tensor, Tensor]]
+Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def attend_by_hand(model: Model, own: OwnAttention, stack: ExitStack) -> None:
@@ -54,7 +54,7 @@ def _attend(module: nn.Module, layer: int, own: OwnAttention) -> Attend:
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         mask = _additive(mask, query)
         if own.window is not None:
             n, m = query.shape[-2], key.shape[-2]

@@ -26,7 +26,7 @@ SINGLED = 32
 NUMBERS_AT_ONCE = 16_000_000
 """Attention weights that are computed at once (64 MB in float32)."""
 
-Place = int | Int[Tensor, "*n"]
+Place = int | Int[Tensor, "*#n"]
 
 
 class Patterns(ABC):

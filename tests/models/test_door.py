@@ -21,9 +21,11 @@ THREADS = 8
 def state(hf) -> dict:
     """Everything about a model that a pass touches."""
     return {
-        "attention": hf.config._attn_implementation,
+        "attention": (hf.config._attn_implementation, hf.config.get_text_config()._attn_implementation),
+        "experts": hf.config._experts_implementation,
         "training": [module.training for module in hf.modules()],
         "forwards": [module.__dict__.get("forward") for module in hf.modules()],
+        "methods": [module.__dict__.get("_attn") for module in hf.modules()],
         "hooks": [
             (list(module._forward_hooks), list(module._forward_pre_hooks), list(module._backward_hooks))
             for module in hf.modules()

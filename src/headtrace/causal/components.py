@@ -248,7 +248,7 @@ def mask_gradients(case: Case, levels: Sequence[float]) -> Float[Tensor, "layer 
 def _copies_that_fit(case: Case, wanted: int) -> int:
     """How many copies can be differentiated at once; an error if not even one can."""
     model = case.model
-    hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
+    hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
     # Kept for the way back: per layer some seven tensors like a pattern, and what each block computes per token.
     numbers = 8 * math.prod(case.shape) + model.n_layers * case.length * (16 * model.d_model + 6 * hidden)
     needed = torch.finfo(model.dtype).bits // 8 * (numbers + 3 * model.d_vocab)

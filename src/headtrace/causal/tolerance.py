@@ -95,5 +95,5 @@ def rounded_sums(model: Model, precision: torch.dtype) -> int:
     """Sums that are rounded along one path: per layer what is read, mixed and written, and the hidden units."""
     if precision in HALF:
         return ROUNDED_PER_LAYER * model.n_layers
-    hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
+    hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
     return model.n_layers * (2 * model.d_model + model.d_head + hidden) + model.d_model

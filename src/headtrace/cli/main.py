@@ -45,6 +45,7 @@ COMMANDS = [
     "tasks",
     "toy",
     "interpret",
+    "serve",
 ]
 
 

@@ -33,7 +33,13 @@ def models(json: options.Json = False) -> None:
     from headtrace.models.architectures import ARCHITECTURES
 
     families = [
-        {"family": f.name, "model_type": f.model_type, "norm": f.norm, "rotary": bool(f.rotary)}
+        {
+            "family": f.name,
+            "model_type": f.model_type,
+            "norm": f.norm,
+            "rotary": bool(f.rotary),
+            "experts": f.experts,
+        }
         for f in ARCHITECTURES.values()
     ]
     options.emit({"architectures": families, "names": [BUILTIN, *ALIASES]}, as_json=json, show=_show_models)
@@ -50,6 +56,7 @@ def _show_models() -> None:
         extras = [
             "QK-norm" if facts.query_key_norm else "",
             "norm after attention" if facts.attention_post_norm else "",
+            "experts" if facts.experts else "",
         ]
         norm = "LayerNorm" if facts.norm == "layer" else "RMSNorm"
         positions = "rotary" if facts.rotary else "learned"
@@ -92,7 +99,7 @@ def info(
     loaded = options.load_model(model, revision, dtype, device)
     from headtrace.models.memory import recording_bytes, tracing_bytes
 
-    config: Any = loaded.hf.config
+    config: Any = loaded.config
     facts = loaded.architecture
     parameters = sum(p.numel() for p in loaded.hf.parameters())
     group = loaded.n_heads // loaded.n_kv_heads
@@ -109,6 +116,7 @@ def info(
         ("attention softcap", str(getattr(config, "attn_logit_softcapping", None) or "none")),
         ("output softcap", str(loaded.final_softcap or "none")),
         ("windows", _windows(config)),
+        ("experts", _experts(config) if facts.experts else "none: one MLP in every layer"),
         ("tokenizer", "none: use token ids" if loaded.tokenizer is None else type(loaded.tokenizer).__name__),
         ("weights sha256", loaded.weights_sha256),
         (f"memory, {tokens} tokens", _memory(loaded, tokens)),
@@ -165,19 +173,27 @@ def _show_info(name: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _positions(loaded: Any) -> str:
+    from headtrace.models.architectures.facts import rotary_width
+
+    facts, config = loaded.architecture, loaded.config
     context = "" if loaded.max_positions is None else f", context {loaded.max_positions}"
-    if not loaded.architecture.rotary:
+    if not facts.rotary:
         return f"learned{context}"
-    rope: dict[str, Any] = getattr(loaded.hf.config, "rope_parameters", None) or {}
+    if facts.rotary_layers is not None:
+        context = f"; {facts.rotary_layers.count(False)} of {loaded.n_layers} layers do not turn{context}"
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if not rope:
+        return (
+            f"rotary: {rotary_width(config, loaded.d_head)} of {loaded.d_head} dimensions of a head{context}"
+        )
     per_type = {k: v for k, v in rope.items() if isinstance(v, dict)}
     tables = per_type or {"all layers": rope}
     parts: list[str] = []
-    for layers, facts in tables.items():
-        partial = facts.get("partial_rotary_factor", 1.0)
+    for layers, table in tables.items():
+        partial = table.get("partial_rotary_factor", 1.0)
         share = "" if partial == 1.0 else f", {partial:.0%} of d_head"
-        parts.append(
-            f"{facts.get('rope_type', 'default')}, theta {facts.get('rope_theta', '?'):g}{share} ({layers})"
-        )
+        theta = f", theta {table['rope_theta']:g}" if "rope_theta" in table else ""
+        parts.append(f"{table.get('rope_type', 'default')}{theta}{share} ({layers})")
     return "rotary: " + "; ".join(parts) + context
 
 
@@ -191,11 +207,19 @@ def _norms(facts: Any) -> str:
     return f"{kind} " + ", ".join(filter(None, places))
 
 
+def _experts(config: Any) -> str:
+    many = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    return f"{many} per layer, {config.num_experts_per_tok} for each token"
+
+
 def _windows(config: Any) -> str:
-    window = getattr(config, "sliding_window", None)
-    kinds: list[str] | None = getattr(config, "layer_types", None)
-    if not window or (kinds is not None and "sliding_attention" not in kinds):
+    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+    kinds: list[str] | None = getattr(config, "layer_types", None) or getattr(
+        config, "attention_layers", None
+    )
+    sliding = [kind in ("sliding_attention", "local") for kind in kinds or ()]
+    if not window or (kinds is not None and not any(sliding)):
         return "none: every layer sees the whole prompt"
     if kinds is None:
         return f"{window} tokens in every layer"
-    return f"{window} tokens in {kinds.count('sliding_attention')} of {len(kinds)} layers"
+    return f"{window} tokens in {sum(sliding)} of {len(kinds)} layers"

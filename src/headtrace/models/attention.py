@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from headtrace.errors import UnsupportedModelError
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.models.sound import raised
 
@@ -99,9 +100,15 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Eager attention, with a place to look and to act. The signature is the one transformers calls."""
+    if s_aux is not None:
+        raise UnsupportedModelError(
+            "The model's heads attend to learned sinks that are no tokens, so that attention does not sum to one. That "
+            "is not decomposed yet."
+        )
     only_read = _rereading.get()
     if only_read is not None:
         only_read.query, only_read.key = query, key
@@ -116,7 +123,8 @@ def attention(
     order = watch.head_order
     seen = (query, key) if order is None else (query[..., order], key[..., order])
     call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
-    if _many(query, key) and all(observer.takes_rows() for observer in watch.observers):
+    needed = any(observer.needs_rows() for observer in watch.observers)
+    if needed or (_many(query, key) and all(observer.takes_rows() for observer in watch.observers)):
         output = _by_rows(call, query, key, value.to(own), watch.observers)
         for observer in watch.observers:
             observer.see(call, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from headtrace.errors import UnsupportedModelError
 from headtrace.models.fields import BLOCK, Recorded
 from headtrace.models.norms import norm_eps, norm_scale
 from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
@@ -22,6 +23,10 @@ _SCALES: dict[NormPlace, str] = {
     "mlp_norm": "mlp_norm_scales",
     "mlp_post_norm": "mlp_post_norm_scales",
 }
+
+
+_HIDDEN = -1e4
+"""A mask hides a key by adding less than this to its score."""
 
 
 class Capture(Observer):
@@ -63,6 +68,9 @@ class Capture(Observer):
     def takes_rows(self) -> bool:
         return "patterns" not in self.tensors
 
+    def needs_rows(self) -> bool:
+        return "log_normalisers" in self.tensors
+
     def see_rows(self, call: AttentionCall, first: int, logits: Tensor, pattern: Tensor) -> None:
         if "log_normalisers" in self.tensors:
             rows = slice(first, first + pattern.shape[2])
@@ -97,6 +105,11 @@ class Capture(Observer):
             causal = torch.ones(length, length, dtype=torch.bool, device=self.model.device)
             return causal.tril().expand(batch, -1, -1)
         if id(mask) not in self._masks:
+            if bool(((mask != 0) & (mask > _HIDDEN)).any()):
+                raise UnsupportedModelError(
+                    f"{self.model.name!r} adds numbers to the attention scores of visible keys (positions as biases, "
+                    "as ALiBi does?). No component writes them, so scores cannot be decomposed exactly."
+                )
             self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1))
         return self._masks[id(mask)][1]
 

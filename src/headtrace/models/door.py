@@ -21,6 +21,7 @@ from headtrace.errors import HeadtraceError
 from headtrace.models.attention import NAME, Watch, is_rereading, rereading, watching
 from headtrace.models.norms import norm_eps, norm_gain, norm_scale
 from headtrace.models.observer import NormPlace, Observer, Rotary
+from headtrace.models.own_attention import attend_by_hand
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -180,10 +181,16 @@ def _set_training(modules: list[nn.Module], mode: bool) -> None:
 
 
 def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack) -> None:
-    config: Any = model.hf.config
+    config: Any = model.config
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
     stack.callback(watching.reset, watching.set(Watch(observers, model.head_order)))
-    config._attn_implementation = NAME
+    own = model.architecture.own_attention
+    config._attn_implementation = NAME if own is None or own.method is not None else "sdpa"
+    if own is not None:
+        attend_by_hand(model, own, stack)
+    if model.dtype == torch.float64:  # grouped matrix products have no float64
+        stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
+        config._experts_implementation = "eager"
     if not config.return_dict:  # outputs by name, whatever the model's own setting
         stack.callback(setattr, config, "return_dict", config.return_dict)
         config.return_dict = True
@@ -214,7 +221,7 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
     def hook(norm: nn.Module, args: tuple[Any, ...], _: Tensor) -> Tensor:
         x: Tensor = args[0]
         scale = norm_scale(x, norm_eps(norm), facts.norm)[..., None]
-        normed = facts.centred(x) / scale * norm_gain(norm, facts)
+        normed = facts.centred(x) / scale * norm_gain(norm, facts, like=x)
         bias: Tensor | None = getattr(norm, "bias", None)
         return normed if bias is None else normed + bias
 
@@ -227,12 +234,16 @@ def _hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     return hidden_states
 
 
+def _hand_on_first(hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return hidden_states, None
+
+
 def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack) -> None:
     """Layers outside the range hand their input on; the first one inside starts from ``residual``."""
     for index, layer in enumerate(model.layers):
         if index not in wanted:
             stack.callback(layer.__dict__.pop, "forward", None)
-            layer.forward = _hand_on
+            layer.forward = _hand_on_first if model.architecture.blocks_return_tuples else _hand_on
     if residual is not None and len(wanted):
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -285,18 +296,27 @@ class _Places:
         self.stack.callback(handle.remove)
 
     def _layer_input(self, index: int) -> Callable[..., Any]:
-        interleaved, wide = self.facts.rotary_tables == "interleaved", self.model.dtype
+        wide = self.model.dtype
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            positions = kwargs.get("position_embeddings")
-            rotary = None
-            if positions is not None:
-                rotary = Rotary(*(_table(table.to(wide), interleaved) for table in positions))
+            rotary = self._rotary(index, kwargs) if self.facts.turns(index) else None
             x = args[0] if args else kwargs["hidden_states"]
             changed = self.observer.layer_input(index, x.to(wide), rotary)
             return None if changed is None else _with_input(args, kwargs, changed)
 
         return hook
+
+    def _rotary(self, index: int, kwargs: dict[str, Any]) -> Rotary | None:
+        """Rotary positions of a layer, from what its block is called with."""
+        facts, tables = self.facts, kwargs.get("position_embeddings")
+        if facts.own_rotary is not None:
+            attention = self.model.layers[index].get_submodule(facts.attention)
+            tables = facts.own_rotary(attention, kwargs["position_ids"])
+        if tables is None:
+            return None
+        wide, interleaved = self.model.dtype, facts.rotary_tables == "interleaved"
+        cos, sin = (_table(table.to(wide), interleaved) for table in tables)
+        return Rotary(cos, -sin if facts.rotary_backwards else sin)
 
     def _input(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -306,12 +326,16 @@ class _Places:
         return hook
 
     def _output(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
+        times = self.facts.write_multiplier
+
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
             own: Tensor = output[0] if isinstance(output, tuple) else output
-            changed = place(index, self._as_tokens(own))
+            written = self._as_tokens(own)
+            changed = place(index, written if times == 1 else written * times)
             if changed is None:
                 return None
-            changed = changed.reshape(own.shape).to(own.dtype)
+            changed = changed.reshape(own.shape)
+            changed = (changed if times == 1 else changed / times).to(own.dtype)
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
         return hook

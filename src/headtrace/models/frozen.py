@@ -43,7 +43,11 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    return raised_parts(read(model.layers[layer]))
+    parts, times = raised_parts(read(model.layers[layer])), model.architecture.write_multiplier
+    if times == 1:
+        return parts
+    b_out = None if parts.b_out is None else parts.b_out * times
+    return replace(parts, W_out=parts.W_out * times, b_out=b_out)
 
 
 Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]] | tuple[slice, slice]
@@ -66,7 +70,8 @@ class FrozenNorm:
         if path is None or scales is None:
             return cls(model)
         norm: nn.Module = model.layers[layer].get_submodule(path)
-        bias, gain = norm_bias(norm), norm_gain(norm, model.architecture).detach()
+        bias = norm_bias(norm)
+        gain = norm_gain(norm, model.architecture, like=scales.new_empty(model.d_model)).detach()
         own = scales[layer] if rows is None else scales[layer][rows]
         return cls(model, gain, None if bias is None else bias.detach(), own)
 
@@ -119,11 +124,12 @@ class FrozenMLP:
 
     @cached_property
     def gates(self) -> Float[Tensor, "*place d_hidden"]:
-        """What every hidden unit is multiplied by, at its recorded value."""
+        """What every hidden unit is multiplied by, at its recorded value: its gate, and its expert's share."""
         parts = self.parts
         if parts.W_gate is None:
             return slope_from_zero(_affine(self.inputs, parts.W_in, parts.b_in), parts.activation)
-        return parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
+        gates = parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
+        return gates if parts.route is None else gates * parts.route(self.inputs)
 
     def by_unit(self, g: Float[Tensor, "*place d_model"]) -> Units:
         """A direction of what the MLP writes, hidden unit by hidden unit: its activation times its reading of it."""
@@ -143,6 +149,8 @@ class FrozenMLP:
             hidden = parts.activation(hidden)
         else:
             hidden = hidden * parts.activation(_affine(inputs, parts.W_gate, parts.b_gate))
+        if parts.route is not None:
+            hidden = hidden * parts.route(inputs)
         written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
         return written if self.after.bias is None else written + self.after.bias
 
@@ -175,7 +183,7 @@ def mlp_rounding(
     """What rounding added to what a layer's MLP wrote, from the residual that it read on (half precision)."""
     model, written = recording.model, recording.mlp_writes[layer]
     read = recording.residuals[layer]
-    if not model.architecture.parallel(model.hf.config):
+    if not model.architecture.parallel(model.config):
         read = read + recording.layer_writes(layer) - written
     if rows is not None:
         read, written = read[rows], written[rows]
@@ -317,7 +325,7 @@ def levels(
 
     With ``first``, only positions from there on: what they write is read by none before them.
     """
-    parallel = recording.model.architecture.parallel(recording.model.hf.config)
+    parallel = recording.model.architecture.parallel(recording.model.config)
     rows = (slice(None), slice(first, None)) if first else None
     start = start[:, :, first:]
     g = start[-1]

@@ -28,7 +28,7 @@ def recording_bytes(
     fields = choose(Recording.FIELDS, keep, model)
     recorded = sum(math.prod(fields[name].shape(sizes)) for name in fields)
     # While a layer runs: scores and their softmax, the MLP's hidden units, and the output logits once more.
-    hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
+    hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
     scores = 3 * batch * model.n_heads * length**2
     if "patterns" not in fields:  # then some rows at a time, and masks of all pairs
         scores = min(scores, 6 * SCORES_AT_ONCE) + 2 * batch * length**2

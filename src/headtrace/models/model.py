@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headtrace.errors import InputError
+from headtrace.errors import InputError, UnsupportedModelError
 from headtrace.models import door
 from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
@@ -49,15 +49,20 @@ class Model:
     ) -> None:
         self.architecture = find_architecture(hf.config)
         check_parameters(hf)
+        self._check_dtype(hf)
         self.hf = hf
         self.tokenizer = tokenizer
         self.name = name or hf.config.name_or_path or type(hf).__name__
         self.revision = revision
 
-        config: Any = hf.config
+        config = self.config
         self.n_layers: int = config.num_hidden_layers
         self.n_heads: int = config.num_attention_heads
-        self.n_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.n_kv_heads: int = (
+            self.architecture.n_kv_heads
+            or getattr(config, "num_key_value_heads", None)
+            or config.num_attention_heads
+        )
         self.d_model: int = config.hidden_size
         self.d_head: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -67,6 +72,11 @@ class Model:
         self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
         self._watcher, self._stamp = Watcher(hf), Stamp()
         self._check_layers()
+
+    @property
+    def config(self) -> Any:
+        """The transformers config of the language model: of a multimodal model, that of its text part."""
+        return self.hf.config.get_text_config()
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +116,7 @@ class Model:
     @property
     def head_order(self) -> Int[Tensor, " d_head"] | None:
         """The order in which headtrace sees a head's dimensions, where it is not the model's own."""
-        order = self.architecture.head_order(self.hf.config, self.d_head)
+        order = self.architecture.head_order(self.config, self.d_head)
         return None if order is None else order.to(self.device)
 
     @property
@@ -177,6 +187,13 @@ class Model:
             yield
         finally:
             self._inside.settled = before
+
+    def _check_dtype(self, hf: PreTrainedModel) -> None:
+        if self.architecture.rotary_in_float32 and hf.dtype == torch.float64:
+            raise UnsupportedModelError(
+                f"{self.architecture.name} models turn queries and keys in float32 whatever their dtype is, so float64 "
+                "would not be exact. Load the model in float32."
+            )
 
     def _check_layers(self) -> None:
         if len(self.layers) != self.n_layers:

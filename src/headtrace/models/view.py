@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import Architecture
 from headtrace.models.norms import norm_bias, norm_gain
-from headtrace.models.sound import raised_parts
+from headtrace.models.sound import raised, raised_parts
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,28 @@ def _fold_read(
         shift = norm_bias(norm)
         if shift is not None:
             bias = bias + shift @ W
-        W = norm_gain(norm, architecture)[:, None] * W
+        W = norm_gain(norm, architecture, like=W[0, :, 0])[:, None] * W
         W = architecture.centred(W, dim=1)
     if head_norm is not None:
         if architecture.query_key_norm_kind == "layer":
             W, bias = W - W.mean(dim=-1, keepdim=True), bias - bias.mean(dim=-1, keepdim=True)
-        gain = _head_gain(head_norm, W.shape[0], architecture)
+        gain = _head_gain(head_norm, W, architecture)
         W, bias = W * gain[:, None, :], bias * gain
     return W, bias
 
 
-def _head_gain(norm: nn.Module, n_heads: int, architecture: Architecture) -> Tensor:
+def _head_gain(
+    norm: nn.Module, W: Float[Tensor, "head d_model d_head"], architecture: Architecture
+) -> Float[Tensor, "head d_head"]:
     """The QK-norm's gain, one row per head (a norm over the whole projection has one gain for all heads)."""
     if getattr(norm, "bias", None) is not None:
         raise UnsupportedModelError(
             f"The {type(norm).__name__} of queries and keys has a bias of its own, which cannot be folded into the "
             "head. Use a variant without it."
         )
-    gain = norm_gain(norm, architecture)
-    per_head = gain.ndim == 2 or architecture.query_key_norm_axes == "token projection"
-    return gain.reshape(n_heads, -1) if per_head else gain.expand(n_heads, -1)
+    whole = architecture.query_key_norm_axes == "token projection"
+    gain = norm_gain(norm, architecture, like=W[:, 0].flatten() if whole else W[0, 0])
+    return gain.reshape(len(W), -1) if whole or gain.ndim == 2 else gain.expand(len(W), -1)
 
 
 @torch.no_grad()
@@ -120,15 +122,17 @@ def fold_weights(
     }
     final = hf.get_submodule(architecture.final_norm)
     unembedding: Any = hf.get_output_embeddings()  # type: ignore[operator]
-    gain = norm_gain(final, architecture).detach().clone()
-    final_bias = norm_bias(final)
+    times = architecture.logit_multiplier
     W_U, b_U = unembedding.weight.detach(), None if unembedding.bias is None else unembedding.bias.detach()
-    W_U, b_U = W_U.to(gain.dtype), None if b_U is None else b_U.to(gain.dtype)
-    output_bias = torch.zeros_like(W_U[:, 0]) if final_bias is None else W_U @ final_bias
+    W_U, b_U = W_U.to(raised(W_U.dtype)), None if b_U is None else b_U.to(raised(b_U.dtype)) * times
+    gain = norm_gain(final, architecture, like=W_U[0]) * times
+    final_bias = norm_bias(final)
+    final_bias = torch.zeros_like(gain) if final_bias is None else final_bias * times
+    output_bias = W_U @ final_bias
     return FoldedWeights(
         **stacked,
         final_gain=gain,
-        final_bias=torch.zeros_like(gain) if final_bias is None else final_bias.detach().clone(),
+        final_bias=final_bias,
         W_U=W_U,
         b_U=b_U,
         output_bias=output_bias if b_U is None else output_bias + b_U,
@@ -148,12 +152,14 @@ def _stacked(layers: list[Tensor], *, turned: bool) -> Tensor:
 def _fold_write(
     W_O: Tensor, b_O: Tensor | None, b_V: Tensor, layer: nn.Module, architecture: Architecture
 ) -> tuple[Tensor, Tensor]:
-    """W_O with the post-norm's gain, and the constant write of the layer: b_O + sum over heads of b_V W_O."""
+    """W_O with all that follows it, and the constant write of the layer: b_O + sum over heads of b_V W_O."""
     per_head = b_V.repeat_interleave(W_O.shape[0] // b_V.shape[0], dim=0)
     bias = torch.einsum("hr,hrd->d", per_head, W_O)
     if b_O is not None:
         bias = bias + b_O
     if architecture.attention_post_norm is not None:
-        gain = norm_gain(layer.get_submodule(architecture.attention_post_norm), architecture)
+        norm = layer.get_submodule(architecture.attention_post_norm)
+        gain = norm_gain(norm, architecture, like=W_O[0])
         W_O, bias = W_O * gain, bias * gain
-    return W_O, bias
+    times = architecture.write_multiplier
+    return (W_O, bias) if times == 1 else (W_O * times, bias * times)

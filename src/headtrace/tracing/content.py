@@ -131,7 +131,7 @@ class Content:
         if site.kind == "head":
             return Place(prompt, site.src or 0, layer)
         model = self.recording.model
-        return Place(prompt, dest, layer, not model.architecture.parallel(model.hf.config))
+        return Place(prompt, dest, layer, not model.architecture.parallel(model.config))
 
     def direction(self, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
         """Along which direction of what it reads a head's value or an MLP carries content to the root."""

@@ -33,8 +33,7 @@ export function createAddress(restored) {
   }
 
   function put(values, how) {
-    const said = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
-    const fragment = new URLSearchParams(said.map(([name, value]) => [name, String(value)])).toString().replaceAll("%2C", ",");
+    const fragment = fragmentOf(values);
     if (fragment === location.hash.slice(1)) return;
     try {
       history[how](null, "", fragment ? `#${fragment}` : location.href.replace(/#.*$/, ""));
@@ -51,6 +50,12 @@ export function createAddress(restored) {
     });
   }
   return { read, write };
+}
+
+/** Named values as a fragment; those that are null are left out. */
+export function fragmentOf(values) {
+  const said = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
+  return new URLSearchParams(said.map(([name, value]) => [name, String(value)])).toString().replaceAll("%2C", ",");
 }
 
 /** A whole number within limits, or null: an address can say anything. */

@@ -1,7 +1,7 @@
 // The controls: filters (which are also the legend), detail, search, theme, the choice of circuits.
 
 import { oneOf, wholeNumber } from "./address.js";
-import { byId, el, svg } from "./dom.js";
+import { el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS, KINDS, PATHS, SIDES, hasBoth } from "./graph.js";
 import { componentName, percent, plural, thousands, tokenLabel } from "./text.js";
@@ -23,22 +23,30 @@ export function firstDetail(graphs) {
   return most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
 }
 
-/** Wire the controls. `changed(filters)` is called whenever a filter moves. */
-export function createControls(graphs, changed) {
+/** Wire the controls, which `part` finds by their ids. `changed(filters)` is called whenever a filter moves. */
+export function createControls(part, changed) {
   const filters = freshFilters();
-  let active = graphs;
+  let active = [];
+  let touched = false;
   const wait = debounced(() => changed(filters));
 
-  const sides = new Set(graphs.flatMap((graph) => graph.edges.map((edge) => edge.side)));
-  const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
-  const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
-  const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
-  const pressSides = chips("sides", sideLabels, filters.sides, sideSample, () => changed(filters));
-  const paths = pathSwitch(filters, () => changed(filters));
-  const pressKinds = chips("kinds", kindLabels, filters.kinds, kindSample, () => changed(filters));
-  const pressWords = chips("words", [["words", "words"]], filters, () => quote("“ ”"), () => changed(filters));
+  let pressed = []; // what makes the chips say again what is shown
+  const paths = pathSwitch(part, filters, () => changed(filters));
 
-  const detail = byId("detail");
+  /** A chip for each side and kind that some circuits have. */
+  function offer(graphs) {
+    const sides = new Set(graphs.flatMap((graph) => graph.edges.map((edge) => edge.side)));
+    const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
+    const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
+    const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
+    pressed = [
+      chips(part("sides"), sideLabels, filters.sides, sideSample, () => changed(filters)),
+      chips(part("kinds"), kindLabels, filters.kinds, kindSample, () => changed(filters)),
+      chips(part("words"), [["words", "words"]], filters, () => quote("“ ”"), () => changed(filters)),
+    ];
+  }
+
+  const detail = part("detail");
   const most = () => Math.max(1, ...active.map((graph) => graph.edges.length));
   // The slider is logarithmic: from five edges to all of them.
   const span = () => Math.log(Math.max(2, most() / 5));
@@ -49,26 +57,27 @@ export function createControls(graphs, changed) {
     const shown = Math.min(total, filters.detail);
     if (!active.some((graph) => graph.edges.length)) return;
     const share = shown >= total ? "all" : `strongest ${thousands(shown)} of`;
-    byId("detail-value").textContent = `${share} ${plural(total, "edge")}`;
+    part("detail-value").textContent = `${share} ${plural(total, "edge")}`;
   };
   detail.addEventListener("input", () => {
     filters.detail = countAt(Number(detail.value));
+    touched = true;
     sayDetail();
     wait();
   });
 
-  const weight = byId("weight");
+  const weight = part("weight");
   const weigh = () => {
     filters.minWeight = (Number(weight.value) / 100) ** 2;
     const limit = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
-    byId("weight-value").textContent = limit;
+    part("weight-value").textContent = limit;
   };
   weight.addEventListener("input", () => {
     weigh();
     wait();
   });
 
-  const [low, high] = [byId("layer-low"), byId("layer-high")];
+  const [low, high] = [part("layer-low"), part("layer-high")];
   const limitLayers = () => {
     const limits = [Number(low.value), Number(high.value)];
     filters.layers = [Math.min(...limits), Math.max(...limits)];
@@ -76,31 +85,37 @@ export function createControls(graphs, changed) {
   for (const input of [low, high]) {
     input.addEventListener("input", () => {
       limitLayers();
+      touched = true;
       wait();
     });
   }
 
-  const match = byId("match");
+  const match = part("match");
   match.addEventListener("change", () => {
     filters.match = match.value;
+    touched = true;
     changed(filters);
   });
 
-  /** Set the controls for the circuits that are on the screen. */
-  function reset(nowActive) {
+  /** Set the controls for the circuits that are on the screen, among others; for one that grows, what a person set stays. */
+  function reset(nowActive, { among = nowActive, growing = false } = {}) {
     active = nowActive;
-    filters.detail = firstDetail(active);
-    detail.value = valueFor(filters.detail);
-    sayDetail();
+    offer(among);
     const top = Math.max(...active.map((graph) => graph.layers[1]));
     for (const input of [low, high]) input.max = top;
-    [low.value, high.value] = [0, top];
-    filters.layers = [0, Infinity];
-    filters.match = match.value = "all";
-    byId("match-control").hidden = active.length < 2;
-    byId("words").hidden = !active.some(hasWords);
+    if (!(growing && touched)) {
+      touched = false;
+      filters.detail = firstDetail(active);
+      detail.value = valueFor(filters.detail);
+      [low.value, high.value] = [0, top];
+      filters.layers = [0, Infinity];
+      filters.match = match.value = "all";
+    }
+    sayDetail();
+    part("match-control").hidden = active.length < 2;
+    part("words").hidden = !active.some(hasWords);
     paths.reset(active.some(hasBoth));
-    showLegend(active);
+    showLegend(part("legend"), active);
   }
 
   /** What the controls say, by name, as far as it is not what they say at first. */
@@ -124,7 +139,7 @@ export function createControls(graphs, changed) {
     for (const shown of [filters.sides, filters.kinds]) for (const name of Object.keys(shown)) shown[name] = !hidden.includes(name);
     filters.kinds.root = true; // `root` is the side
     filters.words = values.words !== "off";
-    for (const press of [pressSides, pressKinds, pressWords]) press();
+    for (const press of pressed) press();
     paths.choose(active.some(hasBoth) ? (oneOf(values.paths, PATHS) ?? "both") : "both");
     filters.detail = values.detail === "all" ? Infinity : (wholeNumber(values.detail, 1, Number.MAX_SAFE_INTEGER) ?? firstDetail(active));
     detail.value = valueFor(filters.detail);
@@ -143,11 +158,11 @@ export function createControls(graphs, changed) {
 }
 
 /** Which paths are shown: offered where a circuit has several. Sides that are on none of them cannot be chosen. */
-function pathSwitch(filters, changed) {
-  const group = byId("paths");
+function pathSwitch(part, filters, changed) {
+  const group = part("paths");
   const choose = (name) => {
     filters.paths = name;
-    for (const chip of byId("sides").children) chip.disabled = !(PATHS[name].sides ?? Object.keys(SIDES)).includes(chip.dataset.name);
+    for (const chip of part("sides").children) chip.disabled = !(PATHS[name].sides ?? Object.keys(SIDES)).includes(chip.dataset.name);
   };
   const options = Object.entries(PATHS).map(([name, { label }]) => {
     const input = el("input", { type: "radio", name: "paths", value: name, checked: name === filters.paths });
@@ -173,7 +188,7 @@ function pathSwitch(filters, changed) {
 }
 
 /** What the lines mean, in words, where there are more of them than chips can say. */
-function showLegend(active) {
+function showLegend(legend, active) {
   const edges = active.flatMap((graph) => graph.edges);
   const content = edges.some(({ side }) => side === "value" || side === "input");
   const opposing = edges.some((edge) => edge.opposing) || active.some(({ amounts }) => amounts?.some(({ value }) => value < 0));
@@ -184,14 +199,14 @@ function showLegend(active) {
     opposing && entry("opposing", [opposingSample()], "opposing: takes away from the root"),
     active.some(hasWords) && entry("words", [quote("“ ”")], `what a head looks for${edges.some(unsupported) ? "; with “?”: did not pass its test" : ""}`),
   ];
-  byId("legend").replaceChildren(...entries.filter(Boolean));
-  byId("legend").hidden = !content && !opposing && !edges.some(unsupported);
+  legend.replaceChildren(...entries.filter(Boolean));
+  legend.hidden = !content && !opposing && !edges.some(unsupported);
 }
 
 /** Buttons that show and hide; returns what makes them say again what is shown. */
-function chips(id, labels, values, sample, changed) {
+function chips(group, labels, values, sample, changed) {
   const buttons = labels.map(([name, label]) => {
-    const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": "true" };
+    const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": String(values[name]) };
     const button = el("button", { ...attributes, title: `Show or hide: ${label}` }, sample(name), label);
     button.addEventListener("click", () => {
       values[name] = !values[name];
@@ -200,7 +215,7 @@ function chips(id, labels, values, sample, changed) {
     });
     return button;
   });
-  byId(id).replaceChildren(...buttons);
+  group.replaceChildren(...buttons);
   return () => {
     for (const button of buttons) button.setAttribute("aria-pressed", String(values[button.dataset.name]));
   };

@@ -4,7 +4,7 @@ import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
 import { edgeCard, nodeCard, skippedCard, tokenCard } from "./details.js";
 
-/** Make a chart answer. `app` has pin(chart, id), hover(chart, target) and focusSearch(). */
+/** Make a chart answer. `app` has pin(chart, id, edge) and hover(chart, target). */
 export function makeInteractive(chart, app) {
   const surface = chart.parts.chart;
   let drag = null;
@@ -70,7 +70,7 @@ export function makeInteractive(chart, app) {
     if (target?.node !== undefined) app.pin(chart, target.node);
     else if (target?.edge !== undefined) {
       const edge = chart.graph.edges[target.edge];
-      app.pin(chart, target.words ? edge.target : edge.source); // words are about what the target looks for
+      app.pin(chart, target.words ? edge.target : edge.source, target.edge); // words are about what the target looks for
     }
     else app.pin(chart, null);
   });
@@ -146,7 +146,6 @@ function go(chart, id) {
 }
 
 export function showCard(chart, target, x, y) {
-  const card = byId("card");
   if (!target) return hideCard();
   const { graph } = chart;
   let content = null;
@@ -154,6 +153,12 @@ export function showCard(chart, target, x, y) {
   else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
   else if (target.skipped !== undefined) content = skippedCard(target.skipped);
   else content = tokenCard(graph, target.column);
+  placeCard(content, x, y);
+}
+
+/** Put a card beside a point of the window. */
+export function placeCard(content, x, y) {
+  const card = byId("card");
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];

@@ -20,6 +20,7 @@ MAX_GENERATED = 50
 
 Position = Annotated[int, Field(ge=0, le=1_000_000)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 Token = Annotated[str, Field(max_length=1_000)] | Annotated[int, Field(ge=0)]
 
 
@@ -255,7 +256,7 @@ class JobView(BaseModel):
     """
 
     id: str
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     ahead: int = 0
     done: int = 0
     of: int = 0

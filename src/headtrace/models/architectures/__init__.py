@@ -11,18 +11,57 @@ from typing import Any
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import (
+    apertus,
+    arcee,
+    biogpt,
+    codegen,
+    cohere,
+    cohere2,
+    cwm,
+    ernie4_5,
+    exaone4,
+    falcon,
+    gemma,
     gemma2,
     gemma3,
+    gemma3_multimodal,
+    glm,
+    glm4,
     gpt2,
+    gpt_bigcode,
+    gpt_neo,
     gpt_neox,
+    gptj,
+    granite,
+    granitemoe,
+    helium,
+    hyperclovax,
+    jais2,
     llama,
+    ministral,
     mistral,
+    mixtral,
+    nanochat,
+    nemotron,
+    olmo,
     olmo2,
+    olmo3,
+    olmoe,
     opt,
+    phi,
+    phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
+    vaultgemma,
 )
 from headtrace.models.architectures.facts import Architecture, Projections
+from headtrace.models.architectures.unfit import why_unfit
 from headtrace.registry import Registry
 
 ARCHITECTURES: Registry[Architecture] = Registry(
@@ -30,7 +69,56 @@ ARCHITECTURES: Registry[Architecture] = Registry(
     "headtrace.architectures",
     {
         module.ARCHITECTURE.model_type: module.ARCHITECTURE
-        for module in (gpt2, opt, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, olmo2)
+        for module in (
+            gpt2,
+            opt,
+            gpt_neox,
+            llama,
+            mistral,
+            qwen2,
+            qwen3,
+            gemma2,
+            gemma3,
+            olmo2,
+            falcon,
+            gpt_neo,
+            codegen,
+            gptj,
+            apertus,
+            arcee,
+            biogpt,
+            cohere,
+            cohere2,
+            cwm,
+            ernie4_5,
+            exaone4,
+            gemma,
+            gemma3_multimodal,
+            glm,
+            glm4,
+            gpt_bigcode,
+            granite,
+            granitemoe,
+            helium,
+            hyperclovax,
+            jais2,
+            ministral,
+            mixtral,
+            nanochat,
+            nemotron,
+            olmo,
+            olmo3,
+            olmoe,
+            phi,
+            phi3,
+            qwen2_moe,
+            qwen3_moe,
+            seed_oss,
+            smollm3,
+            stablelm,
+            starcoder2,
+            vaultgemma,
+        )
     },
     check=lambda found: isinstance(found, Architecture),
 )
@@ -47,18 +135,20 @@ def find_architecture(config: Any) -> Architecture:
     """The facts for a transformers config, or an error that names what was given and what is supported."""
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
-        supported = ", ".join(f"{a.name} ({a.model_type})" for a in ARCHITECTURES.values())
+        reason = why_unfit(config)
+        advice = f"{HOW_TO_ADD} explains how to add one: it takes one file of facts."
         raise UnsupportedModelError(
-            f"The architecture {config.model_type!r} is not supported. Supported: {supported}. "
-            f"{HOW_TO_ADD} explains how to add one: it takes one file of facts."
+            f"The architecture {config.model_type!r} is not supported{'' if reason is None else f': {reason}'}. "
+            f"Supported: {', '.join(sorted(ARCHITECTURES))}.{f' {advice}' if reason is None else ''}"
         )
-    reason = architecture.refuse(config)
+    text = config.get_text_config()
+    reason = architecture.refuse(text)
     if reason is not None:
         raise UnsupportedModelError(
             f"This {architecture.name} model cannot be decomposed exactly: {reason}. "
             "Choose another checkpoint of the family."
         )
-    return architecture
+    return architecture.of(text)
 
 
 __all__ = [

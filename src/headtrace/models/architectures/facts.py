@@ -6,12 +6,12 @@ computed (folding, recording, interventions) is the same code for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
@@ -33,7 +33,8 @@ class Projections:
 class MLPParts:
     """One MLP; row vectors: ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out``.
 
-    Without a gate it is ``act(x W_in + b_in) W_out + b_out``.
+    Without a gate it is ``act(x W_in + b_in) W_out + b_out``. A mixture of experts has the hidden units of all its
+    experts, and ``route``: what each unit is multiplied by because of the router (zero in experts not chosen).
     """
 
     W_in: Float[Tensor, "d_model d_hidden"]
@@ -43,6 +44,20 @@ class MLPParts:
     b_out: Float[Tensor, " d_model"] | None = None
     W_gate: Float[Tensor, "d_model d_hidden"] | None = None
     b_gate: Float[Tensor, " d_hidden"] | None = None
+    route: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class OwnAttention:
+    """How to reach attention in modules that do not ask transformers' ``AttentionInterface`` for it."""
+
+    method: str | None = None
+    """The module's method that attends, called with queries, keys, values and mask; None where the module calls
+    PyTorch's ``scaled_dot_product_attention``."""
+    scale: float | None = None
+    """What q . k is multiplied by; None for d_head ** -0.5."""
+    window: Callable[[nn.Module], Bool[Tensor, "1 1 dest src"]] | None = None
+    """Which keys each position sees, where that is not all in the mask that the method is given."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,9 @@ class Architecture:
     projections: Callable[[nn.Module, int], Projections]
     """Splits the attention module (second argument: d_head) into heads."""
     mlp_parts: Callable[[nn.Module], MLPParts] | None = None
-    """Splits a block's MLP into its matrices; None where it has another shape (a mixture of experts)."""
+    """Splits a block's MLP into its matrices; None where it has another shape."""
+    experts: bool = False
+    """Whether MLPs are mixtures of experts, in some blocks at least."""
     parallel: Callable[[Any], bool] = lambda config: False
     """Whether, by the config, the MLP reads what attention reads, and not what attention has written."""
     attention_norm: str | None = None
@@ -78,15 +95,23 @@ class Architecture:
     mlp_post_norm: str | None = None
     """Path, from a block, of a norm applied to what the MLP writes."""
     norm: Literal["layer", "rms"] = "rms"
-    """LayerNorm (centres, has a bias) or RMSNorm."""
+    """LayerNorm (centres, may have a bias) or RMSNorm; either may have no gain."""
     gain_offset: float = 0.0
     """Added to the stored gain of every norm (Gemma stores gain - 1)."""
     rotary: bool = True
     """Rotary positions (their cosines and sines come from the model's own module) or learned ones."""
     rotary_pairs: Literal["half-split", "interleaved"] = "half-split"
     """Which dimensions turn together: i and i + half (Llama), or 2i and 2i + 1 (GLM, GPT-J, Cohere)."""
+    rotary_layers: tuple[bool, ...] | None = None
+    """Layer by layer, whether queries and keys turn at all (SmolLM3 leaves every fourth out); None: all layers."""
     rotary_tables: Literal["half-split", "interleaved"] = "half-split"
     """How the model's cosines and sines are laid out: all angles twice over, or each angle twice in a row."""
+    rotary_backwards: bool = False
+    """Whether queries and keys turn the other way round: by minus the angle (nanochat)."""
+    rotary_in_float32: bool = False
+    """Whether they turn in float32 whatever the model's dtype, so that float64 would be no more exact (Cohere)."""
+    own_rotary: Callable[[nn.Module, Int[Tensor, "#batch token"]], tuple[Tensor, Tensor]] | None = None
+    """Cosines and sines at some positions, from an attention module that makes them itself (GPT-J)."""
     query_key_norm: tuple[str, str] | None = None
     """Paths, from the attention module, of the norms of queries and keys."""
     query_key_norm_kind: Literal["layer", "rms"] = "rms"
@@ -97,8 +122,28 @@ class Architecture:
     """The axes, after the batch, of what those norms see."""
     query_prescaled: bool = False
     """True where the model multiplies queries by d_head ** -0.5 itself and calls attention with scale 1."""
+    own_attention: OwnAttention | None = None
+    """Where attention happens if not through ``AttentionInterface`` (GPT-J, GPT-Neo, Falcon)."""
+    blocks_return_tuples: bool = False
+    """Whether a block returns its residual as the first of several things."""
+    n_kv_heads: int | None = None
+    """Keys per layer as attention sees them, where the config does not say it as ``num_key_value_heads``."""
+    write_multiplier: float = 1.0
+    """What attention and MLP write is multiplied by this before it is added to the residual (Granite)."""
+    logit_multiplier: float = 1.0
+    """What the unembedding gives is multiplied by this (Granite, Cohere)."""
+    variant: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+    """Facts that the config decides, by the names of the fields here."""
     refuse: Callable[[Any], str | None] = lambda config: None
     """A reason why this variant cannot be decomposed exactly, or None."""
+
+    def of(self, config: Any) -> Architecture:
+        """The facts of one model: with what its config decides."""
+        return replace(self, **self.variant(config))
+
+    def turns(self, layer: int) -> bool:
+        """Whether a layer's queries and keys turn with the position."""
+        return self.rotary and (self.rotary_layers is None or self.rotary_layers[layer])
 
     def centred(self, x: Tensor, dim: int = -1) -> Tensor:
         """What the model's norms see of a residual: LayerNorm takes the mean away, RMSNorm nothing."""
@@ -118,6 +163,8 @@ class Architecture:
 
 def rotary_width(config: Any, d_head: int) -> int:
     """How many of a head's dimensions turn with the position."""
+    if getattr(config, "rotary_dim", None):
+        return config.rotary_dim
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     factor = parameters.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
     return int(d_head * factor)
@@ -132,20 +179,47 @@ def separate_linears(output: str = "o_proj") -> Callable[[nn.Module, int], Proje
     """``q_proj``, ``k_proj``, ``v_proj`` and an output projection, each an ``nn.Linear``."""
 
     def read(attention: nn.Module, d_head: int) -> Projections:
-        def heads(name: str) -> tuple[Tensor, Tensor | None]:
-            linear = attention.get_submodule(name)
-            weight: Tensor = linear.weight.T  # type: ignore[assignment]
-            n_heads = weight.shape[1] // d_head
-            bias: Tensor | None = linear.bias  # type: ignore[assignment]
-            return split_columns(weight, n_heads), None if bias is None else bias.reshape(n_heads, d_head)
-
-        (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = heads("q_proj"), heads("k_proj"), heads("v_proj")
-        out = attention.get_submodule(output)
-        weight_out: Tensor = out.weight.T  # type: ignore[assignment]
-        W_O = weight_out.reshape(W_Q.shape[0], d_head, -1)
-        return Projections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, out.bias)  # type: ignore[arg-type]
+        W_O, b_O = _output_heads(attention, output, d_head)
+        reads = [_linear(attention.get_submodule(name)) for name in ("q_proj", "k_proj", "v_proj")]
+        (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = (_heads(weight, bias, d_head) for weight, bias in reads)
+        return Projections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O)
 
     return read
+
+
+def fused_linear(
+    fused: str, output: str, layout: Literal["blocks", "groups"] = "blocks"
+) -> Callable[[nn.Module, int], Projections]:
+    """One projection for queries, keys and values, and an output projection.
+
+    ``blocks``: all queries, then all keys, then all values (GPT-2, Phi-3). ``groups``: for each key-value head its
+    queries, its key and its value (GPT-NeoX, and Falcon, whose single key-value head comes behind all queries).
+    """
+
+    def read(attention: nn.Module, d_head: int) -> Projections:
+        W_O, b_O = _output_heads(attention, output, d_head)
+        W, b = _heads(*_linear(attention.get_submodule(fused)), d_head)
+        n_heads, n_kv = W_O.shape[0], (W.shape[0] - W_O.shape[0]) // 2
+        rows = torch.arange(W.shape[0], device=W.device)
+        if layout == "blocks":
+            queries, keys, values = rows.split([n_heads, n_kv, n_kv])
+        else:
+            of_kv_head = rows.reshape(n_kv, -1)
+            queries, keys, values = of_kv_head[:, :-2].flatten(), of_kv_head[:, -2], of_kv_head[:, -1]
+        b_Q, b_K, b_V = (None if b is None else b[part] for part in (queries, keys, values))
+        return Projections(W[queries], W[keys], W[values], W_O, b_Q, b_K, b_V, b_O)
+
+    return read
+
+
+def _heads(weight: Tensor, bias: Tensor | None, d_head: int) -> tuple[Tensor, Tensor | None]:
+    n_heads = weight.shape[1] // d_head
+    return split_columns(weight, n_heads), None if bias is None else bias.reshape(n_heads, d_head)
+
+
+def _output_heads(attention: nn.Module, name: str, d_head: int) -> tuple[Tensor, Tensor | None]:
+    weight, bias = _linear(attention.get_submodule(name))
+    return weight.reshape(-1, d_head, weight.shape[1]), bias
 
 
 def gated_mlp(
@@ -164,6 +238,69 @@ def gated_mlp(
         return MLPParts(W_in, W_out, act, b_in, b_out, W_gate, b_gate)
 
     return read
+
+
+def fused_gated_mlp(
+    fused: str = "mlp.gate_up_proj",
+    down: str = "mlp.down_proj",
+    activation: str = "mlp.activation_fn",
+) -> Callable[[nn.Module], MLPParts]:
+    """A gate and an up projection in one, the gate first, and a down projection, by their paths from a block."""
+
+    def read(block: nn.Module) -> MLPParts:
+        (W, b), (W_out, b_out) = (_linear(block.get_submodule(path)) for path in (fused, down))
+        W_gate, W_in = W.chunk(2, dim=1)
+        b_gate, b_in = (None, None) if b is None else b.chunk(2)
+        return MLPParts(W_in, W_out, block.get_submodule(activation), b_in, b_out, W_gate, b_gate)
+
+    return read
+
+
+def expert_mlp(mixture: str = "mlp", router: str = "gate") -> Callable[[nn.Module], MLPParts]:
+    """A mixture of gated experts, with a shared one beside them or not; some blocks may have a single MLP instead."""
+
+    def read(block: nn.Module) -> MLPParts:
+        mlp = block.get_submodule(mixture)
+        if not hasattr(mlp, "experts"):
+            return gated_mlp()(block)
+        choose, experts = mlp.get_submodule(router), mlp.get_submodule("experts")
+        gate_up: Tensor = experts.gate_up_proj  # type: ignore[assignment]
+        down: Tensor = experts.down_proj  # type: ignore[assignment]
+        W_gate, W_in = (part.permute(2, 0, 1).flatten(1) for part in gate_up.chunk(2, dim=1))
+        W_out = down.permute(0, 2, 1).flatten(0, 1)
+        width = down.shape[-1]
+
+        def route(x: Tensor) -> Tensor:
+            _, weights, chosen = choose(x.reshape(-1, x.shape[-1]).to(down.dtype))
+            every = x.new_zeros(len(weights), len(down)).scatter_(1, chosen, weights.to(x.dtype))
+            return every.repeat_interleave(width, dim=1).reshape(*x.shape[:-1], -1)
+
+        parts = MLPParts(W_in, W_out, experts.get_submodule("act_fn"), W_gate=W_gate, route=route)
+        return _with_shared_expert(parts, mlp, route) if hasattr(mlp, "shared_expert") else parts
+
+    return read
+
+
+def _with_shared_expert(parts: MLPParts, mlp: nn.Module, route: Callable[[Tensor], Tensor]) -> MLPParts:
+    """An expert that every token passes, behind a gate of its own (Qwen2-MoE): hidden units beside the others."""
+    own = gated_mlp(*(f"shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj", "act_fn")))(
+        mlp
+    )
+    assert parts.W_gate is not None
+    assert own.W_gate is not None
+    gate = mlp.get_submodule("shared_expert_gate")
+
+    def both(x: Tensor) -> Tensor:
+        share = gate(x.to(parts.W_in.dtype)).sigmoid().to(x.dtype)
+        return torch.cat((route(x), share.expand(*x.shape[:-1], own.W_in.shape[1])), dim=-1)
+
+    return replace(
+        parts,
+        W_in=torch.cat((parts.W_in, own.W_in), dim=1),
+        W_out=torch.cat((parts.W_out, own.W_out)),
+        W_gate=torch.cat((parts.W_gate, own.W_gate), dim=1),
+        route=both,
+    )
 
 
 def plain_mlp(into: str, out: str, activation: str) -> Callable[[nn.Module], MLPParts]:

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
-from headtrace.models.architectures.facts import Architecture, Projections, plain_mlp
-
-
-def _projections(attention: nn.Module, d_head: int) -> Projections:
-    fused, out = attention.get_submodule("query_key_value"), attention.get_submodule("dense")
-    weight: Tensor = fused.weight  # type: ignore[assignment]
-    bias: Tensor | None = fused.bias  # type: ignore[assignment]
-    n_heads = weight.shape[0] // (3 * d_head)
-    W_Q, W_K, W_V = weight.reshape(n_heads, 3, d_head, -1).transpose(2, 3).unbind(dim=1)
-    b_Q, b_K, b_V = (None, None, None) if bias is None else bias.reshape(n_heads, 3, d_head).unbind(dim=1)
-    W_O: Tensor = out.weight.T.reshape(n_heads, d_head, -1)  # type: ignore[operator]
-    return Projections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, out.bias)  # type: ignore[arg-type]
-
+from headtrace.models.architectures.facts import Architecture, fused_linear, plain_mlp
 
 ARCHITECTURE = Architecture(
     name="GPT-NeoX / Pythia",
@@ -30,6 +16,6 @@ ARCHITECTURE = Architecture(
     mlp_write="mlp",
     mlp_parts=plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", "mlp.act"),
     parallel=lambda config: config.use_parallel_residual,
-    projections=_projections,
+    projections=fused_linear("query_key_value", "dense", "groups"),
     norm="layer",
 )

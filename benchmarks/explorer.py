@@ -1,0 +1,92 @@
+"""What the explorer's server computes for a click and for a prompt, in forward passes, in one run. Prints JSON.
+
+Work is measured where it is done: requests in, answers as bytes out, without the way through the network. Times are
+those of the processor: what else the machine does is not counted.
+
+python benchmarks/explorer.py [--model smollm2-135m] [--tokens 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import headtrace
+from headtrace.explorer.server.recordings import Recordings
+from headtrace.explorer.server.routes import as_sent
+from headtrace.explorer.server.schemas import FiringRequest, PromptRequest, RootRequest, WhyRequest
+from headtrace.explorer.server.service import Explorer
+from headtrace.explorer.server.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+ROUNDS = 9
+
+
+def ratio(work: Callable[[int], object], forward: Callable[[], object]) -> float:
+    """Median of processor times, work over a forward pass, measured in turn."""
+    work(-1), forward()
+    found: list[float] = []
+    for n in range(ROUNDS):
+        start = time.process_time()
+        forward()
+        middle = time.process_time()
+        work(n)
+        found.append((time.process_time() - middle) / (middle - start))
+    return round(statistics.median(found), 2)
+
+
+class Clicks:
+    """Cells that a person might click: of every head where it attends most, the strongest ones first."""
+
+    def __init__(self, explorer: Explorer, prompt: PromptRequest) -> None:
+        self.explorer, self.prompt = explorer, prompt
+        found = sorted(explorer.recorded(prompt).strongest_firings(), key=lambda each: -each[1])
+        self.cells = [firing for firing, _ in found if firing.layer > 0][:: max(1, len(found) // 40)]
+
+    def why(self, n: int, root: RootRequest | None = None) -> bytes:
+        f = self.cells[n % len(self.cells)]
+        firing = FiringRequest(layer=f.layer, head=f.head, dest=f.dest, src=f.src)
+        return as_sent(self.explorer.why(WhyRequest(prompt=self.prompt, firing=firing, root=root)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=128)
+    options = parser.parse_args()
+    model = headtrace.load(options.model)
+    ids = model.to_ids((ROOT / "benchmarks" / "text.txt").read_text(encoding="utf-8"))[: options.tokens]
+    explorer, prompt = Explorer([model], Settings()), PromptRequest(token_ids=ids)
+    batch = torch.tensor([ids])
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return model.hf(batch, use_cache=False)
+
+    def typed(_: int) -> None:
+        explorer.recordings = Recordings(Settings.cached_bytes, Settings.cached_recordings)
+        view = explorer.record(prompt)
+        as_sent(view), explorer.patterns(view.id)
+
+    clicks, answer = (
+        Clicks(explorer, prompt),
+        RootRequest(answer=explorer.recorded(prompt).top_answers(1)[0][1]),
+    )
+    found = {
+        "click to causes": ratio(clicks.why, forward),
+        "click to causes and contribution to an answer": ratio(lambda n: clicks.why(n, answer), forward),
+        "typing to attention maps": ratio(typed, forward),
+    }
+    told = {"benchmark": "explorer", "model": options.model, "tokens": len(ids), "forward passes": found}
+    told["required"] = {"click to causes": 1, "typing to attention maps": 2}
+    print(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()

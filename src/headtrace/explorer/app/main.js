@@ -1,0 +1,143 @@
+// Puts the explorer together: one state, kept in the address; every view shows what it says.
+
+import { createAddress, fragmentOf } from "../page/address.js";
+import { el } from "../page/dom.js";
+import { hideCard, placeCard } from "../page/interaction.js";
+import { inert, shorten } from "../page/text.js";
+import { createTheme } from "../page/theme.js";
+import { createView } from "../page/view.js";
+import { toState, toValues } from "./address.js";
+import { createBeside } from "./beside.js";
+import { changesRequest, createChanges, withChange } from "./changes.js";
+import { createCircuit } from "./circuit.js";
+import { createHeads } from "./heads.js";
+import { createHelp } from "./help.js";
+import { createLibrary, promptOf } from "./library.js";
+import { createPrompt } from "./prompt.js";
+import { createRun } from "./run.js";
+import { ask, latestOnly, onWaiting } from "./server.js";
+import { createShare } from "./share.js";
+
+const NAMES = { heads: "Heads", circuit: "Circuit", beside: "Side by side", run: "Run" };
+
+async function start() {
+  const waiting = el("p", { class: "waiting", role: "status", hidden: true });
+  onWaiting((words) => {
+    waiting.hidden = !words;
+    waiting.textContent = words ? inert(words) : "";
+  });
+  const theme = el("button", { type: "button", id: "theme", class: "icon" });
+  const brand = el("h1", { class: "brand" }, "headtrace");
+  const nav = el("nav", { "aria-label": "Views" });
+  const bar = el("header", { class: "bar" }, brand, nav, theme);
+  document.body.append(bar, waiting);
+
+  let server = null;
+  try {
+    server = await ask("/api/server");
+  } catch (error) {
+    return document.body.append(el("p", { class: "notice failed" }, inert(error.message)));
+  }
+  const app = createApp(server);
+  build(app, { bar, nav, theme, waiting });
+  createTheme(() => app.recoloured());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.recoloured());
+  app.render();
+}
+
+/** What the views have in common: the state, what was computed, the one view of circuits. */
+function createApp(server) {
+  const app = { server, library: createLibrary(server.models) };
+  const address = createAddress((values) => {
+    app.state = toState(values);
+    app.restoring = true;
+    app.render();
+    app.restoring = false;
+  });
+  app.state = toState(address.read());
+
+  /** Change the state: a new step of the history, or (`replace`) the same one. */
+  app.go = (patch, { replace = false } = {}) => {
+    app.remember(patch, !replace);
+    app.render();
+  };
+  /** Change the state without showing it anew: it is on the screen already. */
+  app.remember = (patch, step = false) => {
+    app.state = { ...app.state, ...patch };
+    address.write(toValues(app.state), step);
+  };
+  app.link = (patch) => `#${fragmentOf(toValues({ ...app.state, ...patch }))}`;
+  app.change = (change) => app.go({ changes: withChange(app.state.changes, change) });
+  app.recording = async (signal) => {
+    try {
+      return await app.library.record(promptOf(app.state), signal);
+    } catch (error) {
+      throw Object.assign(error, { ofPrompt: true });
+    }
+  };
+  app.changed = async (signal) => {
+    const body = changesRequest(app.state, await app.recording(signal));
+    return { view: await app.library.intervene(body, signal), again: app.library.interveneAgain(body, signal) };
+  };
+  app.card = (content, x, y) => (content ? placeCard(content, x, y) : hideCard());
+  return app;
+}
+
+function build(app, { bar, nav, theme, waiting }) {
+  const prompt = createPrompt(app);
+  const views = { heads: createHeads(app), circuit: createCircuit(app), beside: createBeside(app) };
+  if (app.server.run) views.run = createRun(app);
+  const changes = createChanges(app);
+  const help = createHelp();
+  const share = createShare(app);
+  const container = el("div", { class: "circuit-view" });
+  const remember = (step) => container.checkVisibility() && app.remember({ look: fragmentOf(circuits.tell()) || undefined }, step);
+  const circuits = createView(container, { frame: { level: "h2" }, remember, extra: (...given) => views.circuit.extra(...given) });
+  const main = el("main", {}, el("div", { class: "under-bar" }, help.place, share.place), ...Object.values(views).map(({ place }) => place), changes.place);
+  bar.insertBefore(el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and ")), theme);
+  waiting.after(prompt.place, main);
+  const loading = latestOnly();
+
+  app.view = () => views[app.state.view] ?? views.heads;
+  app.python = () => (changes.place.hidden ? null : changes.python()) ?? app.view().python();
+  app.shareable = () => share.update();
+
+  /** Show circuits in a place of a view: there is one drawing, which goes where it is looked at. */
+  app.showCircuits = (host, graphs, options) => {
+    if (container.parentElement !== host) host.append(container);
+    const values = Object.fromEntries(new URLSearchParams(app.state.look ?? ""));
+    const same = circuits.shown.length === graphs.length && graphs.every((graph, i) => graph === circuits.shown[i]);
+    if (!same) circuits.show(graphs, { ...options, values: options?.growing ? null : values });
+    else if (app.restoring) circuits.restore(values);
+  };
+  app.drawing = () => {
+    if (!container.isConnected || !container.checkVisibility() || !circuits.charts.length) return null;
+    return (kind) => container.querySelector(`#save-${kind}`).click();
+  };
+  app.recoloured = () => Object.values(views).forEach((view) => view.recoloured?.());
+
+  app.render = () => {
+    const { state } = app;
+    hideCard();
+    const current = state.view in views ? state.view : "heads";
+    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name, look: name === current ? state.look : undefined }), "aria-current": name === current ? "page" : null, "data-view": name }, NAMES[name])));
+    prompt.place.hidden = current === "run" || current === "beside";
+    prompt.update(state);
+    if (state.text) loading(async (signal) => prompt.show(await recorded(signal)), prompt.said.failed);
+    else loading.stop();
+    for (const [name, view] of Object.entries(views)) view.place.hidden = name !== current;
+    help.update({ view: current });
+    changes.update(state);
+    views[current].update(state);
+    share.update();
+    document.documentElement.dataset.view = current;
+    document.title = `${state.text ? `${shorten(inert(state.text), 60)} - ` : ""}headtrace explorer`;
+  };
+
+  async function recorded(signal) {
+    prompt.said.busy("Reading the prompt…");
+    return app.recording(signal);
+  }
+}
+
+start();

@@ -1,0 +1,124 @@
+"""``headtrace serve``: it starts, says where, stops when told, and says what is wrong before it loads a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import headtrace
+from headtrace.cli import app
+from headtrace.explorer.server import serving
+from tests.explorer_server.live import LONG
+
+TRACE = {
+    "prompt": {"text": "When Mary and John went to the store, John gave a drink to"},
+    "root": {"answer": " Mary", "wrong": " John"},
+}
+
+
+def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> None:
+    source = str(Path(headtrace.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "headtrace", "serve", "builtin", "--port", "0", "--no-open"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ends = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}
+    processes = {sent: subprocess.Popen(command, **pipes, env=environment, cwd=tmp_path) for sent in ends}
+    try:
+        for sent, process in processes.items():
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:")
+            for _ in range(20):
+                request = urllib.request.Request(
+                    f"{address}api/trace", json.dumps(TRACE).encode(), {"Content-Type": "application/json"}
+                )
+                with urllib.request.urlopen(request, timeout=LONG) as answer:
+                    assert answer.status == 202
+            process.send_signal(sent)
+            _, told = process.communicate(timeout=2 * LONG)
+            assert process.returncode == ends[sent], told
+            assert "Traceback" not in told
+            assert "Error" not in told
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait(LONG)
+            process.stdout.close()
+            process.stderr.close()
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    def load(*_, **__):
+        pytest.fail("a model was loaded before the mistake was found")
+
+    monkeypatch.setattr("headtrace.models.load", load)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["serve", "builtin", "--no-open", *arguments])
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(no_model) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run("--port", str(taken.getsockname()[1]))
+    assert done.exit_code == 2
+    assert "is in use" in done.output
+    assert "--port 0" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "no such host"), "no such name or address"),
+        (("--host", "192.0.2.1"), "no address of this machine"),
+        (("--token", "short"), "at least 16"),
+        (("--run", "nowhere", "--port", "0"), "nowhere"),
+        (("--atlas", "nowhere", "--port", "0"), "nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_served_is_said_before_anything_is_loaded(arguments, words, no_model) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2, done.output
+    assert words in done.output
+
+
+def test_without_the_extra_it_says_what_to_install(no_model, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = run()
+    assert done.exit_code == 2
+    assert "pip install 'headtrace[serve]'" in done.output
+
+
+def test_beyond_the_loopback_there_is_a_token_in_the_address_that_is_printed(monkeypatch) -> None:
+    served: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        "headtrace.cli.serve._run", lambda server, bound, address, _: served.append((address, bool(server)))
+    )
+    for arguments in (("--host", "0.0.0.0"), ("--host", "127.0.0.1"), ("--token", "sixteen-letters-")):
+        done = run("--port", "0", *arguments)
+        assert done.exit_code == 0, done.output
+    others, own, chosen = (address for address, _ in served)
+    assert len(others.partition("?token=")[2]) >= 32
+    assert "token" not in own
+    assert chosen.endswith("?token=sixteen-letters-")
+
+
+@pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
+def test_addresses_as_they_are_opened(host: str, loopback: bool) -> None:
+    with serving.bind(host, 0) as bound:
+        assert serving.is_loopback(bound) == loopback
+        address, port = serving.address(bound), bound.getsockname()[1]
+        assert address.endswith(f":{port}/")
+        assert "0.0.0.0" not in address

@@ -346,8 +346,9 @@ class Recording:
         values = self.bare_values[layer, head]
         if src is None:
             return self.attention.of_head(layer, head) @ values
-        batch, tokens = (torch.arange(n, device=values.device) for n in values.shape[:2])
-        return self.attention.at(layer, batch[:, None], head, tokens, src)[..., None] * values[:, None, src]
+        places = (torch.arange(n, device=values.device) for n in values.shape[:2])
+        batch, tokens = torch.meshgrid(*places, indexing="ij")
+        return self.attention.at(layer, batch, head, tokens, src)[..., None] * values[:, None, src]
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """All that a layer adds to the residual, put together from its components."""

@@ -73,7 +73,8 @@ class Tracer:
             raise InputError(f"min_influence={min_influence}: a share of influence is between 0 and 1.")
         self.model = model
         self.method = make_method(method, **options)
-        self.max_firings, self.min_influence, self.patterns = max_firings, min_influence, patterns
+        self.max_firings, self.min_influence = max_firings, min_influence
+        self.patterns: PatternsKept = patterns
         self.composer = Composer(model)
 
     def trace(

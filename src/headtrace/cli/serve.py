@@ -143,9 +143,6 @@ def _application(
         from headtrace.explorer.views.evidence import AtlasEvidence
 
         evidence = AtlasEvidence(atlas, models[0])
-    with options.notes.status("Decomposing its heads"):
-        for each in models:
-            each.channels  # noqa: B018 (the first click would have to wait for them)
     return create_app(models, settings, atlas=evidence, run=source, log=_log)
 
 

@@ -1,4 +1,4 @@
-"""Cost of scoring a thousand signals over a corpus, in forward passes, all in one run; and what is kept of it.
+"""Cost of scoring a thousand signals over a corpus, in forward passes, all in one run; and the memory at two lengths.
 
 Times are those of the processor: what else the machine does is not counted.
 
@@ -53,21 +53,30 @@ def channels(model: headtrace.Model, count: int) -> list[ScoredSignal]:
     return [ScoredSignal(f"L{l}H{h}:{c}", l, h, "channel", (c,)) for l, h, c in places]
 
 
-def measure(model: headtrace.Model, corpus: Corpus, count: int) -> dict[str, Any]:
-    signals = channels(model, count)
-    scan(model, open_corpus(corpus.source, model, tokens=2048), signals)  # channels are made, memory is warm
+def peak() -> float:
+    """Gigabytes of memory that the process has taken at most, up to now."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def measure(model: headtrace.Model, source: str, tokens: int, count: int) -> dict[str, Any]:
+    """A scan of a quarter of the corpus, which warms everything up and whose memory is noted; then of all of it."""
+    signals, corpus = channels(model, count), open_corpus(source, model, tokens=tokens)
+    quarter = scan(model, open_corpus(source, model, tokens=tokens // 4), signals)
+    before = peak()
     start = time.process_time()
     found = scan(model, corpus, signals)
-    spent = time.process_time() - start
+    spent, after = time.process_time() - start, peak()
     plain, last = (forward(model, corpus, logits=logits) for logits in (True, False))
     kept = sum(array.nbytes for array in found.tally.arrays().values())
     return {
         "signals": len(signals),
         "tokens": found.n_tokens,
+        "seconds of processor": round(spent, 1),
         "ratio to forward passes": round(spent / plain, 2),
         "ratio to forward passes without output logits": round(spent / last, 2),
         "MB kept": round(kept / 1e6, 1),
-        "peak GB of the process": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
+        f"peak GB after {quarter.n_tokens} tokens": round(before, 3),
+        f"peak GB after {found.n_tokens} tokens": round(after, 3),
         "required": {"ratio to forward passes": 3},
     }
 
@@ -75,12 +84,11 @@ def measure(model: headtrace.Model, corpus: Corpus, count: int) -> dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="4,000 tokens; in full 20,000")
     options = parser.parse_args()
     model = headtrace.load(options.model)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = open_corpus(str(text(Path(folder))), model, tokens=4_000 if options.quick else 20_000)
-        found = measure(model, corpus, 1000)
+        found = measure(model, str(text(Path(folder))), 4_000 if options.quick else 20_000, 1000)
     print(json.dumps({"benchmark": "atlas", "model": options.model, **found}, indent=1))
 
 

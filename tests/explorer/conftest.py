@@ -1,98 +1,17 @@
-"""A real Chromium for the page's tests. Without one they are skipped; under CI they fail."""
+"""The circuit page, written to disk and opened in a real browser."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.browsing import ARGUMENTS, Opened, browser, browser_path
+
+__all__ = ["ARGUMENTS", "Opened", "browser", "browser_path"]
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "circuits"))  # the made-up circuits
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def browser_path() -> str | None:
-    """A Chromium on this machine, if there is one."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="session")
-def browser():
-    path = browser_path()
-    if path is None:
-        message = f"no browser found: looked for {', '.join(NAMES)}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-class Opened:
-    """A page that is open, and everything that it should not have done."""
-
-    def __init__(self, page):
-        self.page = page
-        self.requests, self.errors, self.dialogs = [], [], []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
-        page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
-
-    def goto(self, path: Path) -> Opened:
-        self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector('html[data-ready="true"]')
-        return self
-
-    def count(self, selector: str) -> int:
-        return self.page.locator(selector).count()
-
-    def style(self, selector: str, name: str) -> str:
-        return self.page.locator(selector).first.evaluate(f"(e) => getComputedStyle(e).{name}")
-
-    def redrawn(self, action) -> None:
-        """Do something that draws anew, and wait until it is drawn."""
-        drawn = "Number(document.documentElement.dataset.drawn)"
-        before = self.page.evaluate(drawn)
-        action()
-        for _ in range(3000):  # the page's policy forbids eval, which playwright's own waiting would use
-            if self.page.evaluate(drawn) > before:
-                return
-            self.page.wait_for_timeout(20)
-        raise AssertionError("the page was not drawn anew within a minute")
-
-    def axis_token(self, position: int) -> tuple[float, float]:
-        """Where on the screen the label of a token hangs, whatever the font makes of its letters."""
-        return tuple(
-            self.page.locator(f'.axis-token[data-position="{position}"]').evaluate(
-                """(e) => {
-                  const { x, y } = new DOMPoint(0, 0).matrixTransform(e.getScreenCTM());
-                  return [x, y];
-                }"""
-            )
-        )
-
-    def slide(self, selector: str, value: int) -> None:
-        code = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }"
-        self.redrawn(lambda: self.page.locator(selector).evaluate(code, value))
-
-    def node(self, node_id: int):
-        return self.page.locator(f'.node[data-id="{node_id}"]')
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import polars as pl
 import pytest
@@ -129,13 +130,56 @@ def test_an_atlas_opens_again_as_it_was_made(made) -> None:
     assert again.find("induction", 1)["head"][0] in {f"L1H{h}" for h in range(4)}
     one = again.channels["channel"][0]
     assert len(again.examples(one).top) == again.pairs.filter(pl.col("channel") == one).height
-    with pytest.raises(InputError, match="no measure"):
-        again.find("cleverness")
+    for measure in ("cleverness", "shares"):
+        with pytest.raises(InputError, match="no measure"):
+            again.find(measure)
 
 
-def test_a_folder_that_is_no_atlas_is_refused(tmp_path) -> None:
+def test_one_head_and_one_channel_are_what_the_tables_say(made, model) -> None:
+    again = open_atlas(made.folder, model)
+    head = again.head(1, 2)
+    row = made.heads.filter(pl.col("head") == "L1H2").row(0, named=True)
+    assert head.measures == {name: row[name] for name in MEASURES}
+    assert len(head.channels) == 3
+    assert [head.shares[each] for each in head.channels] == sorted(head.shares, reverse=True)[:3]
+    for number in head.channels:
+        channel = again.channel(1, 2, number)
+        examples = made.examples(channel.name)
+        assert channel.top == examples.top
+        assert channel.quantiles == examples.quantiles
+        assert channel.share == head.shares[number]
+        assert all(each.what in channel.words for each in channel.relations[:3])
+        assert set(channel.reads) == {"query", "key", "opposite_query", "opposite_key"}
+    assert "pairs" not in vars(again), "the pairs of other channels are not read"
+    assert "scan" not in vars(again)
+    for ask, says in (
+        (lambda: again.head(7, 0), "no head L7H0"),
+        (lambda: again.channel(7, 0, 1), "no head L7H0"),
+        (lambda: again.channel(1, 2, 99), "no channel L1H2:99: it has"),
+    ):
+        with pytest.raises(InputError, match=says):
+            ask()
+
+
+def test_a_folder_that_is_no_atlas_or_of_other_weights_is_refused(made, tmp_path) -> None:
     with pytest.raises(InputError, match="is not an atlas: it has no"):
         open_atlas(tmp_path)
+    with pytest.raises(InputError, match="with other weights"):
+        open_atlas(made.folder, tiny_model("llama"))
+    damaged = tmp_path / "damaged"
+    shutil.copytree(made.folder, damaged)
+    (damaged / "pairs.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match="cannot be read"):
+        open_atlas(damaged).channel(1, 2, made.head(1, 2).channels[0])
+    about = json.loads((damaged / "atlas.json").read_text())
+    for content, says in (
+        (json.dumps({**about, "schema": "headtrace.atlas/1"}), "of the form"),
+        ("[]", "cannot be read"),
+        ("{", "cannot be read"),
+    ):
+        (damaged / "atlas.json").write_text(content)
+        with pytest.raises(InputError, match=says):
+            open_atlas(damaged)
 
 
 def test_the_command_writes_tables_and_pages_and_goes_on(tmp_path, capsys) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
-import types
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import headtrace
 from headtrace.errors import InputError
 from headtrace.interpret import corpus as corpora
 from headtrace.interpret.corpus import open_corpus
+from tests.interpret.dataset_hub import dataset_hub
 from tests.tiny import NAMES, tiny_model
 
 SENTENCE = "When Mary and John went to the store, John gave a drink to Mary. "
@@ -27,18 +32,16 @@ def chunks(source, model, **options):
     return list(open_corpus(str(source), model, length=32, **options).chunks())
 
 
-def test_a_text_a_line_and_a_row_give_the_same_tokens(model, tmp_path, monkeypatch) -> None:
+def test_a_text_a_line_and_a_row_give_the_same_tokens(model, tmp_path) -> None:
     text = SENTENCE * 12
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
     pl.DataFrame({"text": [text]}).write_parquet(tmp_path / "a.parquet")
-    hub = types.SimpleNamespace(load_dataset=lambda name, split, streaming: iter([{"text": text}]))
-    monkeypatch.setitem(sys.modules, "datasets", hub)
     found = [
-        [chunk.token_ids for chunk in chunks(source, model)]
-        for source in (*(tmp_path / f"a.{end}" for end in ("txt", "jsonl", "parquet")), "hub:owner/name")
+        [chunk.token_ids for chunk in chunks(tmp_path / f"a.{end}", model)]
+        for end in ("txt", "jsonl", "parquet")
     ]
-    assert found[0] == found[1] == found[2] == found[3]
+    assert found[0] == found[1] == found[2]
     front = model.to_ids(SENTENCE)[0]
     assert all(ids[0] == front for ids in found[0]), "each chunk begins as a text does"
     assert {len(ids) for ids in found[0][:-1]} == {32}
@@ -60,6 +63,14 @@ def test_reading_from_a_place_on_gives_what_reading_all_gives(model, tmp_path) -
         every = list(corpus.chunks())
         assert [chunk.index for chunk in every] == list(range(len(every)))
         assert list(corpus.chunks(17)) == every[17:]
+
+
+def test_so_many_tokens_are_read_however_short_the_texts_are(model, tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": SENTENCE}) + "\n") * 40)
+    for source in (tmp_path / "a.jsonl", "task:ioi", "sampled:600"):
+        found = chunks(source, model, tokens=300)
+        read = [len(chunk.token_ids) for chunk in found]
+        assert sum(read) >= 300 > sum(read[:-1])
 
 
 def test_sampled_text_depends_on_the_seed_only(model) -> None:
@@ -114,9 +125,32 @@ def test_a_table_without_text_names_its_columns(model, tmp_path) -> None:
     pl.DataFrame({"body": ["x"]}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(InputError, match="no column 'text': it has 'body'"):
         chunks(tmp_path / "a.parquet", model)
-    pl.DataFrame({"text": [1]}).write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="not text"):
+    arrays = {
+        "holds int64, not text": pa.array([1]),
+        "holds list<.*>, not text": pa.array([["x"]]),
+        "holds binary, not text": pa.array([b"x"]),
+        "not UTF-8, in row 0": pa.Array.from_buffers(
+            pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+        ),
+        "holds no text": pa.array([None, ""], pa.string()),
+    }
+    for says, array in arrays.items():
+        pq.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
+        with pytest.raises(InputError, match=says):
+            chunks(tmp_path / "a.parquet", model)
+    pq.write_table(pa.Table.from_arrays([pa.array(["x"])] * 2, ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="several columns 'text'"):
         chunks(tmp_path / "a.parquet", model)
+
+
+def test_text_is_read_however_a_table_keeps_it(model, tmp_path) -> None:
+    texts = pa.array([SENTENCE, None, SENTENCE])
+    found = []
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        pq.write_table(pa.table({"number": [1, 2, 3], "text": texts.cast(kind)}), tmp_path / "a.parquet")
+        found.append(chunks(tmp_path / "a.parquet", model))
+    assert found[0] == found[1] == found[2]
+    assert [chunk.id for chunk in found[0]] == ["row 0:0", "row 2:0"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +170,7 @@ def test_a_corpus_that_is_none_is_refused_before_anything_runs(model, source, sa
 
 def test_the_hub_needs_a_package_and_says_which(model, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match="pip install datasets"):
+    with pytest.raises(InputError, match=r"pip install 'headtrace\[interpret\]'"):
         open_corpus("owner/name", model)
 
 
@@ -144,3 +178,62 @@ def test_text_that_the_model_cannot_read_is_refused(model, tmp_path) -> None:
     (tmp_path / "a.txt").write_text("zxcv qwop " * 50)
     with pytest.raises(InputError, match="does not know most of the words"):
         chunks(tmp_path / "a.txt", model)
+
+
+# The hub, with the library that reads it, against a server that answers as the hub does
+
+READ = """
+import json, sys, headtrace
+from headtrace.errors import InputError
+from headtrace.interpret import open_corpus
+model = headtrace.load("builtin")
+for source in sys.argv[1:]:
+    try:
+        print(json.dumps([chunk.token_ids for chunk in open_corpus(source, model, length=32).chunks()]))
+    except InputError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_a_dataset_of_the_hub_is_streamed_and_no_code_of_it_is_run(model, tmp_path) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed: pip install 'headtrace[interpret]'")
+    texts = [SENTENCE * 12, None, "", SENTENCE]
+    tables = {"rows.parquet": {"number": range(4), "text": texts}, "numbers.parquet": {"text": [5]}}
+    for name, table in tables.items():
+        pl.DataFrame(table).write_parquet(tmp_path / name)
+    readme = b"""---
+configs:
+- {config_name: default, data_files: [{split: train, path: rows.parquet}, {split: numbers, path: numbers.parquet}]}
+- {config_name: again, data_files: rows.parquet}
+---
+"""
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts if text)
+    files = {name: (tmp_path / name).read_bytes() for name in tables}
+    datasets = {"owner/name": {**files, "README.md": readme}, "owner/lines": {"train.jsonl": lines}}
+    datasets["owner/code"] = {"code.py": b"print('code was run')"}
+    asked = ["hub:owner/name", "owner/lines", "hub:owner/name:again", "hub:owner/name:default:numbers"]
+    wrong = ["hub:owner/name:nothing", "hub:owner/nobody", "hub:owner/code"]
+    with dataset_hub(datasets) as hub:
+        said = subprocess.run(
+            [sys.executable, "-c", READ, *asked, *wrong],
+            env={
+                **os.environ,
+                "HF_ENDPOINT": hub.url,
+                "HF_HUB_OFFLINE": "0",
+                "HF_HOME": str(tmp_path / "home"),
+                "no_proxy": "127.0.0.1",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert any(each.startswith("GET") and each.endswith("rows.parquet") for each in hub.asked)
+    assert "code was run" not in said.stdout
+    by_row, by_line, again, *problems = map(json.loads, said.stdout.splitlines())
+    (tmp_path / "same.jsonl").write_bytes(lines)
+    own = [list(chunk.token_ids) for chunk in chunks(tmp_path / "same.jsonl", model)]
+    assert by_row == by_line == again == own
+    for problem, says in zip(
+        problems, ("no field 'text' of text", "nothing", "nobody.*hub reachable", "owner/code"), strict=True
+    ):
+        assert re.search(says, problem), problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -86,7 +87,7 @@ def test_scores_of_channels_sum_to_the_score_of_all(model) -> None:
 
 
 def brute_force(model, found, row):
-    """Every pair of the corpus with its score, by the definition."""
+    """Every pair of the corpus with its score and its tokens, by the definition."""
     one, pairs = found.signals[row], []
     channels = exact_channels(model)
     mine = list(one.channels)
@@ -98,8 +99,11 @@ def brute_force(model, found, row):
         )
         b = recording.keys[one.layer, 0, one.head].double() @ channels.to_key[one.layer, one.head][:, mine]
         scores = (a @ b.T * recording.scales[one.layer]).tolist()
+        ids = chunk.token_ids
         pairs += [
-            (scores[d][s], chunk.index, d, s) for d in range(len(chunk.token_ids)) for s in range(1, d + 1)
+            (scores[d][s], (chunk.index, d, s), (ids[: d + 1], s))
+            for d in range(len(ids))
+            for s in range(1, d + 1)
         ]
     return pairs
 
@@ -107,12 +111,13 @@ def brute_force(model, found, row):
 @pytest.mark.parametrize("row", range(len(CHANNELS)))
 def test_the_highest_pairs_are_those_of_brute_force(model, found, row) -> None:
     pairs = brute_force(model, found, row)
-    expected = sorted((pair for pair in pairs if pair[0] > 0), reverse=True)[:40]
+    distinct = {tokens: score for score, _, tokens in sorted(pairs) if score > 0}
+    expected = sorted(distinct.values(), reverse=True)[:40]
     examples = found.examples(CHANNELS[row])
     size = max(abs(pair[0]) for pair in pairs)
     allowed = rounding(torch.float32, 4 * 32, size)
-    assert [p.score for p in examples.top] == pytest.approx([e[0] for e in expected], abs=allowed)
-    scores = {pair[1:]: pair[0] for pair in pairs}
+    assert [p.score for p in examples.top] == pytest.approx(expected, abs=allowed)
+    scores = {where: score for score, where, _ in pairs}
     tally = found.tally
     for place in range(len(examples.top)):
         where = tuple(int(each[row, place]) for each in (tally.top_chunk, tally.top_dest, tally.top_src))
@@ -224,7 +229,7 @@ def test_saved_and_loaded_it_is_the_same(found, tmp_path) -> None:
     assert again.options == found.options
 
 
-def test_the_tally_is_the_same_in_whatever_order_chunks_come() -> None:
+def test_the_tally_is_the_same_in_whatever_order_and_parts_chunks_come() -> None:
     generator = np.random.default_rng(0)
     hits = [
         Hits(
@@ -233,19 +238,31 @@ def test_the_tally_is_the_same_in_whatever_order_chunks_come() -> None:
             chunk,
             generator.integers(0, 50, 200),
             generator.integers(0, 50, 200),
+            generator.integers(0, 40, 200),  # many are the same pair in the same text
         )
         for chunk in range(6)
     ]
-    tallies = []
-    for order in (range(6), reversed(range(6))):
+
+    def counted(order):
         tally = Tally.empty(5, 1, 8, 16)
         for chunk in order:
             tally.add_hits([hits[chunk]])
             drawn = tally.draw(7, chunk, 20, 1)
             tally.add_drawn(drawn, np.tile(drawn.key, (5, 1)))
-        tallies.append(tally)
-    for name, array in tallies[0].arrays().items():
-        assert np.array_equal(array, tallies[1].arrays()[name]), name
+            tally.done += (1, 20)
+        return tally
+
+    whole, *others = counted(range(6)), counted(reversed(range(6)))
+    for split in ([[0, 1, 2], [3, 4, 5]], [[5, 0], [2], [], [4, 3, 1]]):
+        merged = Tally.empty(5, 1, 8, 16)
+        for part in split:
+            merged.merge(counted(part))
+        others.append(merged)
+    for name, array in whole.arrays().items():
+        for other in others:
+            assert np.array_equal(array, other.arrays()[name]), name
+    for row in range(5):
+        assert len(set(zip(whole.top_prefix[row], whole.top_src[row], strict=True))) == 8
 
 
 def test_the_sample_is_uniform_over_all_pairs() -> None:
@@ -271,6 +288,21 @@ def test_what_is_kept_does_not_grow_with_the_corpus(model) -> None:
     drawn = long.tally.draw(0, 10**6, 128, 1)
     assert isinstance(drawn, Drawn)
     assert len(drawn.key) <= SAMPLE
+
+
+def test_a_text_that_a_corpus_has_twice_shows_once(model, tmp_path) -> None:
+    texts = [
+        {"text": f"{name} and John went to the store, John gave a drink to {name}."}
+        for name in ("Mary", "Anna")
+    ]
+    for name, lines in (("once", texts), ("thrice", texts * 3)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    once, thrice = (scan(model, tmp_path / f"{name}.jsonl", CHANNELS) for name in ("once", "thrice"))
+    assert thrice.n_chunks == 3 * once.n_chunks
+    for channel in CHANNELS:
+        pairs = [(p.token_ids, p.dest, p.src) for p in thrice.examples(channel).top]
+        assert len(set(pairs)) == len(pairs)
+        assert set(pairs) == {(p.token_ids, p.dest, p.src) for p in once.examples(channel).top}
 
 
 # Going on

@@ -4,60 +4,31 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.runs import ray_data
+from headtrace.runs import Run, ray_data
+from headtrace.runs.work import trace_job
 from tests.runs.conftest import assert_same
+from tests.runs.killing import Killer
 from tests.tiny import tiny_model
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headtrace[ray]'")
 
 
-def _workers() -> list[psutil.Process]:
-    """The processes of this one's Ray that hold a model."""
-    return [each for each in psutil.Process().children(recursive=True) if "ShardWorker" in _command(each)]
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it has ended
-        return ""
-
-
-class _Killer(threading.Thread):
-    """Kills one of two workers as soon as a first shard is written."""
-
-    def __init__(self, shards: Path) -> None:
-        super().__init__(daemon=True)
-        self.shards, self.left = shards, 0
-
-    def run(self) -> None:
-        workers: list[psutil.Process] = []
-        while len(workers) < 2:
-            time.sleep(0.05)
-            workers = _workers()
-        while not any(self.shards.glob("*.json")):
-            time.sleep(0.001)
-        workers[0].kill()
-        self.left = 30 - len(list(self.shards.glob("*.json")))
-
-
-def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(again, tmp_path: Path) -> None:
-    local = again(out=tmp_path / "local", shard_size=1)
-    killer = _Killer(tmp_path / "ray" / "shards")
+def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(
+    again, in_shards_of_one: Run, tmp_path: Path
+) -> None:
+    killer = Killer("ShardWorker", tmp_path / "ray" / "shards")
     killer.start()
     run = again(out=tmp_path / "ray", shard_size=1, engine="ray", workers=2)
     assert killer.left > 0, "nobody was killed while there was work left"
-    assert_same(run, local)
+    assert_same(run, in_shards_of_one)
 
 
 @pytest.fixture
@@ -91,15 +62,15 @@ def test_a_model_that_no_worker_could_load_is_refused(tmp_path) -> None:
 
 
 def test_a_method_that_no_worker_could_make_is_refused(model, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"takes the method by its name"):
+    with pytest.raises(InputError, match=r"take the method by its name"):
         headtrace.run(model, [[1, 2, 3]], out=tmp_path, engine="ray", top_k=1, tau=lambda keys: 0.5)
 
 
 def test_a_worker_whose_model_has_other_weights_says_so(model, again) -> None:
-    run = again()
     made = {"method": "acc++", "max_firings": 200, "min_influence": None}
-    spec = ray_data.WorkerSpec.of(run.store, run.manifest, model, made)
-    good = ray_data.ShardWorker(spec)({"shard": [0]})
+    job = trace_job(again().store, model, made)
+    good = ray_data.ShardWorker(job)({"shard": [0]})
     assert good["problem"] == [""]
-    other = ray_data.ShardWorker(ray_data.WorkerSpec(**{**vars(spec), "weights_sha256": "0" * 64}))
+    place = {**job.options["model"], "weights_sha256": "0" * 64}
+    other = ray_data.ShardWorker(replace(job, options={**job.options, "model": place}))
     assert "other weights" in other({"shard": [0]})["problem"][0]

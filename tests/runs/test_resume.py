@@ -278,7 +278,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
 def test_wrong_options_are_refused_before_anything_runs(again) -> None:
     for how, told in (
         ({"engine": "slurm"}, "choose 'local' or 'ray'"),
-        ({"workers": 2}, "belong to engine='ray'"),
+        ({"ray_address": "127.0.0.1:1"}, "belongs to engine='ray'"),
         ({"engine": "ray", "workers": 0}, "at least one"),
         ({"paths": "all"}, "paths='all'"),
         ({"shard_size": 0}, "at least one prompt"),

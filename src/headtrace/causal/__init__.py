@@ -1,7 +1,8 @@
 """Causal: interventions in the running model, and the verification of circuits.
 
 ``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``edits.py`` runs many at once,
-``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention, ``measuring.py`` ablates
+``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention,
+``changes.py`` runs and continues a prompt with many changes at once, ``measuring.py`` ablates
 and boosts edges, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
 circuit and ablates the rest.
 
@@ -14,6 +15,7 @@ compare them, ``claims.py`` and ``weights.py`` compute what is claimed about a f
 ``report.py`` gives it.
 """
 
+from headtrace.causal.changes import Change, ComponentChange, SignalChange, continued, rerun
 from headtrace.causal.edges import claim, edit, find_edge, open_circuit, residual_change
 from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit, Outcome, run
 from headtrace.causal.intervene import Intervened, intervene
@@ -27,6 +29,8 @@ from headtrace.causal.tolerance import Tolerance
 from headtrace.causal.verify import verify
 
 __all__ = [
+    "Change",
+    "ComponentChange",
     "Curve",
     "EdgeEffect",
     "Failure",
@@ -40,16 +44,19 @@ __all__ = [
     "PredictionCheck",
     "Report",
     "Signal",
+    "SignalChange",
     "Sufficiency",
     "Tolerance",
     "Verdict",
     "claim",
+    "continued",
     "edit",
     "find_edge",
     "intervene",
     "metric_of",
     "open_circuit",
     "overall",
+    "rerun",
     "residual_change",
     "run",
     "sufficiency",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
+from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine, going_on
 from headtrace.cli.options import console
 
 if TYPE_CHECKING:
@@ -35,12 +36,17 @@ def atlas(
     channels: Annotated[
         str, typer.Option(help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7.")
     ] = "top:8",
-    tokens: Annotated[int | None, typer.Option(help="Read no more than about so many tokens.", min=1)] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Read so many tokens of the corpus (default: all).", min=1)
+    ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a chunk (default 128).", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)] = 0,
     sinks: Annotated[
         bool, typer.Option("--sinks", help="Keep pairs whose source is the first token, too.")
     ] = False,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     revision: options.Revision = None,
     json: options.Json = False,
     dtype: options.Dtype = "float32",
@@ -55,24 +61,28 @@ def atlas(
       headtrace atlas smollm2-135m --corpus book.txt --tokens 50000 --out atlas
 
       headtrace atlas builtin --corpus sampled:2000 --channels top:4 --out atlas
+
+      headtrace atlas smollm2-135m --corpus texts.jsonl --workers 8 --out atlas
     """
     from headtrace.explorer import write_atlas_pages
     from headtrace.interpret.atlas import atlas as make
 
+    check_engine(engine)
     options.check_folder_writable(out)
     loaded = options.load_model(model, revision, dtype, device)
-    with options.progress_bar("Chunks") as progress:
-        found = make(
-            loaded,
-            corpus,
-            out,
-            channels=channels,
-            tokens=tokens,
-            length=length,
-            seed=seed,
-            sinks=sinks,
-            progress=progress,
-        )
+    how: dict[str, Any] = {
+        "channels": channels,
+        "tokens": tokens,
+        "length": length,
+        "seed": seed,
+        "sinks": sinks,
+    }
+    how |= {"engine": engine, "workers": workers, "ray_address": ray_address}
+    with options.progress_bar("Chunks", resumes=True) as progress:
+        try:
+            found = make(loaded, corpus, out, **how, progress=progress)
+        except KeyboardInterrupt:
+            raise going_on() from None
     index = write_atlas_pages(found)
     options.note(f"Wrote {out}: heads.parquet, channels.parquet, pairs.parquet, {index.name}")
     content = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headtrace.cli import options, tracing_options
+from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine, going_on
 from headtrace.cli.options import console, printable
 from headtrace.errors import InputError
 from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from headtrace.models import Model
     from headtrace.runs import Run, RunStatus
     from headtrace.tasks import TaskSet
-
-ENGINES = ("local", "ray")
 
 
 def register(app: typer.Typer) -> None:
@@ -68,14 +65,9 @@ def run(
         bool,
         typer.Option("--signals", help="Keep the signals as vectors (a further forward pass per prompt)."),
     ] = False,
-    engine: Annotated[str, typer.Option(help="local (this process) or ray.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="With ray: how many processes (default: one per CPU here).")
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="With ray: a cluster (host:port, or auto); default: a Ray on this machine alone."),
-    ] = None,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     shard_size: Annotated[
         int, typer.Option(min=1, help="Prompts per shard: what a kill loses at most.")
     ] = 64,
@@ -103,8 +95,7 @@ def run(
     if number is not None and task is None:
         raise InputError("-n belongs to --task: a file of prompts is taken as it is.")
     tracing_options.check_paths(paths)
-    if engine not in ENGINES:
-        raise InputError(f"--engine {engine!r}: choose {' or '.join(ENGINES)}.")
+    check_engine(engine)
     lines = None if prompts is None else _read(prompts, strict)
     from headtrace.runs.places import check_place
     from headtrace.runs.store import open_store
@@ -144,12 +135,9 @@ def _run(model: Model, examples: Any, out: str, seed: int | None, how: dict[str,
         try:
             return run(model, examples, out=out, seed=seed, progress=progress, failures=failures, **how)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_going_on(*there)) from None
-
-
-def _going_on(done: int, of: int) -> str:
-    far = f" Of {of} prompts, {done} were traced; those of whole shards are kept." if of else ""
-    return f"Nothing is lost.{far} To go on: {shlex.join(['headtrace', *sys.argv[1:]])}"
+            done, of = there
+            far = f"Of {of} prompts, {done} were traced; those of whole shards are kept." if of else ""
+            raise going_on(far) from None
 
 
 def _read(path: str, strict: bool) -> Lines[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 ``examples.py`` states what a corpus showed of a signal: the token pairs that score highest, and others to tell them
 from. ``scan`` reads a corpus (``corpus.py``) once and scores all signals (``signals.py``, ``scoring.py``) at all
-pairs; ``atlas.py`` makes tables of what every head and its strongest channels attend to.
+pairs; ``atlas.py`` makes tables of what every head and its strongest channels attend to, ``atlas_entries.py`` says what
+they hold of one.
 
 ``protocols.py`` says what explainers and judges are; ``lexical.py`` (with ``rules.py``), ``vocabulary.py`` and
 ``endpoint.py`` are those at hand. ``judging.py`` keeps half of the examples from the explainer and asks the judge
@@ -12,6 +13,7 @@ all.
 
 from headtrace.interpret.annotate import annotate
 from headtrace.interpret.atlas import Atlas, open_atlas
+from headtrace.interpret.atlas_entries import ChannelEntry, HeadEntry
 from headtrace.interpret.corpus import open_corpus
 from headtrace.interpret.endpoint import EndpointError, EndpointExplainer, EndpointJudge
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
@@ -35,6 +37,7 @@ from headtrace.interpret.vocabulary import Vocabulary
 
 __all__ = [
     "Atlas",
+    "ChannelEntry",
     "Counts",
     "Description",
     "EndpointError",
@@ -42,6 +45,7 @@ __all__ = [
     "EndpointJudge",
     "Explainer",
     "Failure",
+    "HeadEntry",
     "Interpretation",
     "Judge",
     "Judged",

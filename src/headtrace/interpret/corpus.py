@@ -9,9 +9,10 @@
 >>> next(corpus.chunks()).id
 '...'
 
-Sources: a text file, JSONL (field ``text``), Parquet (column ``text``), a dataset of the hub (``hub:owner/name``),
-``sampled:N`` (N tokens drawn from the model itself), ``task:NAME``. A chunk never crosses from one text into another;
-each begins with what the tokenizer puts in front of a text. Nothing is held but the piece that is being read.
+Sources: a text file, JSONL (field ``text``), Parquet (column ``text``), a dataset of the hub (``hub:owner/name``, or
+``hub:owner/name:config:split`` for another than its only configuration and ``train``), ``sampled:N`` (N tokens drawn
+from the model itself), ``task:NAME``. A chunk never crosses from one text into another; each begins with what the
+tokenizer puts in front of a text. Nothing is held but the piece that is being read.
 """
 
 from __future__ import annotations
@@ -73,26 +74,36 @@ class Corpus:
     seed: int
     model: Model
     tokens: int | None = None
-    """Read no more than about so many tokens (whole chunks)."""
+    """Read so many tokens, and the rest of the chunk with the last of them."""
 
     def chunks(self, start: int = 0) -> Iterator[Chunk]:
         """The chunks from ``start`` on, in an order that never changes."""
-        found = self._sampled(start) if self.kind == "sampled" else islice(self._read(), start, None)
-        left = self.n_chunks
-        return found if left is None else islice(found, max(0, left - start))
+        return self._sampled(start) if self.kind == "sampled" else islice(self._limited(), start, None)
+
+    def _limited(self) -> Iterator[Chunk]:
+        read = 0
+        for chunk in self._read():
+            if self.tokens is not None and read >= self.tokens:
+                return
+            read += len(chunk.token_ids)
+            yield chunk
 
     @property
     def kind(self) -> str:
         return _kind(self.source)
 
     @property
-    def n_chunks(self) -> int | None:
-        """How many chunks there are at most, if that is known."""
-        wanted = self.tokens
-        if self.kind == "sampled":
-            asked = _count(self.source)
-            wanted = asked if wanted is None else min(asked, wanted)
-        return None if wanted is None else max(1, -(-wanted // self.length))
+    def n_tokens(self) -> int | None:
+        """How many tokens are to be read, if that is known; of a shorter text all are."""
+        if self.kind != "sampled":
+            return self.tokens
+        asked = _count(self.source)
+        return asked if self.tokens is None else min(asked, self.tokens)
+
+    @property
+    def n_drawn(self) -> int:
+        """How many chunks are drawn from the model."""
+        return -(-(self.n_tokens or 0) // self.length)
 
     @cached_property
     def front(self) -> tuple[int, ...]:
@@ -181,7 +192,7 @@ class Corpus:
 
     def _sampled(self, start: int) -> Iterator[Chunk]:
         """Drawn batch by batch, each with a seed of its own: none but the wanted ones need be drawn."""
-        count = self.n_chunks or 0
+        count = self.n_drawn
         for batch in range(start // AT_ONCE, -(-count // AT_ONCE)):
             size = min(AT_ONCE, count - batch * AT_ONCE)
             for row, ids in enumerate(self._draw(batch, size)):
@@ -279,13 +290,14 @@ def _count(source: str) -> int:
 
 def _pieces(name: str, words: str) -> Iterator[Text]:
     """A long text in pieces, cut before a space where there is one."""
-    while len(words) > PIECE:
-        cut = words.rfind(" ", PIECE // 2, PIECE)
-        cut = PIECE if cut < 0 else cut
-        yield Text(name, words[:cut])
-        words = words[cut:]
-    if words:
-        yield Text(name, words)
+    start = 0
+    while len(words) - start > PIECE:
+        cut = words.rfind(" ", start + PIECE // 2, start + PIECE)
+        cut = start + PIECE if cut < 0 else cut
+        yield Text(name, words[start:cut])
+        start = cut
+    if start < len(words):
+        yield Text(name, words[start:])
 
 
 def _plain_texts(source: str) -> Iterator[Text]:
@@ -346,43 +358,52 @@ def _parquet_texts(source: str) -> Iterator[Text]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    number = 0
     try:
         file: Any = pq.ParquetFile(source)
         names = file.schema_arrow.names
-        if "text" not in names:
+        if names.count("text") != 1:
+            several = "several columns" if "text" in names else "no column"
             raise InputError(
-                f"{source!r} has no column 'text': it has {', '.join(map(repr, names))}. Rename the column."
+                f"{source!r} has {several} 'text': it has {', '.join(map(repr, names))}. Rename the one to be read."
             )
         kind = file.schema_arrow.field("text").type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if pa.types.is_dictionary(kind):  # as categories are written
+            kind = kind.value_type
+        if str(kind) not in ("string", "large_string", "string_view"):
             raise InputError(f"The column 'text' of {source!r} holds {kind}, not text.")
-        number = 0
         for batch in file.iter_batches(batch_size=64, columns=["text"]):
             for text in batch.column(0).to_pylist():
                 if text:
                     yield from _pieces(f"row {number}", text)
                 number += 1
+    except UnicodeDecodeError:
+        raise InputError(
+            f"The column 'text' of {source!r} is not UTF-8, in row {number} or soon after."
+        ) from None
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{source!r} cannot be read as Parquet: {error}.") from None
 
 
 def _hub_texts(source: str) -> Iterator[Text]:
-    name = source.removeprefix("hub:")
+    name, config, split, *_ = *source.removeprefix("hub:").split(":"), "", ""
     try:
-        rows: Any = _datasets().load_dataset(name, split="train", streaming=True)
+        rows: Any = _datasets().load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows):
-            text = row.get("text")
-            if not isinstance(text, str):
+            text = row.get("text", row)
+            if not isinstance(text, str | None):
                 raise InputError(
                     f"The dataset {name!r} has no field 'text' of text: it has {', '.join(map(repr, row))}."
                 )
-            yield from _pieces(f"row {number}", text)
+            yield from _pieces(f"row {number}", text or "")
     except InputError:
         raise
     except Exception as error:  # whatever the hub, the network or the dataset has to say
+        told = " ".join(str(error).split())
         raise InputError(
-            f"The dataset {name!r} cannot be read: {error} Is its name right, and the hub reachable? A file that was "
-            "downloaded before will do: JSONL or Parquet."
+            f"The dataset {name!r} cannot be read: {told.rstrip('.')}. Is its name right, and the hub reachable? "
+            "Another configuration or split is hub:owner/name:config:split. A file that was downloaded before will do, "
+            "too: JSONL or Parquet."
         ) from error
 
 
@@ -391,8 +412,8 @@ def _datasets() -> Any:
         import datasets  # type: ignore[import-not-found]
     except ImportError:
         raise InputError(
-            "A dataset of the hub needs the package datasets: pip install datasets. Without it, give a text file, "
-            "JSONL or Parquet, or sampled:N."
+            "A dataset of the hub needs the package datasets: pip install 'headtrace[interpret]'. Without it, give a "
+            "text file, JSONL or Parquet, or sampled:N."
         ) from None
     return datasets
 

@@ -26,6 +26,7 @@ token left out), less their mean over the sources that are seen; what is positiv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 KEPT = ("queries", "keys", "patterns")
 """What has to be recorded."""
+TENSORS = ("sums", "weights", "parts")
 MEASURES = ("sink", "previous", "self", "duplicate", "induction", "entropy", "distance")
 
 
@@ -47,9 +49,9 @@ MEASURES = ("sink", "previous", "self", "duplicate", "induction", "entropy", "di
 class HeadSums:
     """Sums of each measure and what to divide them by; and of the channels' parts."""
 
-    sums: Float[Tensor, "measure layer head"]
-    weights: Float[Tensor, "measure layer head"]
-    parts: Float[Tensor, "layer head channel"]
+    sums: Float[Tensor, "*batch measure layer head"]
+    weights: Float[Tensor, "*batch measure layer head"]
+    parts: Float[Tensor, "*batch layer head channel"]
 
     @classmethod
     def empty(cls, model: Model) -> HeadSums:
@@ -59,6 +61,17 @@ class HeadSums:
             torch.zeros(len(MEASURES), *shape, dtype=torch.float64),
             torch.zeros(*shape, model.d_head, dtype=torch.float64),
         )
+
+    @classmethod
+    def stacked(cls, several: Sequence[HeadSums]) -> HeadSums:
+        """Sums of several batches, side by side: added up in their order, they are the same wherever they were made."""
+        return cls(*(torch.stack([getattr(each, name) for each in several]) for name in TENSORS))
+
+    def add_stacked(self, several: HeadSums) -> None:
+        """Add up sums of several batches, one after the other."""
+        for name in TENSORS:
+            for batch in getattr(several, name):
+                getattr(self, name).add_(batch)
 
     def measures(self) -> dict[str, Float[Tensor, "layer head"]]:
         """Each measure by name; not a number where the corpus had no occasion for it."""

@@ -19,6 +19,10 @@ Of every signal are kept:
 Pairs whose source is the first token are left out unless ``sinks=True``: nearly every head puts what it does not need
 there, so they would fill every list. With ``out=`` the scan is written there now and then, whole or not at all, and
 goes on from there when it is called again with the same options. Memory does not depend on the length of the corpus.
+
+With ``workers=`` several processes read it, of this machine or of a Ray (`headtrace.interpret.scan_work`). The result
+is the same, however many there are: what is kept does not depend on the order of chunks, and sums are added up batch
+by batch in the order of the corpus.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ from headtrace.interpret.examples import FIRST_LEFT_OUT, Pair, ScoredSignal, Sig
 from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scoring import Block, Scorer
 from headtrace.interpret.signals import Signals, find_signals
-from headtrace.interpret.tally import Drawn, Hits, Numbers, Tally
+from headtrace.interpret.tally import Drawn, Hits, Numbers, Places, Tally, prefixes
+from headtrace.progress import never_back
+from headtrace.runs.jobs import Engine, Engines
 from headtrace.writing import check_folder_writable
 
 if TYPE_CHECKING:
@@ -202,6 +208,9 @@ def scan(
     sinks: bool = False,
     heads: bool = False,
     every: int = 4,
+    engine: Engine = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Scan:
     """Read a corpus once and score all signals at all pairs of tokens (`headtrace.interpret.scan`).
@@ -209,8 +218,12 @@ def scan(
     ``signals`` are ``"top:8"`` (the strongest channels of every head), channels like ``"L9H6:3"``, circuits or files of
     circuits, or a list of such; ``corpus`` as in ``open_corpus``, of which ``tokens`` limits the length. ``heads`` also
     measures every head. With ``out``, a folder, progress is kept after every ``every`` batches; a scan that was
-    interrupted goes on, one that is complete is read.
+    interrupted goes on, one that is complete is read. ``workers`` is how many processes read, of this machine or with
+    ``engine="ray"`` of a local Ray or of the cluster at ``ray_address``; they need ``out``, where all can write.
     """
+    engines = Engines(engine, workers, ray_address)
+    if not engines.here and out is None:
+        raise InputError("Several workers meet in a folder: give out=.")
     if top < 1:
         raise InputError(f"top={top}: keep at least one pair of each signal.")
     if not isinstance(signals, (str, Path, Circuit, ScoredSignal)):
@@ -224,6 +237,11 @@ def scan(
         chosen = find_signals(model, signals, text)
         tally = Tally.empty(len(chosen), model.n_layers, top, SAMPLE)
         begun = Scan(chosen, options, tally, heads=HeadSums.empty(model) if heads else None)
+    if out is not None and not engines.here:
+        from headtrace.interpret.scan_work import scan_with_workers
+
+        scan_with_workers(begun, model, text, Path(out), engines, every, progress)
+        return begun
     with model.settled():
         _run(begun, model, text, out, every, progress)
     return begun
@@ -273,37 +291,58 @@ def _resumed(out: str | Path, options: dict[str, Any]) -> Scan | None:
 def _run(
     state: Scan, model: Model, corpus: Corpus, out: str | Path | None, every: int, progress: Progress | None
 ) -> None:
-    reader = _Reader(state, model)
-    at_once = max(1, TOKENS_AT_ONCE // corpus.length)
-    for number, batch in enumerate(_batched(corpus.chunks(state.n_chunks), at_once), start=1):
-        reader.read(batch)
+    reader = Reader(state, model)
+    tell = never_back(progress)
+    _tell(state, corpus, tell)
+    for number, batch in enumerate(batches(corpus.chunks(state.n_chunks), corpus.length), start=1):
+        sums = reader.read(batch)
+        if state.heads is not None and sums is not None:
+            state.heads.add_stacked(HeadSums.stacked([sums]))
         if out is not None and number % every == 0:
-            _tidy(state, model)
+            tidy(state, model)
             state.save(out)
-        if progress is not None:
-            progress(state.n_chunks, max(corpus.n_chunks or 0, state.n_chunks))
+        _tell(state, corpus, tell)
+    finish(state, model, out)
+
+
+def _tell(state: Scan, corpus: Corpus, progress: Progress | None) -> None:
+    """How many chunks are read; of how many, as far as their length up to now says it."""
+    if progress is None or not state.n_chunks:
+        return
+    tokens = corpus.n_tokens or 0
+    progress(state.n_chunks, max(state.n_chunks, -(-tokens * state.n_chunks // state.n_tokens)))
+
+
+def batches(chunks: Iterator[Chunk], length: int) -> Iterator[list[Chunk]]:
+    """Chunks that go through the model together: the same ones, wherever a scan was interrupted."""
+    while batch := list(islice(chunks, chunks_at_once(length))):
+        yield batch
+
+
+def chunks_at_once(length: int) -> int:
+    return max(1, TOKENS_AT_ONCE // length)
+
+
+def finish(state: Scan, model: Model, out: str | Path | None) -> None:
+    """There is no more to read."""
     state.complete = True
-    _tidy(state, model)
+    tidy(state, model)
     if out is not None:
         state.save(out)
 
 
-def _batched(chunks: Iterator[Chunk], size: int) -> Iterator[list[Chunk]]:
-    while batch := list(islice(chunks, size)):
-        yield batch
-
-
-def _tidy(state: Scan, model: Model) -> None:
+def tidy(state: Scan, model: Model) -> None:
     """Let go of the chunks that nothing is kept of any more, and name the tokens of the others."""
     needed = state.tally.chunks
     for chunk in state.contexts.keys() - needed:
         del state.contexts[chunk]
     used = {token for _, ids in state.contexts.values() for token in ids}
     new = sorted(used - state.labels.keys())
-    state.labels.update(zip(new, model.token_labels(new), strict=True))
+    labels = state.labels | dict(zip(new, model.token_labels(new), strict=True))
+    state.labels = {token: labels[token] for token in sorted(used)}
 
 
-class _Reader:
+class Reader:
     """Reads batches of chunks into a scan."""
 
     def __init__(self, state: Scan, model: Model) -> None:
@@ -313,46 +352,52 @@ class _Reader:
         self.blocks: dict[int, list[Block]] = {}
         self.keep = ["queries", "keys"] if state.heads is None else ["queries", "keys", "patterns"]
 
-    def read(self, batch: list[Chunk]) -> None:
-        """Score one batch, whole: what is kept of it does not depend on where a scan was interrupted."""
+    def read(self, batch: list[Chunk]) -> HeadSums | None:
+        """Score one batch, whole: what is kept of it does not depend on where a scan was interrupted, nor on what was
+        read before. If heads are measured, the sums of the batch."""
         recording = self.model.record([list(c.token_ids) for c in batch], last_logits=True, keep=self.keep)
         tally, limit = self.state.tally, 64 * len(self.state.signals)
+        blocks = self._blocks(max(recording.lengths))
         found, waiting = list[Hits](), 0
         for place, chunk in enumerate(batch):
-            hits = self._chunk(recording, place, chunk)
+            hits = self._chunk(recording, place, chunk, blocks)
             found += hits
             waiting += sum(len(each.signal) for each in hits)
             if waiting > limit:
                 tally.add_hits(found)
                 found, waiting = [], 0
         tally.add_hits(found)
-        if self.state.heads is not None:
-            self.state.heads.add(recording)
         tally.done += (len(batch), sum(recording.lengths))
         if len(self.state.contexts) > 2 * (len(tally.chunks) + 256):
-            _tidy(self.state, self.model)
+            tidy(self.state, self.model)
+        if self.state.heads is None:
+            return None
+        sums = HeadSums.empty(self.model)
+        sums.add(recording)
+        return sums
 
-    def _chunk(self, recording: Recording, place: int, chunk: Chunk) -> list[Hits]:
+    def _chunk(self, recording: Recording, place: int, chunk: Chunk, blocks: list[Block]) -> list[Hits]:
         tally, length = self.state.tally, len(chunk.token_ids)
         self.state.contexts[chunk.index] = (chunk.id, chunk.token_ids)
         drawn = tally.draw(self.state.options["seed"], chunk.index, length, self.first)
         scores_of_drawn = np.full((len(self.state.signals), len(drawn.key)), np.nan)
         seen = [self._seen(recording, layer, place, length) for layer in range(self.model.n_layers)]
-        hits: list[Hits] = []
-        for block in self._blocks(length):
+        hits, prefix = list[Hits](), prefixes(chunk.token_ids)
+        for block in blocks:
             scores = block.scores(recording, place)
             rows = block.rows.cpu().numpy()
             scores_of_drawn[rows] = _at(scores, seen[block.layer], drawn)
-            hits.append(self._hits(scores, seen[block.layer], rows, chunk.index))
+            signal, score, dest, src = self._hits(scores, seen[block.layer], rows)
+            hits.append(Hits(signal, score, chunk.index, dest, src, prefix[dest]))
         tally.add_drawn(drawn, scores_of_drawn)
         tally.n_pairs += np.array([int(mask.sum()) for mask in seen])
         return hits
 
     def _blocks(self, length: int) -> list[Block]:
-        """Made for the longest chunk: shorter ones have fewer pairs."""
-        longest = max(length, *self.blocks, 0) if self.blocks else length
+        """Made for the longest chunk of a batch, and for all up to the next power of two."""
+        longest = 1 << (length - 1).bit_length()
         if longest not in self.blocks:
-            self.blocks = {longest: self.scorer.blocks(longest)}
+            self.blocks[longest] = self.scorer.blocks(longest)
         return self.blocks[longest]
 
     def _seen(self, recording: Recording, layer: int, place: int, length: int) -> Bool[Tensor, "dest src"]:
@@ -364,9 +409,8 @@ class _Reader:
         self,
         scores: Float[Tensor, "signal dest src"],
         seen: Bool[Tensor, "dest src"],
-        rows: np.ndarray,
-        chunk: int,
-    ) -> Hits:
+        rows: Places,
+    ) -> tuple[Places, Numbers, Places, Places]:
         """Pairs above the lowest of their signal's top; where they are many, only as many as could stay."""
         size = self.state.tally.top_score.shape[1]
         least = torch.from_numpy(self.state.tally.least[rows]).to(scores)
@@ -378,7 +422,7 @@ class _Reader:
         places = above.nonzero()
         signal, dest, src = places.cpu().numpy().T
         values = scores[above].double().cpu().numpy()
-        return Hits(rows[signal], values, chunk, dest, src)
+        return rows[signal], values, dest, src
 
 
 def _at(scores: Tensor, seen: Tensor, drawn: Drawn) -> Numbers:

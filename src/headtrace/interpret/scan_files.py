@@ -14,15 +14,14 @@ from safetensors.numpy import save_file
 
 from headtrace.errors import InputError
 from headtrace.interpret.examples import ScoredSignal
-from headtrace.interpret.heads import HeadSums
+from headtrace.interpret.heads import TENSORS, HeadSums
 from headtrace.interpret.tally import Tally
 from headtrace.writing import replacing
 
 if TYPE_CHECKING:
     from headtrace.interpret.scan import Scan
 
-SCHEMA = "headtrace.scan/1"
-_HEADS = ("sums", "weights", "parts")
+SCHEMA = "headtrace.scan/2"
 
 
 def save_scan(scan: Scan, folder: str | Path) -> Path:
@@ -36,7 +35,7 @@ def save_scan(scan: Scan, folder: str | Path) -> Path:
     arrays["context_length"] = np.array([len(each) for each in ids], dtype=np.int64)
     arrays["context_tokens"] = np.array([token for each in ids for token in each], dtype=np.int64)
     if scan.heads is not None:
-        arrays |= {f"head_{name}": getattr(scan.heads, name).numpy() for name in _HEADS}
+        arrays |= {f"head_{name}": getattr(scan.heads, name).numpy() for name in TENSORS}
     about = {
         "schema": SCHEMA,
         "options": scan.options,
@@ -98,6 +97,6 @@ def _contexts(arrays: dict[str, Any], names: list[str]) -> dict[int, tuple[str, 
 
 
 def _heads(arrays: dict[str, Any]) -> HeadSums | None:
-    if f"head_{_HEADS[0]}" not in arrays:
+    if f"head_{TENSORS[0]}" not in arrays:
         return None
-    return HeadSums(*(torch.from_numpy(arrays[f"head_{name}"]) for name in _HEADS))
+    return HeadSums(*(torch.from_numpy(arrays[f"head_{name}"]) for name in TENSORS))

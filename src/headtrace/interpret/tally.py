@@ -1,17 +1,24 @@
 """What a scan keeps while it runs: of every signal the highest pairs, and one uniform sample of pairs for all of them.
 
 >>> tally = Tally.empty(n_signals=1, n_layers=1, top=2, sample=3)
->>> tally.add_hits([Hits(np.array([0, 0, 0]), np.array([1.0, 3.0, 2.0]), 7, np.array([4, 5, 6]), np.array([1, 1, 1]))])
+>>> rows, scores = np.array([0, 0, 0]), np.array([1.0, 3.0, 2.0])
+>>> tally.add_hits([Hits(rows, scores, 7, np.array([4, 5, 6]), np.array([1, 1, 1]), np.array([40, 50, 60]))])
 >>> tally.top_score[0].tolist(), tally.top_dest[0].tolist()
 ([3.0, 2.0], [5, 6])
 
-Nothing here grows with the corpus. Both parts are the same in whatever order chunks come: pairs are ordered by score,
-chunk, destination and source; and every pair draws a number, by the seed and its chunk, of which the lowest stay (so
-each set of pairs is as likely as any other).
+Nothing here grows with the corpus. Both parts are the same in whatever order chunks come, and in however many tallies
+they were counted before these were put together (``merge``): pairs are ordered by score, chunk, destination and source;
+and every pair draws a number, by the seed and its chunk, of which the lowest stay (so each set of pairs is as likely as
+any other).
+
+Among the highest, a pair with the same tokens up to its destination counts once: a text that a corpus has twice would
+else show twice, and a judge be asked about what an explainer has seen. Of the sample, nothing is left out: it is of the
+corpus as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -23,6 +30,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
 _PLACE = ("chunk", "dest", "src")
+_TOP = ("score", *_PLACE, "prefix")
 
 
 class Hits(NamedTuple):
@@ -33,6 +41,8 @@ class Hits(NamedTuple):
     chunk: int
     dest: Places
     src: Places
+    prefix: Places
+    """What names the tokens up to the destination (``prefixes``): all that a causal score depends on."""
 
 
 class Drawn(NamedTuple):
@@ -53,6 +63,7 @@ class Tally:
     top_chunk: Places
     top_dest: Places
     top_src: Places
+    top_prefix: Places
     sample_key: Numbers
     """Lowest first; infinity where there is none."""
     sample_chunk: Places
@@ -67,7 +78,7 @@ class Tally:
 
     @classmethod
     def empty(cls, n_signals: int, n_layers: int, top: int, sample: int) -> Tally:
-        places = {f"top_{name}": np.full((n_signals, top), -1) for name in _PLACE}
+        places = {f"top_{name}": np.full((n_signals, top), -1) for name in (*_PLACE, "prefix")}
         places |= {f"sample_{name}": np.full(sample, -1) for name in _PLACE}
         return cls(
             top_score=np.full((n_signals, top), -np.inf),
@@ -97,23 +108,45 @@ class Tally:
         hits = [each for each in hits if len(each.signal)]
         if not hits:
             return
-        touched = np.unique(np.concatenate([each.signal for each in hits]))
-        size = self.top_score.shape[1]
-        signal, score, chunk, dest, src = (
-            np.concatenate([old, *new])
-            for old, new in (
-                (np.repeat(touched, size), [each.signal for each in hits]),
-                (self.top_score[touched].ravel(), [each.score for each in hits]),
-                (self.top_chunk[touched].ravel(), [np.full(len(e.signal), e.chunk) for e in hits]),
-                (self.top_dest[touched].ravel(), [each.dest for each in hits]),
-                (self.top_src[touched].ravel(), [each.src for each in hits]),
-            )
+        chunks = [np.full(len(each.signal), each.chunk) for each in hits]
+        columns = {
+            name: np.concatenate([getattr(e, name) for e in hits]) for name in Hits._fields if name != "chunk"
+        }
+        self._add_top({**columns, "chunk": np.concatenate(chunks)})
+
+    def _add_top(self, new: dict[str, NDArray]) -> None:
+        """The highest of old and new pairs, of each signal that has new ones."""
+        touched, size = np.unique(new["signal"]), self.top_score.shape[1]
+        both = {
+            name: np.concatenate([getattr(self, f"top_{name}")[touched].ravel(), new[name]]) for name in _TOP
+        }
+        both["signal"] = np.concatenate([np.repeat(touched, size), new["signal"]])
+        places = (both["src"], both["dest"], both["chunk"], -both["score"], both["signal"])
+        order = np.lexsort(places)
+        order = order[both["chunk"][order] >= 0]
+        order = order[_first_of_each(*(both[name][order] for name in ("signal", "prefix", "src")))]
+        row = np.searchsorted(touched, both["signal"][order])
+        place = np.arange(len(order)) - np.searchsorted(row, row)
+        kept = place < size
+        for name in _TOP:
+            table = np.full((len(touched), size), -np.inf if name == "score" else -1)
+            table[row[kept], place[kept]] = both[name][order[kept]]
+            getattr(self, f"top_{name}")[touched] = table
+
+    def merge(self, other: Tally) -> None:
+        """Take in what another tally, of other chunks, has counted."""
+        signal, place = np.nonzero(other.top_chunk >= 0)
+        if len(signal):
+            tops = {name: getattr(other, f"top_{name}")[signal, place] for name in _TOP}
+            self._add_top({**tops, "signal": signal})
+        there = other.sample_chunk >= 0
+        self._add_sample(
+            other.sample_key[there],
+            [getattr(other, f"sample_{name}")[there] for name in _PLACE],
+            other.sample_score[:, there],
         )
-        order = np.lexsort((src, dest, chunk, -score, signal))
-        first = np.searchsorted(signal[order], touched)
-        kept = order[(first[:, None] + np.arange(size)).ravel()]
-        for name, values in (("score", score), ("chunk", chunk), ("dest", dest), ("src", src)):
-            getattr(self, f"top_{name}")[touched] = values[kept].reshape(-1, size)
+        self.n_pairs += other.n_pairs
+        self.done += other.done
 
     def draw(self, seed: int, chunk: int, length: int, first: int) -> Drawn:
         """Which pairs of a chunk enter the sample as it is now; sources before ``first`` do not count."""
@@ -126,14 +159,43 @@ class Tally:
 
     def add_drawn(self, drawn: Drawn, scores: Numbers) -> None:
         """Take pairs into the sample, with the scores that all signals have there; others leave it."""
-        key = np.concatenate([self.sample_key, drawn.key])
+        chunk = np.full(len(drawn.key), drawn.chunk)
+        self._add_sample(drawn.key, [chunk, drawn.dest, drawn.src], scores)
+
+    def _add_sample(self, keys: Numbers, places: Sequence[Places], scores: Numbers) -> None:
+        if not len(keys):
+            return
+        key = np.concatenate([self.sample_key, keys])
         kept = np.argsort(key, kind="stable")[: len(self.sample_key)]
         self.sample_key = key[kept]
-        chunk = np.full(len(drawn.key), drawn.chunk)
-        self.sample_chunk = np.concatenate([self.sample_chunk, chunk])[kept]
-        self.sample_dest = np.concatenate([self.sample_dest, drawn.dest])[kept]
-        self.sample_src = np.concatenate([self.sample_src, drawn.src])[kept]
+        for name, new in zip(_PLACE, places, strict=True):
+            old = getattr(self, f"sample_{name}")
+            setattr(self, f"sample_{name}", np.concatenate([old, new])[kept])
         self.sample_score = np.concatenate([self.sample_score, scores], axis=1)[:, kept]
+
+
+def prefixes(token_ids: Sequence[int]) -> Places:
+    """For every token, what names all of them up to it.
+
+    >>> one, other = prefixes((5, 7, 9)), prefixes((5, 7, 8))
+    >>> (one == other).tolist()
+    [True, True, False]
+    """
+    hasher, found = hashlib.blake2b(digest_size=8), list[bytes]()
+    for token in token_ids:
+        hasher.update(token.to_bytes(8, "little"))
+        found.append(hasher.digest())
+    return np.frombuffer(b"".join(found), dtype=np.int64)
+
+
+def _first_of_each(*columns: NDArray) -> NDArray[np.bool_]:
+    """Whether a row is the first of those that are equal to it."""
+    order = np.lexsort(columns)  # stable: rows that are equal stay in their order
+    differs = np.ones(len(order), dtype=bool)
+    differs[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)
+    first = np.empty(len(order), dtype=bool)
+    first[order] = differs
+    return first
 
 
 @lru_cache(maxsize=4)

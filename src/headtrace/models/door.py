@@ -90,11 +90,9 @@ def run(
             _full_precision_norms(model, stack)
         if layers is not None:
             _only(model, layers, residual, stack)
-        for observer in observers:
-            _Places(model, observer, tuple(token_ids.shape), stack).hook()
+        _watch(model, observers, token_ids, stack)
         if keep is not None:
             _unembed_only(model, keep, stack)
-        _attend_here(model, observers, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
     return output.logits.to(model.dtype)
 
@@ -115,6 +113,41 @@ def sample(
             new = torch.multinomial(chances, 1, generator=generator).to(token_ids.device)
             found, past = torch.cat((found, new), dim=1), output.past_key_values
     return found
+
+
+def continue_greedily(
+    model: Model,
+    token_ids: Int[Tensor, "1 token"],
+    n: int,
+    *observers: Observer,
+    prompt_only: Sequence[Observer] = (),
+) -> list[int]:
+    """The ``n`` tokens that follow a prompt if the likeliest is taken each time, while observers watch.
+
+    The first pass is over the prompt, the others over one new token each, with the keys and values of those before it:
+    what observers changed in them stays. Those of ``prompt_only`` watch the first pass alone.
+    """
+    model.stamp  # noqa: B018 (as above)
+    found: list[int] = []
+    new, past = token_ids, None
+    with turn_of(model.hf), torch.inference_mode():
+        for _ in range(n):
+            with ExitStack() as stack:
+                _evaluate(model.hf, stack)
+                if model.dtype == torch.float64:
+                    _full_precision_norms(model, stack)
+                _watch(model, (*prompt_only, *observers) if past is None else observers, new, stack)
+                output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
+            new, past = output.logits[:, -1:].argmax(-1), output.past_key_values
+            found.append(int(new))
+    return found
+
+
+def _watch(model: Model, observers: tuple[Observer, ...], token_ids: Tensor, stack: ExitStack) -> None:
+    """Observers see the passes of the model until the stack is closed."""
+    for observer in observers:
+        _Places(model, observer, tuple(token_ids.shape), stack).hook()
+    _attend_here(model, observers, stack)
 
 
 def _evaluate(hf: nn.Module, stack: ExitStack) -> None:

@@ -16,7 +16,7 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,7 +37,7 @@ from headtrace.models.identities import (
     require_rounding,
 )
 from headtrace.models.norms import norm_eps, norm_scale
-from headtrace.models.observer import Rotary
+from headtrace.models.observer import Observer, Rotary
 from headtrace.tables import html_table, human
 from headtrace.vocabulary import Component, Firing, head_name
 
@@ -417,8 +417,12 @@ def record(
     *,
     last_logits: int = 0,
     keep: Iterable[str] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Recording:
-    """Run the model once on right-padded token ids; logits at each prompt's last positions (0: everywhere)."""
+    """Run the model once on right-padded token ids; logits at each prompt's last positions (0: everywhere).
+
+    What ``observers`` change is recorded as it is then: such a recording need not add up.
+    """
     batch, length = token_ids.shape
     positions = _logit_positions(lengths, length, last_logits).to(token_ids.device)
     fields = choose(Recording.FIELDS, keep, model)
@@ -426,7 +430,9 @@ def record(
     if "norm_scales" in fields:
         wanted["residuals"] = Recording.FIELDS["residuals"]
     seen = Capture(model, wanted, axis_sizes(model, batch, length, positions.shape[1]))
-    logits = door.run(model, token_ids, seen, lengths=lengths, keep=positions if last_logits else None)
+    logits = door.run(
+        model, token_ids, *observers, seen, lengths=lengths, keep=positions if last_logits else None
+    )
     tensors = {"token_ids": token_ids, "logits": logits, "logit_positions": positions, **seen.tensors}
     if "norm_scales" in fields:
         tensors["norm_scales"] = _norm_scales(model, tensors["residuals"])

@@ -3,11 +3,11 @@
     run = headtrace.run(model, examples, out="runs/ioi")
     run = headtrace.open_run("runs/ioi")          # .prompts .nodes .edges .circuit(id) .circuits(filter) .status()
 
-``plan.py`` puts prompts into shards, ``work.py`` traces one shard, ``local.py`` and ``ray_data.py`` are the engines
-that go through them, ``running.py`` starts or resumes a run. ``store.py`` is the folder or bucket, ``lock.py``
-keeps a second run out of it, ``manifest.py`` says what the files hold, ``tables.py`` turns circuits into Arrow
-tables and back, ``signals.py`` the signals into vectors, ``reading.py`` reads a run. Names are imported on first
-use: reading needs no torch.
+``plan.py`` puts prompts into shards, ``work.py`` traces one shard, ``local.py``, ``processes.py`` and ``ray_data.py``
+are the engines that go through them, or through any other ``Job`` (``jobs.py``), ``running.py`` starts or resumes a
+run. ``store.py`` is the folder or bucket, ``lock.py`` keeps a second run out of it, ``manifest.py`` says what the files
+hold, ``tables.py`` turns circuits into Arrow tables and back, ``signals.py`` the signals into vectors, ``reading.py``
+reads a run. Names are imported on first use: reading needs no torch.
 
 ``frames.py`` gives the circuits of any source as tables, ``roles.py`` names the positions of their nodes,
 ``merging.py`` puts them together into one ``Network`` (``network.py``, ``network_files.py``),

@@ -1,4 +1,4 @@
-"""The engine ``local``: shard after shard in this process."""
+"""The engine ``local`` without workers: shard after shard in this process (with some: ``processes.py``)."""
 
 from __future__ import annotations
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from headtrace import __version__
 from headtrace.circuits.files import plain
 from headtrace.circuits.roots import Root
 from headtrace.errors import InputError, shown
 from headtrace.progress import Progress, never_back
+from headtrace.runs.jobs import Engine, Engines
 from headtrace.runs.local import trace_locally
 from headtrace.runs.lock import locked
 from headtrace.runs.manifest import (
@@ -40,7 +41,7 @@ from headtrace.runs.plan import SHARD_SIZE, Examples, Plan, make_plan
 from headtrace.runs.reading import Run, open_run
 from headtrace.runs.records import is_whole, record_of
 from headtrace.runs.store import Place, Store, StoreError, checksum, open_store, parquet_bytes
-from headtrace.runs.work import ShardWork
+from headtrace.runs.work import ShardWork, trace_job
 from headtrace.tasks import TaskSet
 from headtrace.tracing import Tracer
 from headtrace.tracing.assemble import model_info
@@ -51,8 +52,6 @@ from headtrace.tracing.sweep import Budget
 
 if TYPE_CHECKING:
     from headtrace.models import Model
-
-Engine = Literal["local", "ray"]
 
 
 def run(
@@ -91,11 +90,11 @@ def run(
     per prompt.
 
     A prompt that fails is a row with its reason; with ``strict`` one that cannot be asked about is an error before
-    anything runs. ``engine="ray"`` takes ``workers`` processes of a local Ray, or of the cluster at
-    ``ray_address``. ``progress`` hears how many prompts are there, ``failures`` how many of them failed; ``seed``
-    is noted, for sets that were drawn.
+    anything runs. ``workers`` is how many processes work, of this machine or, with ``engine="ray"``, of a local Ray or
+    of the cluster at ``ray_address``; without it, this one. ``progress`` hears how many prompts are there,
+    ``failures`` how many of them failed; ``seed`` is noted, for sets that were drawn.
     """
-    _check(engine, workers, ray_address)
+    engines = Engines(engine, workers, ray_address)
     store = open_store(out)
     check_place(store)
     if isinstance(model, str):
@@ -129,24 +128,13 @@ def run(
         plan=plan.info(checksum(content)),
         made_with=_versions(),
     )
-    launch = Launch(store, manifest, tracer, made, workers, ray_address, never_back(progress), failures)
+    launch = Launch(store, manifest, tracer, made, engines, never_back(progress), failures)
     _prepare(store)
     with locked(store):
         launch.begin(content, plan)
         del plan, content
-        launch.go(engine)
+        launch.go()
     return open_run(out)
-
-
-def _check(engine: str, workers: int | None, ray_address: str | None) -> None:
-    if engine not in get_args(Engine):
-        raise InputError(f"engine={engine!r}: choose {' or '.join(map(repr, get_args(Engine)))}.")
-    if engine == "local" and (workers is not None or ray_address is not None):
-        raise InputError(
-            "workers and ray_address belong to engine='ray': the local engine is this one process."
-        )
-    if workers is not None and workers < 1:
-        raise InputError(f"workers={workers}: at least one is needed.")
 
 
 def _said(value: Any) -> Any:
@@ -175,8 +163,7 @@ class Launch:
     tracer: Tracer
     made: dict[str, Any]
     """What the tracer was made with: a worker makes one like it."""
-    workers: int | None
-    ray_address: str | None
+    engines: Engines
     progress: Progress | None
     failures: Callable[[int], None] | None
 
@@ -229,7 +216,7 @@ class Launch:
                 return f"prompt {index}: {was} there, {given} now"
         return "prompts: the same, with other labels, roles or order"
 
-    def go(self, engine: Engine) -> None:
+    def go(self) -> None:
         """Trace what is left."""
         records = self._whole()
         done, failed = sum(each.prompts for each in records), sum(each.failed for each in records)
@@ -237,7 +224,7 @@ class Launch:
         left = [shard for shard in range(self.manifest.plan.shards) if shard not in known]
         self._tell(done, failed)
         try:
-            for record in self._records(engine, left, done) if left else ():
+            for record in self._records(left, done) if left else ():
                 done, failed = done + record.prompts, failed + record.failed
                 self._tell(done, failed)
         except StoreError as error:
@@ -246,14 +233,12 @@ class Launch:
                 "with the rest."
             ) from None
 
-    def _records(self, engine: Engine, left: Sequence[int], done: int) -> Iterator[ShardRecord]:
-        if engine == "local":
+    def _records(self, left: Sequence[int], done: int) -> Iterator[ShardRecord]:
+        if self.engines.here:
             work = ShardWork(self.store, self.manifest, self.tracer)
             return trace_locally(work, left, done, self.progress)
-        from headtrace.runs.ray_data import WorkerSpec, trace_with_ray
-
-        spec = WorkerSpec.of(self.store, self.manifest, self.tracer.model, self.made)
-        return trace_with_ray(spec, left, self.workers, self.ray_address)
+        answers = self.engines.answers(trace_job(self.store, self.tracer.model, self.made), left)
+        return (ShardRecord.model_validate_json(answer) for answer in answers)
 
     def _whole(self) -> list[ShardRecord]:
         """Records of the shards that need not be traced again: their checksums are right."""

@@ -20,20 +20,26 @@ from headtrace.circuits import Circuit
 from headtrace.errors import HeadtraceError, IdentityError, InputError
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
+from headtrace.runs.jobs import Job, ModelPlace, Shard
 from headtrace.runs.manifest import (
+    MANIFEST,
     PLAN,
     SIGNALS,
     Manifest,
     ShardRecord,
     TableFile,
+    read_manifest,
+    read_record,
     shard_file,
     shard_record,
 )
 from headtrace.runs.plan import questions_of
-from headtrace.runs.store import Store
+from headtrace.runs.records import is_whole
+from headtrace.runs.store import Store, open_store
 from headtrace.runs.tables import Outcome, edge_table, node_table, prompt_table, reason_of
 
 if TYPE_CHECKING:
+    from headtrace.models import Model
     from headtrace.tracing import Tracer
     from headtrace.tracing.questions import Question
 
@@ -68,6 +74,15 @@ class ShardWork:
 
             tables[SIGNALS] = signals_table(self.tracer.model, named)
         return self._write(shard, tables, outcomes)
+
+    def known(self, shard: int) -> ShardRecord | None:
+        """The record of a shard that another worker wrote before it was lost."""
+        try:
+            record = read_record(self.store.read(shard_record(shard)))
+        except FileNotFoundError:
+            return None
+        whole = record is not None and is_whole(self.store, record, self.manifest.tables)
+        return record if whole else None
 
     def _write(self, shard: int, tables: dict[str, pa.Table], outcomes: Sequence[Outcome]) -> ShardRecord:
         files: dict[str, TableFile] = {}
@@ -110,6 +125,28 @@ class ShardWork:
             if len(questions) == 1:
                 return [_reason(error)]
         return [outcome for question in questions for outcome in self._trace([question], None)]
+
+
+def trace_job(store: Store, model: Model, made: dict[str, Any]) -> Job:
+    """The shards of a run as a job: ``made`` is what its tracer was made with."""
+    if not isinstance(made["method"], str) or any(callable(value) for value in made.values()):
+        raise InputError(
+            "Workers take the method by its name, and numbers or text as its options: each makes its own. Use "
+            "engine='local' without workers for a method or a function made in this process."
+        )
+    url = store.url if store.folder is None else str(store.folder)
+    options = {"url": url, "model": ModelPlace.of(model).options(), "made": made}
+    return Job(f"{__name__}:open_work", options)
+
+
+def open_work(url: str, model: dict[str, Any], made: dict[str, Any]) -> Shard:
+    """Open a run where a worker is: what it gives traces a shard, and answers with its record."""
+    from headtrace.tracing import Tracer
+
+    store = open_store(url)
+    manifest = read_manifest(store.read(MANIFEST), store.url)
+    work = ShardWork(store, manifest, Tracer(ModelPlace(**model).load(), **made))
+    return lambda shard: (work.known(shard) or work.trace(shard)).text()
 
 
 def _reason(error: Exception) -> str:

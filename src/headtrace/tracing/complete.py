@@ -9,7 +9,7 @@ from. Each want is a direction of what the node writes, and asks about the node'
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from headtrace.circuits.influence import spread
 from headtrace.models.frozen import FrozenMLP
-from headtrace.progress import Progress
+from headtrace.progress import Progress, counting
 from headtrace.tracing.along import Place
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
 from headtrace.tracing.signals import Signal, signals_of, write_at
-from headtrace.tracing.sweep import Budget, PromptTrace
+from headtrace.tracing.sweep import Budget, Grown, PromptTrace
 from headtrace.tracing.through_mlps import through_mlps
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import ATTENTION_SIDES, ROOT, AttentionSide, Side, Site
@@ -95,17 +95,29 @@ class CompleteSweep:
         self.prompts = [PromptSweep(PromptTrace(root)) for root in roots]
 
     @torch.inference_mode()
-    def run(self, progress: Progress | None = None) -> list[PromptTrace]:
-        """``progress`` hears of layers."""
+    def run(self, progress: Progress | None = None, grown: Grown | None = None) -> list[PromptTrace]:
+        """``progress`` hears of layers, again and again while one is traced; ``grown`` is shown what was found so far
+        before the first layer and after each."""
         n_layers = self.recording.model.n_layers
         for number in range(len(self.prompts)):
             self._begin(number)
+        self._show(n_layers, grown)
         for layer in reversed(range(n_layers)):
-            self._expand_mlps(layer)
-            self._expand_heads(layer)
+            with counting(_again(progress, n_layers - layer - 1, n_layers)):
+                self._expand_mlps(layer)
+                self._expand_heads(layer)
             if progress is not None:
                 progress(n_layers - layer, n_layers)
+            self._show(layer, grown)
         return [prompt.trace for prompt in self.prompts]
+
+    def _show(self, layer: int, grown: Grown | None) -> None:
+        """What is known when all layers from this one on are done: of heads below it, that they attend."""
+        if grown is None:
+            return
+        for below in range(layer):
+            self._look_at(below)
+        grown([prompt.trace for prompt in self.prompts])
 
     def _want(self, spot: Spot) -> Want:
         return self.prompts[spot[0]].wants[spot[1]]
@@ -376,6 +388,11 @@ class CompleteSweep:
                 shares[cause.site] = shares.get(cause.site, 0.0) + part.influence / total * cause.weight
         ordered = sorted(shares.items(), key=lambda item: -item[1])
         return tuple(Cause(site, weight * unit) for site, weight in ordered)
+
+
+def _again(progress: Progress | None, done: int, of_all: int) -> Callable[[int], None] | None:
+    """While a layer is traced, what was done before it is told again: who listens may end it there."""
+    return None if progress is None else lambda _: progress(done, of_all)
 
 
 def _together(signals: list[tuple[float, Signal]]) -> tuple[Float[Tensor, " d_model"], float]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headtrace.circuits.roots import Root
 from headtrace.errors import IdentityError, InputError
-from headtrace.models.frozen import levels
+from headtrace.models.frozen import Level, levels, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.roots import Shares, root_shares
@@ -108,10 +108,21 @@ def attention_gradient(
     constants: list[Tensor] = []
     for level in levels(one, start):
         constants += [level.pulled.constant, (one.attention_bias(level.layer) * level.attention).sum(-1)]
+        if one.model.half:
+            constants.append(_rounding(one, level))
         if level.layer == layer:
             _require_sum(one, start, layer, level.below, constants)
             return level.attention[0]
     raise InputError(f"There is no layer {layer}: the model has layers 0 to {recording.model.n_layers - 1}.")
+
+
+def _rounding(recording: Recording, level: Level) -> Float[Tensor, "batch token"]:
+    """What rounding in a layer of a model in half precision contributes."""
+    layer, group = level.layer, recording.model.weights.group
+    values = recording.value_roundings(layer).repeat_interleave(group, dim=1)
+    read = (recording.patterns[layer] * (level.values @ values.transpose(-1, -2))).sum((1, 2))
+    written = recording.roundings[layer] + mlp_rounding(recording, layer)
+    return read + (written * level.mlp).sum(-1)
 
 
 def _require_sum(

@@ -7,7 +7,7 @@ are expanded first, until the budget is spent; the others stay as leaves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -72,6 +72,9 @@ class PromptTrace:
         return max(0.0, 1.0 - sum(self.influence[site] for site in self.cut))
 
 
+Grown = Callable[[list[PromptTrace]], None]
+"""Shown what has been found while more is being traced."""
+
 Place = tuple[int, Site]
 """A site of a prompt."""
 
@@ -111,18 +114,22 @@ def sweep(
     budget: Budget,
     composer: Composer,
     progress: Progress | None = None,
+    grown: Grown | None = None,
 ) -> list[PromptTrace]:
     """Trace every prompt of a recording from its root down.
 
     Firings are traced in waves: all that are known to be needed, of every layer and prompt, together. As long as the
     budget is not spent, every firing that is met is needed; beyond that, a pass from the top down says which.
-    ``progress`` hears of firings, of as many as are known to be needed by then.
+    ``progress`` hears of firings, of as many as are known to be needed by then; ``grown`` is shown before every wave
+    what is known by then, as if the rest were not followed.
     """
     known = Known()
     seeds = [Causes(p, ROOT, {"root": SideCauses(root.causes)}) for p, root in enumerate(roots)]
     met = known.look_at(recording, seeds)
     free = set(range(len(roots))) if budget.min_influence <= 0 else set[int]()
     while True:
+        if grown is not None:
+            grown(_so_far(roots, known, method, budget))
         needed = [place for place in met if place[0] in free and known.followed(place, method)]
         if budget.max_firings is not None:
             asked = Counter(prompt for prompt, _ in (*known.causes, *needed))
@@ -144,6 +151,14 @@ def sweep(
                 f"The method {method.name!r} gave nothing for {missing[0]} ({len(missing)} of {len(needed)} firings). "
                 "A method must return Causes, if need be empty ones, for every firing that it is asked about."
             )
+
+
+def _so_far(roots: list[Seeds], known: Known, method: Method, budget: Budget) -> list[PromptTrace]:
+    """Every prompt from its root down, as far as it has been traced."""
+    traces = [PromptTrace(root) for root in roots]
+    for prompt, trace in enumerate(traces):
+        _descend(prompt, trace, known, method, budget)
+    return traces
 
 
 @contextmanager

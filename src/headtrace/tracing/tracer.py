@@ -13,7 +13,7 @@ Firing(layer=2, head=0, dest=14, src=10)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -37,7 +37,7 @@ from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.questions import Answer, Asked, Question, as_asked, ask
 from headtrace.tracing.roots import Seeds, root_shares, seeds
-from headtrace.tracing.sweep import Budget, sweep
+from headtrace.tracing.sweep import Budget, Grown, PromptTrace, sweep
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import Firing, Prompt
 
@@ -91,6 +91,7 @@ class Tracer:
         neurons: int = 0,
         bos: bool | None = None,
         progress: Progress | None = None,
+        grown: Callable[[Circuit], None] | None = None,
     ) -> Circuit:
         """The circuit of one prompt: text, token ids in any form, a conversation, an example of a task, or a mapping
         with a prompt and its answers.
@@ -104,6 +105,8 @@ class Tracer:
         signal. With a ``counterfactual`` prompt of the same length, content is what this prompt has and that one has
         not. With ``neurons``, each MLP of a content or complete circuit lists as many of its hidden units, those that
         contribute most. ``progress`` hears of firings that are traced, of as many as are known to be needed by then.
+        ``grown`` is given the circuit as far as it is known, again and again while it is traced: what is not followed
+        yet is not ``expanded``. What either raises ends the trace at once, and comes out of here.
         """
         asked = {"answer": answer, "wrong": wrong, "top_k": top_k, "top_p": top_p, "direction": direction}
         asked |= {"layer": layer, "position": position, "heads": heads or None}
@@ -111,7 +114,7 @@ class Tracer:
         others = None if counterfactual is None else [counterfactual]
         against = self._counterfactuals(questions, others, paths, bos)
         _check_neurons(neurons, paths)
-        return self._trace(questions, paths, against, neurons, progress)[0]
+        return self._trace(questions, paths, against, neurons, progress, grown)[0]
 
     def trace_batch(
         self,
@@ -199,37 +202,35 @@ class Tracer:
         counterfactual: list[list[int]] | None,
         neurons: int,
         progress: Progress | None = None,
+        grown: Callable[[Circuit], None] | None = None,
     ) -> list[Circuit]:
-        """Circuits of prompts that are recorded together."""
+        """Circuits of prompts that are recorded together; ``grown`` is shown that of the first."""
         needed = max(question.logits_needed for question in questions)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
         budget, keep = self._budget(paths), None if paths == "attention" else NEEDED
         ids = [question.ids for question in questions]
+        others = counterfactual or [None] * len(questions)
         with self.model.settled():
             recording = self.model.record(ids, last_logits=needed, keep=keep)
             roots = [
                 seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
             ]
+            told = zip(questions, others, roundings_of(recording), strict=True)
+            methods = [self._described(q.root, budget, paths, other, rounding) for q, other, rounding in told]
+
+            def assembled(place: int, trace: PromptTrace) -> Circuit:
+                return assemble(self.model, self._prompt(questions[place]), trace, methods[place])
+
+            show: Grown | None = None if grown is None else lambda found: grown(assembled(0, found[0]))
             if paths == "attention":
-                traces = sweep(recording, roots, self.method, budget, self.composer, progress)
+                traces = sweep(recording, roots, self.method, budget, self.composer, progress, show)
             else:
                 other = None if counterfactual is None else self.model.record(counterfactual, last_logits=1)
                 content = self._content(recording, questions, roots, other, paths, steps)
                 complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
-                traces = complete.run(progress)
+                traces = complete.run(progress, show)
                 add_amounts(content, traces, neurons)
-        others = counterfactual or [None] * len(questions)
-        return [
-            assemble(
-                self.model,
-                self._prompt(question),
-                trace,
-                self._described(question.root, budget, paths, other_ids, rounding),
-            )
-            for question, trace, other_ids, rounding in zip(
-                questions, traces, others, roundings_of(recording), strict=True
-            )
-        ]
+        return [assembled(place, trace) for place, trace in enumerate(traces)]
 
     def _content(
         self,

@@ -1,4 +1,7 @@
-// The state of the explorer, and the fragment of the address that restores it. A fragment is never sent anywhere.
+// The state of the explorer as named values of its address, which restore it. They are in the fragment, which is never
+// sent anywhere.
+
+import { wholeNumber } from "../page/address.js";
 
 export const VIEWS = ["heads", "circuit", "beside", "run"];
 export const ORDERS = ["place", "most", "least"];
@@ -8,7 +11,7 @@ export const MEASURES = ["strongest", "sink", "previous", "entropy"];
 const one = (of) => (text) => (of.includes(text) ? text : undefined);
 const text = (value) => value;
 const flag = (value) => value === "yes" || undefined;
-const index = (value) => (/^\d{1,7}$/.test(value) ? Number(value) : undefined);
+const index = (value) => wholeNumber(value, 0, 1_000_000) ?? undefined;
 const numeric = (value) => (value.trim() !== "" && Number.isFinite(Number(value)) ? Number(value) : undefined);
 const pair = (pattern) => (value) => pattern.exec(value)?.slice(1).map(Number);
 const several = (value) => value.split("|").filter(Boolean);
@@ -47,6 +50,7 @@ const FIELDS = {
   search: text,
   family: index,
   open: several,
+  look: text,
 };
 
 const WRITTEN = {
@@ -59,25 +63,19 @@ const WRITTEN = {
 
 export const START = { view: "heads", model: 0, order: "place", by: "strongest", paths: "complete", changes: [], open: [] };
 
-/** The state that a fragment stands for, whatever it holds. */
-export function parse(fragment) {
-  const given = new URLSearchParams(fragment.replace(/^#/, ""));
+/** The state that the named values of an address stand for, whatever they hold. */
+export function toState(values) {
   const state = { ...START };
   for (const [name, read] of Object.entries(FIELDS)) {
-    const value = given.has(name) ? read(given.get(name)) : undefined;
+    const value = Object.hasOwn(values, name) ? read(values[name]) : undefined;
     if (value !== undefined) state[name] = value;
   }
   return state;
 }
 
-/** The fragment for a state; what is as at the start is not written. */
-export function written(state) {
-  const out = new URLSearchParams();
-  for (const name of Object.keys(FIELDS)) {
-    const value = state[name];
-    if (value === undefined || value === null || value === false) continue;
-    const plain = WRITTEN[name]?.(value) ?? String(value);
-    if (plain !== (WRITTEN[name] && START[name] ? WRITTEN[name](START[name]) : String(START[name]))) out.set(name, plain);
-  }
-  return `#${out}`;
+/** The named values of a state; what is as at the start is left out. */
+export function toValues(state) {
+  const plain = (name, value) => (value === undefined || value === null || value === false ? null : (WRITTEN[name]?.(value) ?? String(value)));
+  const values = Object.keys(FIELDS).map((name) => [name, plain(name, state[name])]);
+  return Object.fromEntries(values.filter(([name, value]) => value !== null && value !== plain(name, START[name])));
 }

@@ -11,10 +11,10 @@ import { traceRequest, traced } from "./tracing.js";
 export function createBeside(app) {
   const said = notice();
   const models = app.server.models.map(({ name }, i) => [String(i), shorten(inert(name), 40)]);
-  const first = side("A", (patch) => app.go({ ...patch, traced: undefined }));
+  const first = side("A", (patch) => app.go({ ...patch, traced: undefined, look: undefined }));
   const rename = ({ text, answer, wrong, model }) => ({ second: text, answer2: answer, wrong2: wrong, model2: model });
-  const second = side("B", (patch) => app.go({ ...defined(rename(patch), patch), traced: undefined }));
-  const paths = choice("beside-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined }));
+  const second = side("B", (patch) => app.go({ ...defined(rename(patch), patch), traced: undefined, look: undefined }));
+  const paths = choice("beside-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined, look: undefined }));
   const start = button("Trace both", begin, { class: "main" });
   const cancel = button("Cancel", stop, { hidden: true });
   const line = el("div", { class: "controls" }, el("span", { class: "group" }, "paths", paths.group), start, cancel);
@@ -31,7 +31,7 @@ export function createBeside(app) {
 
   function side(name, changed) {
     const text = el("textarea", { rows: 2, spellcheck: "false", "aria-label": `Prompt ${name}`, onchange: () => changed({ text: text.value || undefined }) });
-    const fields = answerFields(`beside-${name}`, (which, value) => changed({ [which]: value || undefined }));
+    const fields = answerFields(`beside-${name}`, (which, value) => changed({ [which]: value || undefined }), () => begin());
     const model = select("Model", models, "0", (value) => changed({ model: Number(value) }));
     model.group.hidden = models.length < 2;
     const made = el("div", { class: "side" }, el("h2", {}, `Prompt ${name}`), text, el("div", { class: "controls" }, ...fields.groups, model.group));
@@ -60,7 +60,7 @@ export function createBeside(app) {
     tracing.stop();
     settle();
     said.busy("The trace was cancelled.");
-    app.go({ traced: undefined }, { replace: true });
+    app.go({ traced: undefined, look: undefined }, { replace: true });
   }
 
   function settle() {
@@ -75,13 +75,13 @@ export function createBeside(app) {
     first.set(state);
     second.set(other);
     paths.set(state.paths);
-    host.hidden = !found;
+    const wanted = JSON.stringify([state, other].map((asked) => [promptOf(asked), asked.answer, asked.wrong, state.paths]));
+    host.hidden = !found || key !== wanted;
     if (state.text) suggesting((signal) => suggest(state, other, signal), said.failed);
     if (!state.traced || !state.answer || !state.text) {
       if (running) tracing.stop(), settle(), said.clear();
       return;
     }
-    const wanted = JSON.stringify([state, other].map((asked) => [promptOf(asked), asked.answer, asked.wrong, state.paths]));
     if (wanted !== key) {
       key = wanted;
       trace([state, other], state.paths);

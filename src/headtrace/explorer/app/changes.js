@@ -69,10 +69,9 @@ export function createChanges(app) {
   const place = el(
     "section",
     { class: "changes", "aria-label": "Changes to the model", hidden: true },
-    el("div", { class: "panel-head" }, title, el("span", { class: "group" }, generate, button("Undo all", () => app.go({ changes: [], generate: undefined, show: undefined })))),
-    list,
+    el("div", { class: "changes-line" }, title, list, generate, button("Undo all", () => app.go({ changes: [], generate: undefined, show: undefined }))),
     said.place,
-    results,
+    el("details", { open: true }, el("summary", {}, "What they do"), results),
   );
   const loading = latestOnly();
   let shown = null;

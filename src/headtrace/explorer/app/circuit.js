@@ -1,7 +1,6 @@
 // The circuit behind an answer, in the page's own drawing, growing while it is traced.
 
 import { el } from "../page/dom.js";
-import { number, tokenExact } from "../page/text.js";
 import { componentChange, factorButtons, named, signalChange } from "./changes.js";
 import { promptOf, rootOf } from "./library.js";
 import { button, choice, meant, notice, shown } from "./pieces.js";
@@ -9,10 +8,10 @@ import { latestOnly } from "./server.js";
 import { traceRequest, traced } from "./tracing.js";
 
 /** Fields for an answer and a wrong one, with what the model finds likely to choose from. */
-export function answerFields(name, changed) {
+export function answerFields(name, changed, entered) {
   const list = el("datalist", { id: `${name}-likely` });
   const field = (label, which, hint) => {
-    const input = el("input", { type: "text", class: "answer", list: list.id, spellcheck: "false", autocomplete: "off", placeholder: hint, onchange: () => changed(which, meant(input.value)) });
+    const input = el("input", { type: "text", class: "answer", list: list.id, spellcheck: "false", autocomplete: "off", placeholder: hint, onchange: () => changed(which, meant(input.value)), onkeydown: ({ key }) => key === "Enter" && entered() });
     return [el("label", { class: "group" }, label, " ", input), input];
   };
   const [answerGroup, answer] = field("Why", "answer", "answer");
@@ -30,8 +29,8 @@ export function answerFields(name, changed) {
 
 export function createCircuit(app) {
   const said = notice();
-  const fields = answerFields("circuit", (which, value) => app.go({ [which]: value || undefined, traced: undefined }));
-  const paths = choice("trace-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined }));
+  const fields = answerFields("circuit", (which, value) => app.go({ [which]: value || undefined, traced: undefined, look: undefined }), begin);
+  const paths = choice("trace-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined, look: undefined }));
   const start = button("Trace", () => begin(), { class: "main" });
   const cancel = button("Cancel", () => stop(), { hidden: true });
   const bar = el("progress", { max: 1, hidden: true, "aria-label": "Progress of the trace" });
@@ -43,16 +42,18 @@ export function createCircuit(app) {
 
   function begin() {
     const { answer, wrong } = fields.read();
+    if (!app.state.text) return said.failed({ message: "Which prompt? Type one above." });
     if (!answer) return said.failed({ message: "Which answer is to be explained? Choose one of the list, or type a token." });
     key = null;
     app.go({ answer, wrong: wrong || undefined, traced: true }, { replace: app.state.traced && app.state.answer === answer });
+    place.scrollIntoView({ block: "start" });
   }
 
   function stop() {
     tracing.stop();
     settle();
     said.busy("The trace was cancelled.");
-    app.go({ traced: undefined }, { replace: true });
+    app.go({ traced: undefined, look: undefined }, { replace: true });
   }
 
   function settle() {
@@ -71,14 +72,14 @@ export function createCircuit(app) {
   function update(state) {
     fields.set(state);
     paths.set(state.paths);
-    host.hidden = !found;
     if (!state.text) return leave();
     suggest(state);
+    const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.paths]);
+    host.hidden = !found || key !== wanted;
     if (!state.traced || !state.answer) {
       if (running) tracing.stop(), settle(), said.clear();
       return;
     }
-    const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.paths]);
     if (wanted === key) {
       if (found && !running) app.showCircuits(host, [found.graph]);
       return;
@@ -149,12 +150,10 @@ export function createCircuit(app) {
     return [el("section", { class: "change-here" }, el("h3", {}, "Change it"), field, buttons, open)];
   }
 
-  const about = () => found && `circuit of ${tokenExact(app.state.answer)}, ${number(found.graph.data.root.value)}`;
   return {
     place,
     update,
     extra,
-    about,
     python: () => found?.python,
     json: () => found?.graph.data,
     job: () => found?.job,

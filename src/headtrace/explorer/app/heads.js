@@ -19,13 +19,14 @@ export const WORDS = {
 };
 
 export function createHeads(app) {
-  const said = notice();
+  const [said, saidOfHead] = [notice(), notice()];
   const count = el("output", { class: "hint" });
   const order = select("Order", [["place", "by layer and head"], ["most", "highest first"], ["least", "lowest first"]], "place", (value) => app.go({ order: value }, { replace: true }));
   const by = select("Measure", Object.entries(WORDS).map(([name, { label }]) => [name, label]), "strongest", (value) => app.go({ by: value, least: undefined, most: undefined }, { replace: true }));
   const [least, most] = ["least", "most"].map((name) => el("input", { type: "number", step: "any", min: 0, "aria-label": `at ${name}`, onchange: (event) => app.go({ [name]: event.target.value === "" ? undefined : Number(event.target.value) }, { replace: true }) }));
   const first = el("input", { type: "checkbox", onchange: () => app.go({ first: first.checked ? "out" : undefined }, { replace: true }) });
   const show = choice("show", "Attention that is shown", [["", "clean"], ["changed", "changed"], ["difference", "difference"]], "", (value) => app.go({ show: value || undefined }, { replace: true }));
+  const scale = el("span", { class: "scale" });
   const bounds = el("span", { class: "group" }, "from", least, "to", most);
   const controls = el(
     "div",
@@ -36,7 +37,7 @@ export function createHeads(app) {
     el("label", { class: "group" }, first, "leave out the first token"),
     show.group,
     count,
-    scale(),
+    scale,
   );
   const gridHost = el("div", { class: "grid-host" });
   const grid = createGrid(gridHost, { choose: (layer, head) => app.go({ head: [layer, head], cell: undefined }), look });
@@ -48,7 +49,7 @@ export function createHeads(app) {
   const zoomPanel = el("section", { class: "zoom-panel", "aria-label": "One head", hidden: true }, el("div", { class: "panel-head" }, title, close), measures, zoomHost);
   const why = createWhy(app);
   const welcome = createWelcome(app);
-  const place = el("section", { class: "heads", hidden: true }, welcome, controls, said.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
+  const place = el("section", { class: "heads", hidden: true }, welcome, controls, said.place, saidOfHead.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
 
   let shown = null; // the recording and patterns on the screen
 
@@ -76,13 +77,16 @@ export function createHeads(app) {
   const loading = latestOnly();
   const closeUp = latestOnly();
 
-  function update(state, result) {
+  function update(state) {
     order.field.value = state.order;
     by.field.value = state.by;
     [least.value, most.value] = [state.least ?? "", state.most ?? ""];
     first.checked = state.first === "out";
     show.group.hidden = !state.changes.length;
     show.set(state.show ?? "");
+    const changing = state.show === "difference" && state.changes.length > 0;
+    const ends = changing ? ["less", "more", "than before"] : ["0", "1", "attention"];
+    scale.replaceChildren(ends[0], el("span", { class: changing ? "scale-bar changing" : "scale-bar" }), ends[1], el("span", { class: "hint" }, ends[2]));
     place.classList.toggle("zoomed", Boolean(state.head));
     welcome.hidden = Boolean(state.text);
     controls.hidden = !state.text;
@@ -102,8 +106,14 @@ export function createHeads(app) {
       gridHost.hidden = false;
       shown = { recording, patterns, changed };
       await showGrid(state);
-    }, said.failed);
-    closeUp((signal) => showHead(state, signal), said.failed);
+    }, (error) => {
+      gridHost.hidden = true;
+      said.failed(error);
+    });
+    closeUp((signal) => showHead(state, signal), (error) => {
+      zoomPanel.hidden = true;
+      saidOfHead.failed(error);
+    });
     why.update(state);
   }
 
@@ -136,6 +146,7 @@ export function createHeads(app) {
 
   async function showHead(state, signal) {
     zoomPanel.hidden = !state.head;
+    saidOfHead.clear();
     if (!state.head) return;
     const [layer, head] = state.head;
     const recording = await app.recording(signal);
@@ -176,8 +187,4 @@ export function createHeads(app) {
     canvas: (state) => (state.head ? zoom.canvas : grid.canvas),
     name: (state) => (state.head ? `head-L${state.head[0]}H${state.head[1]}` : "heads"),
   };
-}
-
-function scale() {
-  return el("span", { class: "scale" }, "0", el("span", { class: "scale-bar" }), "1", el("span", { class: "hint" }, "attention"));
 }

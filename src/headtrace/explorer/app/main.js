@@ -1,11 +1,12 @@
 // Puts the explorer together: one state, kept in the address; every view shows what it says.
 
+import { createAddress, fragmentOf } from "../page/address.js";
 import { el } from "../page/dom.js";
 import { hideCard, placeCard } from "../page/interaction.js";
-import { inert } from "../page/text.js";
+import { inert, shorten } from "../page/text.js";
 import { createTheme } from "../page/theme.js";
 import { createView } from "../page/view.js";
-import { parse, written } from "./address.js";
+import { toState, toValues } from "./address.js";
 import { createBeside } from "./beside.js";
 import { changesRequest, createChanges, withChange } from "./changes.js";
 import { createCircuit } from "./circuit.js";
@@ -41,30 +42,39 @@ async function start() {
   build(app, { bar, nav, theme, waiting });
   createTheme(() => app.recoloured());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.recoloured());
-  addEventListener("popstate", () => app.restore());
-  addEventListener("hashchange", () => app.restore());
   app.render();
 }
 
 /** What the views have in common: the state, what was computed, the one view of circuits. */
 function createApp(server) {
-  const app = { server, state: parse(location.hash), library: createLibrary(server.models) };
+  const app = { server, library: createLibrary(server.models) };
+  const address = createAddress((values) => {
+    app.state = toState(values);
+    app.restoring = true;
+    app.render();
+    app.restoring = false;
+  });
+  app.state = toState(address.read());
 
   /** Change the state: a new step of the history, or (`replace`) the same one. */
   app.go = (patch, { replace = false } = {}) => {
+    app.remember(patch, !replace);
+    app.render();
+  };
+  /** Change the state without showing it anew: it is on the screen already. */
+  app.remember = (patch, step = false) => {
     app.state = { ...app.state, ...patch };
-    const fragment = written(app.state);
-    if (fragment !== location.hash && !(fragment === "#" && !location.hash)) history[replace ? "replaceState" : "pushState"](null, "", fragment);
-    app.render();
+    address.write(toValues(app.state), step);
   };
-  app.link = (patch) => written({ ...app.state, ...patch });
-  app.restore = () => {
-    if (written(app.state) === (location.hash || "#")) return;
-    app.state = parse(location.hash);
-    app.render();
-  };
+  app.link = (patch) => `#${fragmentOf(toValues({ ...app.state, ...patch }))}`;
   app.change = (change) => app.go({ changes: withChange(app.state.changes, change) });
-  app.recording = (signal) => app.library.record(promptOf(app.state), signal);
+  app.recording = async (signal) => {
+    try {
+      return await app.library.record(promptOf(app.state), signal);
+    } catch (error) {
+      throw Object.assign(error, { ofPrompt: true });
+    }
+  };
   app.changed = async (signal) => {
     const body = changesRequest(app.state, await app.recording(signal));
     return { view: await app.library.intervene(body, signal), again: app.library.interveneAgain(body, signal) };
@@ -81,7 +91,8 @@ function build(app, { bar, nav, theme, waiting }) {
   const help = createHelp();
   const share = createShare(app);
   const container = el("div", { class: "circuit-view" });
-  const circuits = createView(container, { frame: { level: "h2" }, extra: (...given) => views.circuit.extra(...given) });
+  const remember = (step) => container.checkVisibility() && app.remember({ look: fragmentOf(circuits.tell()) || undefined }, step);
+  const circuits = createView(container, { frame: { level: "h2" }, remember, extra: (...given) => views.circuit.extra(...given) });
   const main = el("main", {}, el("div", { class: "under-bar" }, help.place, share.place), ...Object.values(views).map(({ place }) => place), changes.place);
   bar.insertBefore(el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and ")), theme);
   waiting.after(prompt.place, main);
@@ -94,8 +105,10 @@ function build(app, { bar, nav, theme, waiting }) {
   /** Show circuits in a place of a view: there is one drawing, which goes where it is looked at. */
   app.showCircuits = (host, graphs, options) => {
     if (container.parentElement !== host) host.append(container);
+    const values = Object.fromEntries(new URLSearchParams(app.state.look ?? ""));
     const same = circuits.shown.length === graphs.length && graphs.every((graph, i) => graph === circuits.shown[i]);
-    if (!same) circuits.show(graphs, options);
+    if (!same) circuits.show(graphs, { ...options, values: options?.growing ? null : values });
+    else if (app.restoring) circuits.restore(values);
   };
   app.drawing = () => {
     if (!container.isConnected || !container.checkVisibility() || !circuits.charts.length) return null;
@@ -107,7 +120,7 @@ function build(app, { bar, nav, theme, waiting }) {
     const { state } = app;
     hideCard();
     const current = state.view in views ? state.view : "heads";
-    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name }), "aria-current": name === current ? "page" : null, "data-view": name }, NAMES[name])));
+    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name, look: name === current ? state.look : undefined }), "aria-current": name === current ? "page" : null, "data-view": name }, NAMES[name])));
     prompt.place.hidden = current === "run" || current === "beside";
     prompt.update(state);
     if (state.text) loading(async (signal) => prompt.show(await recorded(signal)), prompt.said.failed);
@@ -118,6 +131,7 @@ function build(app, { bar, nav, theme, waiting }) {
     views[current].update(state);
     share.update();
     document.documentElement.dataset.view = current;
+    document.title = `${state.text ? `${shorten(inert(state.text), 60)} - ` : ""}headtrace explorer`;
   };
 
   async function recorded(signal) {

@@ -36,15 +36,18 @@ export function bar(share, look = "") {
   return made;
 }
 
-/** A place for what a view has to say: that it works, or what went wrong. */
-export function notice() {
+/**
+ * A place for what a view has to say: that it works, or what went wrong. What is wrong with the prompt is said at the
+ * prompt (`ofPrompt`), and nowhere else.
+ */
+export function notice({ ofPrompt = false } = {}) {
   const place = el("p", { class: "notice", role: "status", hidden: true });
   const say = (words, look) => {
     place.hidden = !words;
     place.className = `notice ${look}`;
     place.textContent = words ? inert(words) : "";
   };
-  return { place, busy: (words) => say(words, "busy"), failed: (error) => say(error.message ?? String(error), "failed"), clear: () => say("", "") };
+  return { place, busy: (words) => say(words, "busy"), failed: (error) => say(error.ofPrompt && !ofPrompt ? "" : (error.message ?? String(error)), "failed"), clear: () => say("", "") };
 }
 
 /** Text in a field, where a space at the beginning can be seen. */

@@ -9,11 +9,11 @@ const PAUSE = 700; // milliseconds after the last letter
 const EXAMPLES = 8;
 
 /** What a new prompt leaves behind: all that was about the old one's tokens. */
-export const FRESH = { cell: undefined, answer: undefined, wrong: undefined, traced: undefined, changes: [], generate: undefined, show: undefined };
+export const FRESH = { cell: undefined, answer: undefined, wrong: undefined, traced: undefined, changes: [], generate: undefined, show: undefined, look: undefined };
 
 export function createPrompt(app) {
   const field = el("textarea", { id: "text", rows: 2, spellcheck: "false", autocomplete: "off", placeholder: "Type a prompt, for example: When Mary and John went to the store, John gave a drink to" });
-  const said = notice();
+  const said = notice({ ofPrompt: true });
   const tokens = el("ol", { class: "tokens", "aria-label": "Tokens" });
   const answers = el("div", { class: "answers" });
   const examples = el("div", { class: "task-examples", hidden: true });
@@ -31,7 +31,10 @@ export function createPrompt(app) {
   );
 
   const typed = afterwards(PAUSE, () => take(true));
-  field.addEventListener("input", typed);
+  field.addEventListener("input", () => {
+    pending = true;
+    typed();
+  });
   field.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -43,9 +46,10 @@ export function createPrompt(app) {
     take(false);
   }
 
-  let typing = false;
+  let [pending, typing] = [false, false];
   /** Take what is in the field; while one types on, it stays one step of the history. */
   function take(stillTyping) {
+    pending = false;
     if (field.value === (app.state.text ?? "")) return (typing = stillTyping && typing);
     app.go({ ...FRESH, text: field.value || undefined }, { replace: typing });
     typing = stillTyping;
@@ -75,7 +79,7 @@ export function createPrompt(app) {
   }
 
   function update(state) {
-    if (document.activeElement !== field || !typing) field.value = state.text ?? "";
+    if (!pending && field.value !== (state.text ?? "")) field.value = state.text ?? "";
     model.field.value = String(state.model);
     place.classList.toggle("without", !state.text);
     if (!state.text) {
@@ -93,7 +97,7 @@ export function createPrompt(app) {
   /** Likely answers; each can be made what is explained. */
   function answerList(list) {
     const rows = list.slice(0, 6).map(({ token, probability }) => {
-      const ask = button(el("bdi", {}, tokenExact(token)), () => app.go({ view: "circuit", answer: token, wrong: list.find((other) => other.token !== token)?.token, traced: undefined }), { class: "row", title: "Explain this answer: its circuit" });
+      const ask = button(el("bdi", {}, tokenExact(token)), () => app.go({ view: "circuit", answer: token, wrong: list.find((other) => other.token !== token)?.token, traced: undefined, look: undefined }), { class: "row", title: "Explain this answer: its circuit" });
       return el("li", {}, ask, bar(probability), el("span", { class: "weight" }, percent(probability)));
     });
     return el("ol", { class: "answer-list" }, ...rows);

@@ -20,7 +20,8 @@ export function createRun(app) {
   const readout = el("p", { class: "readout", "aria-live": "polite" }, "Point at a cell: how alike two circuits are. Click it to see both.");
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "cluster map", "aria-label": "How alike circuits are. Arrow keys go from pair to pair, Enter opens both circuits." });
   const ring = el("div", { class: "ring cell", hidden: true });
-  const mapHost = el("div", { class: "map-host" }, readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, ring)));
+  const scale = el("p", { class: "scale" }, "nothing in common", el("span", { class: "scale-bar" }), "alike");
+  const mapHost = el("div", { class: "map-host" }, scale, readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, ring)));
   const field = el("input", { type: "search", placeholder: "Search prompts", "aria-label": "Search prompts", oninput: afterwards(300, () => app.go({ search: field.value || undefined }, { replace: true })) });
   const families = select("Family", [["", "all"]], "", (value) => app.go({ family: value === "" ? undefined : Number(value) }));
   const found = el("p", { class: "hint", role: "status" });
@@ -48,7 +49,7 @@ export function createRun(app) {
     said.busy("Comparing the circuits of the run…");
     map = await ask("/api/run/map", { signal });
     said.clear();
-    about.textContent = `${inert(map.name)}: ${plural(map.size, "circuit")}${map.ids.length < map.size ? `, ${map.ids.length} of them on the map` : ""}, compared by ${inert(map.grain)}. Dark: alike.`;
+    about.textContent = `${inert(map.name)}: ${plural(map.size, "circuit")}${map.ids.length < map.size ? `, ${map.ids.length} of them on the map` : ""}, compared by ${inert(map.grain)}.`;
     families.field.replaceChildren(el("option", { value: "" }, "all"), ...map.families.map(({ family, size: many }) => el("option", { value: family }, `${family} (${many})`)));
     families.field.value = app.state.family ?? "";
     familyList.replaceChildren(...map.families.map(familyRow));
@@ -59,7 +60,7 @@ export function createRun(app) {
   function familyRow({ family, size: many, representative, words }) {
     const swatch = el("span", { class: "family-swatch" });
     swatch.style.background = familyColour(family);
-    const show = button([swatch, `Family ${family}, ${plural(many, "circuit")}`], () => app.go({ open: [representative] }), { class: "row", title: "Open its representative" });
+    const show = button([swatch, `Family ${family}, ${plural(many, "circuit")}`], () => app.go({ open: [representative], look: undefined }), { class: "row", title: "Open its representative" });
     return el("li", {}, show, words ? el("p", { class: "hint" }, el("bdi", {}, inert(words))) : null);
   }
 
@@ -81,7 +82,7 @@ export function createRun(app) {
     const swatch = el("span", { class: "family-swatch" });
     if (family !== null) swatch.style.background = familyColour(family);
     const note = `${representative ? "★ represents its family, " : ""}answer ${answer === null ? "unknown" : tokenExact(answer)}`;
-    const show = button([swatch, el("bdi", {}, shorten(inert(text), 200)), el("span", { class: "hint" }, ` ${note}`)], () => app.go({ open: [id] }), { class: "row" });
+    const show = button([swatch, el("bdi", {}, shorten(inert(text), 200)), el("span", { class: "hint" }, ` ${note}`)], () => app.go({ open: [id], look: undefined }), { class: "row" });
     const look = button("heads", () => app.go({ ...FRESH, view: "heads", text, answer: answer ?? undefined, wrong: wrong ?? undefined }), { class: "link", title: "Its attention, head by head" });
     return el("li", {}, show, look);
   }
@@ -132,7 +133,7 @@ export function createRun(app) {
     return i >= 0 && j >= 0 && i < map.ids.length && j < map.ids.length ? [i, j] : null;
   }
 
-  const choose = ([i, j]) => app.go({ open: i === j ? [map.ids[i]] : [map.ids[i], map.ids[j]] });
+  const choose = ([i, j]) => app.go({ open: i === j ? [map.ids[i]] : [map.ids[i], map.ids[j]], look: undefined });
 
   canvas.addEventListener("pointermove", (event) => {
     const cell = map && cellAt(event);

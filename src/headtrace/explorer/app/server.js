@@ -110,7 +110,7 @@ export function follow(job, heard, signal) {
       source?.close();
       removeEventListener("pagehide", cancel);
       ask(path, { method: "DELETE", keepalive: true }).catch(() => {});
-      reject(signal.reason);
+      reject(new ServerError(0, { code: "cancelled", message: "The trace was cancelled." }));
     };
     const end = (settle) => (value) => {
       source?.close();
@@ -135,7 +135,7 @@ export function follow(job, heard, signal) {
       try {
         const { state } = await ask(path, { signal });
         if (state === "done") return done(await ask(`${path}/circuit`, { signal }));
-        await pause(300, signal);
+        await pause(1000, signal);
         listen();
       } catch (error) {
         if (!signal.aborted) failed(error);

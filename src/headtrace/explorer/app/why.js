@@ -131,9 +131,10 @@ function causeRow(app, view, side, cause, most) {
     "div",
     { class: "cause" },
     el("span", { class: "swatch" }),
-    el("span", { class: "what" }, name, " ", token(cause.token), el("span", { class: "hint" }, ` ${cause.channels.length === 1 ? "channel" : "channels"} ${shorten(cause.channels.join(", "), 26)}`)),
+    el("span", { class: "what" }, name, " ", token(cause.token)),
     bar(Math.abs(cause.weight) / most, side),
     el("span", { class: "weight" }, number(cause.weight)),
+    el("span", { class: "hint", title: cause.channels.join(", ") }, `${cause.channels.length === 1 ? "channel" : "channels"} ${cause.channels.join(", ")}`),
     factorButtons(app, change),
   );
 }

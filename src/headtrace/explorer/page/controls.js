@@ -1,5 +1,6 @@
 // The controls: filters (which are also the legend), detail, search, theme, the choice of circuits.
 
+import { oneOf, wholeNumber } from "./address.js";
 import { el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS, KINDS, PATHS, SIDES, hasBoth } from "./graph.js";
@@ -29,13 +30,8 @@ export function createControls(part, changed) {
   let touched = false;
   const wait = debounced(() => changed(filters));
 
+  let pressed = []; // what makes the chips say again what is shown
   const paths = pathSwitch(part, filters, () => changed(filters));
-  const words = part("words").firstElementChild;
-  words.addEventListener("click", () => {
-    filters.words = !filters.words;
-    words.setAttribute("aria-pressed", String(filters.words));
-    changed(filters);
-  });
 
   /** A chip for each side and kind that some circuits have. */
   function offer(graphs) {
@@ -43,8 +39,11 @@ export function createControls(part, changed) {
     const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
     const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
     const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
-    chips(part("sides"), sideLabels, filters.sides, sideSample, () => changed(filters));
-    chips(part("kinds"), kindLabels, filters.kinds, kindSample, () => changed(filters));
+    pressed = [
+      chips(part("sides"), sideLabels, filters.sides, sideSample, () => changed(filters)),
+      chips(part("kinds"), kindLabels, filters.kinds, kindSample, () => changed(filters)),
+      chips(part("words"), [["words", "words"]], filters, () => quote("“ ”"), () => changed(filters)),
+    ];
   }
 
   const detail = part("detail");
@@ -68,21 +67,28 @@ export function createControls(part, changed) {
   });
 
   const weight = part("weight");
-  weight.addEventListener("input", () => {
+  const weigh = () => {
     filters.minWeight = (Number(weight.value) / 100) ** 2;
     const limit = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
     part("weight-value").textContent = limit;
+  };
+  weight.addEventListener("input", () => {
+    weigh();
     wait();
   });
 
   const [low, high] = [part("layer-low"), part("layer-high")];
-  const layersChanged = () => {
+  const limitLayers = () => {
     const limits = [Number(low.value), Number(high.value)];
     filters.layers = [Math.min(...limits), Math.max(...limits)];
-    touched = true;
-    wait();
   };
-  for (const input of [low, high]) input.addEventListener("input", layersChanged);
+  for (const input of [low, high]) {
+    input.addEventListener("input", () => {
+      limitLayers();
+      touched = true;
+      wait();
+    });
+  }
 
   const match = part("match");
   match.addEventListener("change", () => {
@@ -111,7 +117,44 @@ export function createControls(part, changed) {
     paths.reset(active.some(hasBoth));
     showLegend(part("legend"), active);
   }
-  return { filters, reset };
+
+  /** What the controls say, by name, as far as it is not what they say at first. */
+  function tell() {
+    const hidden = [filters.sides, filters.kinds].flatMap((shown) => Object.keys(shown).filter((name) => !shown[name]));
+    const layers = `${filters.layers[0]}-${Math.min(filters.layers[1], Number(high.max))}`;
+    return {
+      paths: filters.paths === "both" ? null : filters.paths,
+      hide: hidden.join(",") || null,
+      detail: filters.detail === firstDetail(active) ? null : filters.detail === Infinity ? "all" : filters.detail,
+      weight: Number(weight.value) || null,
+      layers: layers === `0-${high.max}` ? null : layers,
+      match: filters.match === "all" ? null : filters.match,
+      words: filters.words ? null : "off",
+    };
+  }
+
+  /** The same backwards: the controls say what they are told, and what they say at first where they are told nothing. */
+  function take(values) {
+    const hidden = (values.hide ?? "").split(",");
+    for (const shown of [filters.sides, filters.kinds]) for (const name of Object.keys(shown)) shown[name] = !hidden.includes(name);
+    filters.kinds.root = true; // `root` is the side
+    filters.words = values.words !== "off";
+    for (const press of pressed) press();
+    paths.choose(active.some(hasBoth) ? (oneOf(values.paths, PATHS) ?? "both") : "both");
+    filters.detail = values.detail === "all" ? Infinity : (wholeNumber(values.detail, 1, Number.MAX_SAFE_INTEGER) ?? firstDetail(active));
+    detail.value = valueFor(filters.detail);
+    sayDetail();
+    weight.value = wholeNumber(values.weight, 0, 100) ?? 0;
+    weigh();
+    const top = Number(high.max);
+    const limits = (values.layers ?? "").split("-").map((text) => wholeNumber(text, 0, top));
+    const whole = limits.length !== 2 || limits.includes(null);
+    [low.value, high.value] = whole ? [0, top] : limits;
+    if (whole) filters.layers = [0, Infinity];
+    else limitLayers();
+    filters.match = match.value = active.length > 1 && ["shared", "only"].includes(values.match) ? values.match : "all";
+  }
+  return { filters, reset, tell, take };
 }
 
 /** Which paths are shown: offered where a circuit has several. Sides that are on none of them cannot be chosen. */
@@ -134,10 +177,14 @@ function pathSwitch(part, filters, changed) {
   /** What was chosen stays, as long as there is a choice. */
   function reset(offered) {
     group.hidden = !offered;
-    choose(offered ? filters.paths : "both");
-    group.querySelector(`[value="${filters.paths}"]`).checked = true;
+    set(offered ? filters.paths : "both");
   }
-  return { reset };
+
+  function set(name) {
+    choose(name);
+    group.querySelector(`[value="${name}"]`).checked = true;
+  }
+  return { reset, choose: set };
 }
 
 /** What the lines mean, in words, where there are more of them than chips can say. */
@@ -156,6 +203,7 @@ function showLegend(legend, active) {
   legend.hidden = !content && !opposing && !edges.some(unsupported);
 }
 
+/** Buttons that show and hide; returns what makes them say again what is shown. */
 function chips(group, labels, values, sample, changed) {
   const buttons = labels.map(([name, label]) => {
     const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": String(values[name]) };
@@ -168,6 +216,9 @@ function chips(group, labels, values, sample, changed) {
     return button;
   });
   group.replaceChildren(...buttons);
+  return () => {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(values[button.dataset.name]));
+  };
 }
 
 function quote(mark) {

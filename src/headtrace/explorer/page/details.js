@@ -143,7 +143,7 @@ const PIECE = 160; // letters of a piece of an example
 /** What an edge says in words, whether a test bore it out, and the examples behind it; `show` puts these into an element. */
 function said(edge, show) {
   if (!edge.description) return null;
-  const text = el("p", { class: "description" }, el("bdi", {}, shorten(inert(readable(edge.description)), WORDS)));
+  const text = el("p", { class: "description" }, el("bdi", {}, shorten(inert(readable(edge.description.slice(0, 2 * WORDS))), WORDS)));
   const tested = edge.evidence ? [verdict(edge.evidence), show(edge.evidence.examples ?? [])] : [];
   return el("div", { class: unsupported(edge) ? "said unsupported" : "said" }, text, ...tested);
 }
@@ -166,10 +166,11 @@ function exampleList(examples) {
 }
 
 function exampleItem({ pieces, dest, src, score, holds }) {
-  const shown = pieces.map((piece, i) => {
+  const shown = pieces.flatMap((piece, i) => {
     const role = `${i === dest ? " dest" : ""}${i === src ? " src" : ""}`;
-    const text = shorten(inert(piece), PIECE);
-    return role ? el("span", { class: `pair${role}` }, text) : text;
+    const text = shorten(inert(piece.slice(0, 2 * PIECE)), PIECE);
+    const space = text.length - (text.trimStart() || text).length;
+    return role ? [text.slice(0, space), el("span", { class: `pair${role}` }, text.slice(space))] : text;
   });
   const label = holds == null ? "" : holds ? "✓" : "✗";
   const told = [score == null ? null : number(score), label].filter(Boolean).join(" ");

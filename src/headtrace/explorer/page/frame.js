@@ -45,7 +45,6 @@ function toolbar() {
     );
   const layer = (id, label) => el("input", { type: "number", id, min: 0, "aria-label": label });
   const matches = [["all", "all"], ["shared", "shared"], ["only", "exclusive"]].map(([value, label]) => el("option", { value }, label));
-  const words = el("button", { ...BUTTON, class: "chip", "aria-pressed": "true", title: "Show or hide: what signals look for" }, el("span", { class: "quote", "aria-hidden": "true" }, "“ ”"), "words");
   return el(
     "details",
     { class: "toolbar", id: "toolbar", open: true },
@@ -60,7 +59,7 @@ function toolbar() {
       slider("weight", "Weight", { max: 100, value: 0 }, "any"),
       group(el("span", {}, "Layers"), layer("layer-low", "From layer"), " – ", layer("layer-high", "To layer")),
       el("div", { class: "group", id: "match-control", hidden: true }, el("label", { for: "match" }, "Edges"), el("select", { id: "match" }, ...matches)),
-      el("div", { class: "group chips", id: "words", hidden: true }, words),
+      el("div", { class: "group chips", id: "words", hidden: true }),
       el("p", { class: "legend", id: "legend", hidden: true }),
     ),
   );

@@ -1,5 +1,6 @@
 // The stand-alone page: the circuits that are in it, and the choice among them.
 
+import { createAddress, wholeNumber } from "./address.js";
 import { byId, el } from "./dom.js";
 import { indexCircuit } from "./graph.js";
 import { inert, shorten } from "./text.js";
@@ -12,7 +13,8 @@ export function start() {
   const [first, second] = ["first", "second"].map((id) => el("select", { id, onchange: choiceChanged }));
   const choice = el("div", { class: "choice", id: "choice" }, el("label", {}, "Circuit ", first), el("label", {}, "beside it ", second));
   const theme = el("button", { type: "button", id: "theme", class: "icon" });
-  const view = createView(byId("view"), { frame: { before: [choice], after: [theme] }, drawing });
+  const view = createView(byId("view"), { frame: { before: [choice], after: [theme] }, drawing, remember });
+  const address = createAddress(restore);
   createTheme();
 
   function drawing(busy) {
@@ -34,12 +36,35 @@ export function start() {
 
   function choiceChanged() {
     if (second.value === first.value) second.value = "";
-    const shown = [first.value, second.value].filter((value) => value !== "").map((value) => graphs[value]);
-    view.show(shown, { among: graphs });
+    build();
+    remember(true);
+  }
+
+  const chosen = () => [first.value, second.value].filter((value) => value !== "").map(Number);
+
+  function build(values = null) {
+    view.show(chosen().map((i) => graphs[i]), { among: graphs, values });
+  }
+
+  // The address says what is looked at: which circuits, what the controls say, what is pinned.
+
+  const atFirst = data.compare && graphs.length === 2 ? [0, 1] : [0];
+
+  function remember(step = false) {
+    const circuits = String(chosen()) === String(atFirst) ? null : chosen().map((i) => i + 1).join();
+    address.write({ circuits, ...view.tell() }, step);
+  }
+
+  function restore(values) {
+    const numbers = [...new Set((values.circuits ?? "").split(",").map((text) => wholeNumber(text, 1, graphs.length)))];
+    const wanted = numbers.includes(null) || numbers.length > 2 ? atFirst : numbers.map((number) => number - 1);
+    const before = view.charts.length ? String(chosen()) : "";
+    [first.value, second.value] = [wanted[0], wanted[1] ?? ""];
+    if (String(wanted) !== before) build(values);
+    else view.restore(values);
   }
 
   fillChoices();
-  [first.value, second.value] = data.compare && graphs.length === 2 ? [0, 1] : [0, ""];
-  choiceChanged();
+  restore(address.read());
   return view;
 }

@@ -15,12 +15,12 @@ const SUBTITLE = 270; // letters: what a complete circuit has to say of its size
 
 /**
  * A view of circuits. `frame` is what its frame takes (see frame.js). Hooks, all optional: drawing(busy) when it begins
- * and ends to draw, pinned(chart, id, edge) after something was pinned or let go, extra(chart, node, edge) for what a
- * page adds to the panel of a pinned component (edge: the one that was clicked, or null).
+ * and ends to draw, remember(step) when it shows something else (see tell; with `step`, something was pinned or let go),
+ * extra(chart, node, edge) for what a page adds to the panel of a pinned component (edge: the one that was clicked).
  */
-export function createView(container, { frame = {}, drawing = () => {}, pinned = () => {}, extra = () => [] } = {}) {
+export function createView(container, { frame = {}, drawing = () => {}, remember = () => {}, extra = () => [] } = {}) {
   const part = createFrame(container, frame);
-  const state = { shown: [], charts: [], withPositions: false, edge: null };
+  const state = { shown: [], charts: [], withPositions: false, edge: null, panel: null };
   const controls = createControls(part, (filters) => redraw(filters));
 
   const app = {
@@ -32,7 +32,7 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
       for (const other of state.charts) other.light(null);
       showCounterparts(chart, chart.pinned);
       showPanel();
-      pinned(chart, chart.pinned, state.edge);
+      remember(true);
     },
     hover(chart, target) {
       chart.light(target);
@@ -55,13 +55,16 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
     if (place) chart.viewport.reveal(place);
   }
 
+  const pinned = () => state.charts.find((chart) => chart.pinned !== null);
+  const pinName = (chart) => (chart ? `${state.charts.indexOf(chart) ? "B" : ""}${chart.pinned}` : null);
+
   function panelContent() {
-    const chart = state.charts.find((candidate) => candidate.pinned !== null);
+    const chart = pinned();
     const [first, second] = state.charts;
     if (chart) {
       const node = chart.graph.nodes.get(chart.pinned);
-      const [head, ...rest] = nodePanel(chart.graph, node, (id) => choose(chart, id), () => app.pin(chart, null));
-      return [head, ...extra(chart, node, state.edge === null ? null : chart.graph.edges[state.edge]), ...rest];
+      const [head, kind, ...rest] = nodePanel(chart.graph, node, (id) => choose(chart, id), () => app.pin(chart, null));
+      return [head, kind, ...extra(chart, node, state.edge === null ? null : chart.graph.edges[state.edge]), ...rest];
     }
     if (!second) return overviewPanel(first.graph, (id) => choose(first, id));
     return comparePanel(first.graph, second.graph, state.withPositions, (which, id) => choose(state.charts[which], id));
@@ -70,6 +73,28 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
   function showPanel() {
     // A new element, which starts at its top: to set the scroll position would lay out the whole page at once.
     part("panel").replaceChildren(el("div", { class: "panel-content" }, panelContent()));
+    state.panel = pinName(pinned());
+  }
+
+  /** What is looked at, as named values: what the controls say, and what is pinned. */
+  function tell() {
+    return { ...controls.tell(), pin: pinName(pinned()) };
+  }
+
+  /** The same backwards; of what the values do not say, what is there at first. */
+  function take(values) {
+    controls.take(values);
+    for (const chart of state.charts) chart.pinned = null;
+    const [, side, id] = /^(B?)(\d+)$/.exec(values.pin ?? "") ?? [];
+    const chart = state.charts[side ? 1 : 0];
+    if (id !== undefined && chart?.graph.nodes.has(Number(id))) chart.pinned = Number(id);
+  }
+
+  /** Show what values say of the circuits that are on the screen. */
+  function restore(values) {
+    take(values);
+    redraw(controls.filters);
+    showPanel();
   }
 
   const soon = debounced((run) => run());
@@ -82,8 +107,11 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
     else soon(() => redraw(controls.filters));
   });
 
-  /** Show one indexed circuit, or two beside each other, `among` others. `growing`: the same as before, with more in it. */
-  function show(graphs, { among = graphs, growing = false } = {}) {
+  /**
+   * Show one indexed circuit, or two beside each other, `among` others, as `values` tell. `growing`: the same as before,
+   * with more in it.
+   */
+  function show(graphs, { among = graphs, growing = false, values = null } = {}) {
     hideCard();
     const before = growing ? state.charts.map(kept) : [];
     [...state.shown, ...graphs].forEach(unmark);
@@ -102,8 +130,9 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
       makeInteractive(chart, app);
       sizes.observe(chart.host);
     }
-    state.charts.forEach((chart, i) => restore(chart, before[i]));
     controls.reset(graphs, { among, growing });
+    if (values) take(values);
+    state.charts.forEach((chart, i) => putBack(chart, before[i]));
     describe(graphs);
     redraw(controls.filters);
     showPanel();
@@ -116,6 +145,10 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
     part("status").textContent = state.charts.length === 2 ? "" : status(state.charts[0]);
     Promise.all(drawings).then(() => {
       find(part("search").value, false);
+      if (state.panel !== pinName(pinned())) showPanel(); // what was pinned may be filtered out
+      const chart = pinned();
+      if (chart) showCounterparts(chart, chart.pinned);
+      remember();
       drawing(false);
     });
   }
@@ -192,8 +225,12 @@ export function createView(container, { frame = {}, drawing = () => {}, pinned =
     part(id).addEventListener("click", saveAll);
   }
 
-  if (innerWidth <= 860) part("toolbar").open = false;
-  return Object.assign(state, { show, choose, showPanel });
+  // A frame may get its width only after its script has run.
+  const narrow = matchMedia("(max-width: 860px)");
+  const fold = () => (part("toolbar").open = !narrow.matches);
+  narrow.addEventListener("change", fold);
+  fold();
+  return Object.assign(state, { show, choose, showPanel, tell, restore });
 }
 
 /** What a person did to a chart, by names that outlive it. */
@@ -201,7 +238,7 @@ function kept(chart) {
   return { name: chart.graph.nodes.get(chart.pinned)?.name, view: chart.viewport.view.moved ? { ...chart.viewport.view } : null };
 }
 
-function restore(chart, before) {
+function putBack(chart, before) {
   if (!before) return;
   const node = [...chart.graph.nodes.values()].find(({ name }) => name === before.name);
   if (node) chart.pinned = node.id;

@@ -10,7 +10,8 @@ const WIDEST = 196;
 const LINES = 3;
 const PADDING = [6, 3];
 const APART = 3; // between labels, and between a label and a component
-const MOST = 60; // labels that are tried
+const MOST = 40; // labels that are tried
+const LONGEST = 300; // letters that are looked at
 const ALONG = [0.62, 0.5, 0.74, 0.4, 0.84, 0.3, 0.2, 0.56, 0.68, 0.45, 0.79, 0.35, 0.9, 0.25];
 /** How a label stands on a point of its line, in widths and heights: in the middle, beside it, above or below it. */
 const STANDS = [[-0.5, -0.5], [-0.04, -0.5], [-0.96, -0.5], [-0.5, -0.9], [-0.5, -0.1], [-0.96, -0.9], [-0.04, -0.1]];
@@ -52,11 +53,11 @@ function inTurns(graph, places) {
 }
 
 /**
- * Labels for edges, head by head. `places` are curves in the drawing, `taken`
- * boxes on the screen that must stay free, `frame` is the box for all of them. The same words into the same head are said once.
+ * Labels for edges, head by head. `places` are curves in the drawing, `taken` boxes on the screen that must stay free,
+ * `frame` is the box for all of them. The same words into the same head are said once.
  */
 export function wordLabels(graph, places, view, taken, frame) {
-  const boxes = [...taken];
+  const boxes = taken.filter((box) => overlap(box, frame));
   const said = new Set();
   const made = [];
   const order = inTurns(graph, places.filter(({ index }) => graph.edges[index].description)).slice(0, MOST);
@@ -66,7 +67,10 @@ export function wordLabels(graph, places, view, taken, frame) {
     const key = `${edge.target} ${edge.description}`;
     if (said.has(key)) continue;
     const name = componentName(graph.nodes.get(edge.target));
-    const lines = wrapped(`${name} ${labelText(edge)}`, widest - name.length); // the name is bold
+    if (edge.label?.widest !== widest) {
+      edge.label = { widest, lines: wrapped(`${name} ${labelText(edge)}`, widest - name.length) }; // the name is bold
+    }
+    const { lines } = edge.label;
     const found = roomFor(lines, place, view, boxes, frame);
     if (!found) continue;
     said.add(key);
@@ -77,7 +81,7 @@ export function wordLabels(graph, places, view, taken, frame) {
 }
 
 function labelText(edge) {
-  const text = inert(readable(edge.description.trim(), true)).replace(/\.$/, "");
+  const text = inert(readable(edge.description.slice(0, LONGEST).trim(), true)).replace(/\.$/, "");
   return unsupported(edge) ? `? ${text}` : text;
 }
 

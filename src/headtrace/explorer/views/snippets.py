@@ -12,19 +12,29 @@ print(recording.top_answers(10))
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from headtrace.explorer.server.schemas import PromptRequest, RootRequest, WhyRequest
+from headtrace.explorer.server.schemas import (
+    InterveneRequest,
+    PromptRequest,
+    RootRequest,
+    TraceRequest,
+    WhyRequest,
+)
+from headtrace.tracing.sweep import Budget
 
 if TYPE_CHECKING:
+    from headtrace.causal.changes import Change
     from headtrace.models import Model
     from headtrace.tracing import Tracer
 
 
 def opening(model: Model, prompt: PromptRequest) -> list[str]:
     """The model and the prompt."""
-    load = call("headtrace.load", model.name, revision=model.revision)
+    dtype = None if model.own_dtype == "float32" else model.own_dtype
+    load = call("headtrace.load", model.name, revision=model.revision, dtype=dtype)
     given = prompt.token_ids if prompt.text is None else prompt.text
     return ["import headtrace", "", f"model = {load}", f"prompt = {given!r}"]
 
@@ -51,13 +61,15 @@ def record_lines(model: Model, prompt: PromptRequest) -> str:
     return "\n".join([*opening(model, prompt), recording, f"print(recording.top_answers({shown}))"])
 
 
-def tracer_call(tracer: Tracer, **budget: Any) -> str:
-    """How a tracer is made: its method, and the options that are not the usual ones."""
+def tracer_call(tracer: Tracer) -> str:
+    """How a tracer is made: its method, its budget, and the options that are not the usual ones."""
     method = tracer.method
+    limit = {} if tracer.max_firings == Budget.max_firings else {"max_firings": tracer.max_firings}
+    limit |= {"min_influence": tracer.min_influence}
     named = {} if method.name == "acc++" else {"method": method.name}
     own = {each.name: (getattr(method, each.name), each.default) for each in fields(method)}
     options = {name: value for name, (value, usual) in own.items() if value != usual and not callable(value)}
-    return call("headtrace.Tracer", raw="model", **named, **options, **budget)
+    return call("headtrace.Tracer", raw="model", **named, **options, **limit)
 
 
 def why_lines(tracer: Tracer, request: WhyRequest) -> str:
@@ -78,3 +90,54 @@ def why_lines(tracer: Tracer, request: WhyRequest) -> str:
         'print(why, channels, moved, sep="\\n\\n")',
     ]
     return "\n".join(lines)
+
+
+def trace_lines(tracer: Tracer, request: TraceRequest) -> str:
+    """A circuit."""
+    prompt = request.prompt
+    options = {**root_options(request.root), "paths": request.paths, "bos": prompt.bos}
+    trace = call("tracer.trace", raw="prompt", **options, counterfactual=request.counterfactual)
+    lines = [f"tracer = {tracer_call(tracer)}", f"circuit = {trace}", "print(circuit.summary())"]
+    return "\n".join([*opening(tracer.model, prompt), *lines])
+
+
+def change_lines(tracer: Tracer, request: InterveneRequest, changes: Sequence[Change]) -> str:
+    """The model under interventions."""
+    prompt = request.prompt
+    lines = opening(tracer.model, prompt)
+    lines[1:1] = [
+        "from headtrace.causal import ComponentChange, Signal, SignalChange, continued, metric_of, rerun",
+        "from headtrace.vocabulary import Component, Firing, Site",
+    ]
+    ids = f"{call('model.to_ids', raw='prompt', bos=prompt.bos)}"
+    if request.root is not None:
+        asked = call("tracer.ask", raw="prompt", bos=prompt.bos, **root_options(request.root))
+        lines += [f"tracer = {tracer_call(tracer)}", f"question = {asked}"]
+    lines += [f"recording = model.record({ids})", "changes = ["]
+    lines += [*(f"    {change!r}," for change in changes), "]", "changed = rerun(recording, changes)"]
+    lines.append(f"print(changed.top_answers({min(10, tracer.model.d_vocab)}))")
+    if request.root is not None:
+        lines += [
+            "asked = model.record(question.ids)",
+            "metric = metric_of(question.root, asked)",
+            "print(metric.name, metric.of(asked), metric.of(rerun(asked, changes)))",
+        ]
+    if request.generate:
+        lines += [
+            f"generated = [continued(recording, {request.generate}, these) for these in ([], changes)]",
+            "print(*(model.token_labels(ids) for ids in generated), sep='\\n')",
+        ]
+    return "\n".join(lines)
+
+
+def run_lines(place: str, id: str) -> str:
+    """A circuit of a run."""
+    return "\n".join(
+        [
+            "import headtrace",
+            "",
+            f"run = headtrace.open_run({place!r})",
+            f"circuit = run.circuit({id!r})",
+            "print(circuit.summary())",
+        ]
+    )

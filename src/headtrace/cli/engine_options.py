@@ -1,0 +1,42 @@
+"""Options of the commands whose work several processes can share."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from headtrace.errors import InputError
+
+ENGINES = ("local", "ray")
+
+EngineName = Annotated[str, typer.Option("--engine", help="local (this machine) or ray.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="How many processes work (default: with local this one alone, with ray one per CPU here).",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        help="With ray: a cluster (host:port, or auto); default: a Ray on this machine alone.",
+    ),
+]
+
+
+def check_engine(name: str) -> None:
+    """An error that names the engines, before a model is loaded."""
+    if name not in ENGINES:
+        raise InputError(f"--engine {name!r}: choose {' or '.join(ENGINES)}.")
+
+
+def going_on(far: str = "") -> KeyboardInterrupt:
+    """An interrupt that says how far it came, and how to go on."""
+    words = ["Nothing is lost.", far, f"To go on: {shlex.join(['headtrace', *sys.argv[1:]])}"]
+    return KeyboardInterrupt(" ".join(each for each in words if each))

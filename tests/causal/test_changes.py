@@ -1,0 +1,195 @@
+"""Many changes in one pass: against edited copies of the models, and against single interventions."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import headtrace
+from headtrace.causal import (
+    ComponentChange,
+    Signal,
+    SignalChange,
+    continued,
+    intervene,
+    metric_of,
+    rerun,
+)
+from headtrace.errors import InputError
+from headtrace.models.door import run
+from headtrace.vocabulary import Component, Firing, Site
+from tests.rounding import forward_terms, rounding
+from tests.tiny import NAMES, prompts, tiny_model, top_two
+
+LAYER, HEAD = 2, 1
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def recording(request):
+    return tiny_model(request.param, dtype=torch.float64).record(prompts()[0])
+
+
+def close(changed, logits) -> None:
+    model = changed.model
+    bound = rounding(model.dtype, forward_terms(model), float(logits.abs().max()))
+    # A random model can enlarge a rounding a thousandfold; a wrong change is off by 1e-2 or more.
+    assert float((changed.logits - logits).abs().max()) < 1e3 * bound
+
+
+def edited(recording, edit):
+    """The output logits of a copy of the model that ``edit`` changed; a slow computation without observers."""
+    hf = copy.deepcopy(recording.model.hf)
+    model = headtrace.load(hf)
+    with torch.no_grad():
+        edit(model)
+    model.forget()
+    return model
+
+
+def without_head(model) -> None:
+    """The rows of W_O that read the head's mixture are zero; its part of the value bias stays in the write."""
+    attention = model.layers[LAYER].get_submodule(model.architecture.attention)
+    weights, d_head = model.weights, model.d_head
+    kept = weights.b_V[LAYER, HEAD // weights.group]
+    name, out = next(
+        (n, m) for n, m in attention.named_modules() if n in ("c_proj", "o_proj", "out_proj", "dense")
+    )
+    rows = slice(HEAD * d_head, (HEAD + 1) * d_head)
+    W = out.weight if name == "c_proj" else out.weight.T  # (heads * d_head, d_model)
+    constant = kept @ W[rows].clone()
+    W[rows] = 0.0
+    if out.bias is not None:
+        out.bias += constant
+    else:
+        out.bias = torch.nn.Parameter(constant)
+
+
+def without_mlp(model) -> None:
+    mlp = model.layers[LAYER]
+    down = [
+        m for n, m in mlp.named_modules() if n.endswith(("mlp.c_proj", "fc2", "dense_4h_to_h", "down_proj"))
+    ]
+    assert len(down) == 1
+    for parameter in down[0].parameters():
+        parameter.zero_()
+
+
+def greedy(model, ids: list[int], n: int) -> list[int]:
+    """Token by token over the whole text, without a cache."""
+    found: list[int] = []
+    for _ in range(n):
+        found.append(int(run(model, torch.tensor([[*ids, *found]]))[0, -1].argmax()))
+    return found
+
+
+CASES = [(Site("head", LAYER, HEAD), without_head), (Site("mlp", LAYER), without_mlp)]
+
+
+@pytest.mark.parametrize(("site", "edit"), CASES, ids=["head", "mlp"])
+def test_a_component_taken_away_everywhere_is_a_model_without_it(recording, site, edit) -> None:
+    other, change = edited(recording, edit), [ComponentChange(site)]
+    ids = recording.token_ids[0].tolist()
+    close(rerun(recording, change), other.record(ids).logits)
+    assert continued(recording, 4, change) == greedy(other, ids, 4)
+    assert continued(recording, 4) == greedy(recording.model, ids, 4)
+
+
+def test_a_factor_of_one_changes_nothing_and_factors_multiply(recording) -> None:
+    sites = [Site("head", 1, 0, 9, 3), Site("head", 2, 3, 5), Site("head", 0, 1), Site("mlp", 1, dest=4)]
+    sites += [Site("mlp", 3), Site("embedding", dest=2), Site("embedding"), Site("attention_bias", 1, dest=6)]
+    signal = Signal(Firing(3, 1, 9, 8), "key", Component("mlp", 0), (0, 2))
+    same = [ComponentChange(site, 1.0) for site in sites if _sees(recording, site)]
+    close(rerun(recording, [*same, SignalChange(signal, 1.0, "global")]), recording.logits)
+    site = Site("mlp", 1, dest=4)
+    halves = rerun(recording, [ComponentChange(site, 0.5), ComponentChange(site, -2.0)])
+    close(halves, rerun(recording, [ComponentChange(site, -1.0)]).logits)
+
+
+def _sees(recording, site) -> bool:
+    return site.src is None or bool(recording.visible[site.layer][0, site.dest, site.src])
+
+
+def test_parts_taken_away_one_by_one_are_all_of_it(recording) -> None:
+    length = recording.lengths[0]
+    close(
+        rerun(recording, [ComponentChange(Site("mlp", 1, dest=d)) for d in range(length)]),
+        rerun(recording, [ComponentChange(Site("mlp", 1))]).logits,
+    )
+    seen = recording.visible[1][0]
+    firings = [Site("head", 1, 2, d, s) for d in range(length) for s in range(d + 1) if bool(seen[d, s])]
+    close(
+        rerun(recording, [ComponentChange(site) for site in firings]),
+        rerun(recording, [ComponentChange(Site("head", 1, 2))]).logits,
+    )
+    by_dest = [ComponentChange(Site("head", 1, 2, d)) for d in range(length)]
+    by_source = [ComponentChange(Site("head", 1, 2, src=s)) for s in range(length)]
+    close(rerun(recording, by_dest), rerun(recording, by_source).logits)
+
+
+def test_nothing_at_all_leaves_the_biases_of_the_last_layers(recording) -> None:
+    """Without embeddings, heads and MLPs, what is left is what attention biases write; without them, nothing."""
+    model = recording.model
+    every = [Site("embedding"), *(Site("mlp", l) for l in range(model.n_layers))]
+    every += [Site("head", l, h) for l in range(model.n_layers) for h in range(model.n_heads)]
+    none = rerun(
+        recording, [ComponentChange(s) for s in [*every, *(Site("attention_bias", l) for l in range(4))]]
+    )
+    assert float(none.residuals.abs().max()) < 1e-9
+
+
+def test_signals_are_changed_as_one_intervention_changes_them(recording) -> None:
+    model, ids = recording.model, recording.token_ids[0].tolist()
+    answer, wrong = top_two(model, ids)
+    circuit = headtrace.Tracer(model, max_firings=12).trace(ids, answer, wrong)
+    edges = [e for e in circuit.top(4) if circuit.node(e.source).kind != "offset"][:2]
+    metric = metric_of(circuit.root, recording)
+    for reach in ("local", "global"):
+        found = intervene(circuit, model, edges, factor=-0.5, reach=reach)
+        changed = rerun(recording, [SignalChange(Signal.of(circuit, e), -0.5, reach) for e in edges])
+        assert metric.of(changed) == pytest.approx(found.metric_after, rel=1e-8, abs=1e-8)
+        f = Signal.of(circuit, edges[-1]).firing
+        after = float(changed.patterns[f.layer, 0, f.head, f.dest, f.src])
+        assert after == pytest.approx(found.attention_after, rel=1e-8, abs=1e-9)
+
+
+def test_a_change_at_a_position_stays_there_while_tokens_are_appended() -> None:
+    """A prompt of the continuation so far, with the same change at its old place, predicts the next token."""
+    recording = tiny_model("mistral", dtype=torch.float64).record(prompts()[0])
+    changes = [ComponentChange(Site("mlp", 0, dest=10), 3.0), ComponentChange(Site("head", 1, 1, 10), 0.0)]
+    ids, found = recording.token_ids[0].tolist(), continued(recording, 4, changes)
+    for n in range(4):
+        longer = recording.model.record([*ids, *found[:n]])
+        assert int(rerun(longer, changes).last_logits().argmax()) == found[n]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (ComponentChange(Site("root")), "A root is nothing that writes"),
+        (ComponentChange(Site("mlp")), "mlp of layer None"),
+        (ComponentChange(Site("mlp", 99)), "layers 0 to 3"),
+        (ComponentChange(Site("head", 1)), "Head None of layer 1"),
+        (ComponentChange(Site("head", 1, 9)), "heads 0 to 3"),
+        (ComponentChange(Site("mlp", 1, dest=99)), "Position 99 is outside"),
+        (ComponentChange(Site("head", 1, 1, 3, 4)), "does not see position 4"),
+        (ComponentChange(Site("head", 1, 1, src=99)), "Position 99 is outside"),
+        (ComponentChange(Site("mlp", 1), float("nan")), "finite"),
+        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("mlp", 0), (99,))), "no channel 99"),
+        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("mlp", 2), (0,))), "not below it"),
+        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("head", 1, 0), (0,))), "one source"),
+        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("root"), (0,))), "A root is nothing"),
+        (SignalChange(Signal(Firing(2, 1, 9, 30), "key", Component("mlp", 0), (0,))), "outside the prompt"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_before_anything_runs(change, told) -> None:
+    recording = tiny_model("gpt2").record(prompts()[0])
+    with pytest.raises(InputError, match=told):
+        rerun(recording, [change])
+
+
+def test_a_continuation_ends_at_the_context() -> None:
+    recording = tiny_model("gpt2").record(prompts()[0])
+    with pytest.raises(InputError, match="beyond the context"):
+        continued(recording, 64)

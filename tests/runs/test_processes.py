@@ -1,0 +1,39 @@
+"""Several workers on this machine: real processes, that die with their starter, and may die before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headtrace
+from headtrace.errors import InputError
+from headtrace.runs import Run
+from headtrace.runs.jobs import Job
+from headtrace.runs.processes import TRIES, work_in_processes
+from tests.runs.conftest import assert_same
+from tests.runs.killing import Killer, workers_of_this_process
+from tests.tiny import tiny_model
+
+
+def test_two_workers_one_of_them_killed_give_the_circuits_of_this_process(
+    again, in_shards_of_one: Run, tmp_path: Path
+) -> None:
+    killer = Killer("runs.processes", tmp_path / "two" / "shards")
+    killer.start()
+    run = again(out=tmp_path / "two", shard_size=1, workers=2)
+    assert killer.left > 0, "nobody was killed while there was work left"
+    assert_same(run, in_shards_of_one)
+    assert not workers_of_this_process("runs.processes"), "none is left behind"
+
+
+def test_work_that_kills_its_workers_is_an_error_and_not_a_loop() -> None:
+    with pytest.raises(InputError, match=f"Shard 5: {TRIES} workers died of it .*ended with 3"):
+        list(work_in_processes(Job("os:_exit", {"status": 3}), [5], workers=2))
+    with pytest.raises(InputError, match=r"workers died of it .*No module named 'nowhere'"):
+        list(work_in_processes(Job("nowhere:at_all", {}), [0], workers=1))
+
+
+def test_a_model_that_no_worker_could_load_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no name or folder that a worker could load"):
+        headtrace.run(tiny_model("llama"), [[1, 2, 3]], out=tmp_path, workers=2, top_k=1)

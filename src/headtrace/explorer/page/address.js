@@ -7,7 +7,7 @@ const SETTLED = 200; // milliseconds: browsers refuse addresses that change with
  * forward, or edits the address. In a frame there is no address of one's own, and nothing is kept.
  */
 export function createAddress(restored) {
-  const usable = window === window.parent;
+  const usable = window === window.parent && !["about:", "data:", "blob:"].includes(location.protocol);
   let waiting = null;
 
   function read() {

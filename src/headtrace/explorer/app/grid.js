@@ -57,7 +57,14 @@ export function createGrid(host, { choose, look }) {
     Object.assign(grid, { scale, columns, inRows, across });
     if (cursor) cursor = grid.cells.find((cell) => cell.layer === cursor.layer && cell.head === cursor.head) ?? null;
     mark(ring, cursor && document.activeElement === canvas ? cursor : null);
-    mark(chosenRing, given.chosen && grid.cells.find(({ layer, head }) => layer === given.chosen[0] && head === given.chosen[1]));
+    const chosen = given.chosen && grid.cells.find(({ layer, head }) => layer === given.chosen[0] && head === given.chosen[1]);
+    mark(chosenRing, chosen);
+    if (chosen) bringIntoView(chosen);
+  }
+
+  /** Scroll the host, and nothing around it, to a head that is out of sight. */
+  function bringIntoView({ y }) {
+    if (y < host.scrollTop || y + size > host.scrollTop + host.clientHeight) host.scrollTop = y - host.clientHeight / 2;
   }
 
   function mark(element, cell) {

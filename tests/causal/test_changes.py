@@ -18,7 +18,8 @@ from headtrace.causal import (
     rerun,
 )
 from headtrace.errors import InputError
-from headtrace.models.door import run
+from headtrace.models.door import continue_greedily, run
+from headtrace.models.observer import Observer
 from headtrace.vocabulary import Component, Firing, Site
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two
@@ -158,6 +159,8 @@ def test_a_change_at_a_position_stays_there_while_tokens_are_appended() -> None:
     """A prompt of the continuation so far, with the same change at its old place, predicts the next token."""
     recording = tiny_model("mistral", dtype=torch.float64).record(prompts()[0])
     changes = [ComponentChange(Site("mlp", 0, dest=10), 3.0), ComponentChange(Site("head", 1, 1, 10), 0.0)]
+    changes += [ComponentChange(Site("head", 2, h, src=9), -3.0) for h in range(4)]  # soon out of the window
+    changes.append(ComponentChange(Site("mlp", 3), 2.0))
     ids, found = recording.token_ids[0].tolist(), continued(recording, 4, changes)
     for n in range(4):
         longer = recording.model.record([*ids, *found[:n]])
@@ -193,3 +196,22 @@ def test_a_continuation_ends_at_the_context() -> None:
     recording = tiny_model("gpt2").record(prompts()[0])
     with pytest.raises(InputError, match="beyond the context"):
         continued(recording, 64)
+
+
+def test_a_continuation_that_fails_leaves_the_model_as_it_was() -> None:
+    recording = tiny_model("gemma2").record(prompts()[0])
+    hf = recording.model.hf
+    how, calls = hf.config._attn_implementation, []
+
+    class Failing(Observer):
+        def mlp_write(self, layer: int, write: torch.Tensor) -> None:
+            calls.append(layer)
+            if len(calls) > recording.model.n_layers:
+                raise ZeroDivisionError
+
+    before = continued(recording, 3)
+    with pytest.raises(ZeroDivisionError):
+        continue_greedily(recording.model, recording.token_ids, 3, Failing())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in hf.modules())
+    assert hf.config._attn_implementation == how
+    assert continued(recording, 3) == before

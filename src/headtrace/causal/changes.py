@@ -135,7 +135,7 @@ class Factors(Observer):
 
     def wants(self, place: str) -> bool:
         needed: dict[str, Kind] = {"mlp_write": "mlp", "attention_write": "attention_bias"}
-        needed["norm_input"] = "attention_bias"
+        needed |= {"norm_input": "attention_bias", "mix": "head"}
         kinds = {kind for kind, _ in self.changes}
         return super().wants(place) and (place not in needed or needed[place] in kinds)
 

@@ -46,7 +46,7 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
     return raised_parts(read(model.layers[layer]))
 
 
-Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]
+Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]] | tuple[slice, slice]
 """Prompts and positions of some tokens."""
 
 
@@ -311,13 +311,18 @@ class Level:
 
 
 def levels(
-    recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]
+    recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"], first: int = 0
 ) -> Iterator[Level]:
-    """The backward sweep, layer by layer from the last: who needs only the upper ones stops there."""
+    """The backward sweep, layer by layer from the last: who needs only the upper ones stops there.
+
+    With ``first``, only positions from there on: what they write is read by none before them.
+    """
     parallel = recording.model.architecture.parallel(recording.model.hf.config)
+    rows = (slice(None), slice(first, None)) if first else None
+    start = start[:, :, first:]
     g = start[-1]
     for layer in reversed(range(recording.model.n_layers)):
-        pulled = FrozenMLP.of(recording, layer).back(g)
+        pulled = FrozenMLP.of(recording, layer, rows).back(g)
         written = g if parallel else g + pulled.direction
         values = _onto_heads(recording, layer, written)
         below = g + pulled.direction + _through_values(recording, layer, values) + start[layer]
@@ -328,9 +333,9 @@ def levels(
 def _onto_heads(
     recording: Recording, layer: int, g: Float[Tensor, "batch token d_model"]
 ) -> Float[Tensor, "batch head token d_head"]:
-    """A direction of what attention writes, as directions of each head's mixture of values."""
+    """A direction of what attention writes at the last tokens, as directions of each head's mixture of values."""
     if recording.post_norm_scales is not None:
-        g = g / recording.post_norm_scales[layer][..., None]
+        g = g / recording.post_norm_scales[layer][:, -g.shape[1] :, None]
     W_O = recording.model.weights.W_O[layer]
     n_heads, d_head, d_model = W_O.shape
     flat = g @ W_O.reshape(n_heads * d_head, d_model).T
@@ -340,10 +345,14 @@ def _onto_heads(
 def _through_values(
     recording: Recording, layer: int, onto: Float[Tensor, "batch head token d_head"]
 ) -> Float[Tensor, "batch token d_model"]:
-    """Directions of mixtures of values, as a direction of the residual that attention reads."""
-    weights = recording.model.weights
-    moved = recording.attention.turned(layer, onto)
+    """Directions of mixtures of values at the last tokens, as a direction of what attention reads there."""
+    weights, n = recording.model.weights, onto.shape[2]
+    before = recording.token_ids.shape[1] - n
+    moved = recording.attention.turned(
+        layer, torch.nn.functional.pad(onto, (0, 0, before, 0)) if before else onto
+    )
+    moved = moved[:, :, before:]
     moved = moved.unflatten(1, (-1, weights.group)).sum(dim=2)
     W_V = weights.W_V[layer]
     read = moved.transpose(1, 2).flatten(2) @ W_V.transpose(1, 2).reshape(-1, W_V.shape[1])
-    return read / recording.norm_scales[layer][..., None]
+    return read / recording.norm_scales[layer][:, -n:, None]

@@ -115,8 +115,7 @@ class CompleteSweep:
         """What is known when all layers from this one on are done: of heads below it, that they attend."""
         if grown is None:
             return
-        for below in range(layer):
-            self._look_at(below)
+        self._look_at(range(layer))
         grown([prompt.trace for prompt in self.prompts])
 
     def _want(self, spot: Spot) -> Want:
@@ -228,7 +227,7 @@ class CompleteSweep:
 
     def _expand_heads(self, layer: int) -> None:
         """Heads of a layer: why they attend (complete), and what they moved."""
-        self._look_at(layer)
+        self._look_at(range(layer, layer + 1))
         chosen = self._chosen(layer, "head")
         if not chosen:
             return
@@ -250,11 +249,13 @@ class CompleteSweep:
                 found = replace(why, sides=sides, attention=attention)
             self._follow(found, {"value": moved[spot]}, signals.get(spot, {}))
 
-    def _look_at(self, layer: int) -> None:
-        """Read the attention of the heads of a layer that have been met."""
+    def _look_at(self, layers: range) -> None:
+        """Read the attention of the heads of some layers that have been met."""
         for number, prompt in enumerate(self.prompts):
             rec, trace = self.recording, prompt.trace
-            for site in [s for s in trace.influence if s.kind == "head" and s.layer == layer]:
+            met = [s for s in trace.influence if s.kind == "head" and s.layer in layers]
+            for site in [s for s in met if s not in trace.attention]:
+                layer = site.layer or 0
                 trace.attention[site] = float(rec.attention.at(layer, number, site.head, site.dest, site.src))
                 visible = int(rec.visible_keys[layer, number, site.dest])
                 trace.thresholds[site] = self.method.threshold(visible)

@@ -75,8 +75,8 @@ def moved(
     logits = Shares(recording, prompt, firing.dest, recording.model.n_layers).logits_of(written[None])[0]
     contribution = None
     if root is not None:
-        onto = attention_gradient(recording, root, firing.layer, prompt, ig_steps)[firing.dest]
-        contribution = float(written @ onto)
+        onto = attention_gradient(recording, root, firing.layer, prompt, ig_steps, first=firing.dest)
+        contribution = float(written @ onto[firing.dest - recording.lengths[prompt]])
     return Moved(
         firing,
         float(written.norm() / residual.norm()),
@@ -94,43 +94,60 @@ def _extremes(recording: Recording, logits: Float[Tensor, " vocab"], k: int) -> 
 
 @torch.inference_mode()
 def attention_gradient(
-    recording: Recording, root: Root, layer: int, prompt: int = 0, ig_steps: int = IG_STEPS
+    recording: Recording,
+    root: Root,
+    layer: int,
+    prompt: int = 0,
+    ig_steps: int = IG_STEPS,
+    *,
+    first: int = 0,
 ) -> Float[Tensor, "token d_model"]:
-    """The direction, at every token, along which what a layer's attention writes contributes to a root.
+    """The direction, at every token from ``first`` on, along which what a layer's attention writes contributes to a
+    root.
 
-    The frozen model is swept from the top to that layer, no further; what is read there and what was written above
-    must sum to what the root reads.
+    The frozen model is swept from the top to that layer and from the last token to the first that is asked for, no
+    further; what is read there and what was written behind must sum to what the root reads.
     """
     one = recording[prompt]
+    first = 0 if one.model.half else first  # what rounding did is known of whole layers only
     start = torch.zeros_like(one.residuals)
     for part in root_shares(root, one, 0, ig_steps).parts:
         start[part.shares.layer, 0, part.shares.position] += part.direction
-    constants: list[Tensor] = []
-    for level in levels(one, start):
-        constants += [level.pulled.constant, (one.attention_bias(level.layer) * level.attention).sum(-1)]
-        if one.model.half:
-            constants.append(_rounding(one, level))
+    others: list[Tensor] = []
+    for level in levels(one, start, first):
+        others += _beside(one, level, first)
         if level.layer == layer:
-            _require_sum(one, start, layer, level.below, constants)
+            _require_sum(one, start, layer, first, level.below, others)
             return level.attention[0]
     raise InputError(f"There is no layer {layer}: the model has layers 0 to {recording.model.n_layers - 1}.")
+
+
+def _beside(recording: Recording, level: Level, first: int) -> list[Float[Tensor, "batch token"]]:
+    """What a layer contributes without the residual from ``first`` on: its biases, what heads move from before, and
+    what rounding did."""
+    layer = level.layer
+    bias = (recording.attention_bias(layer)[:, first:] * level.attention).sum(-1)
+    values = recording.bare_values[layer].transpose(0, 1)[:, :, :first]
+    before = recording.pattern(layer)[:, :, first:, :first] * (level.values @ values.transpose(-1, -2))
+    found = [level.pulled.constant, bias, before.sum((1, 3))]
+    return [*found, _rounding(recording, level)] if recording.model.half else found
 
 
 def _rounding(recording: Recording, level: Level) -> Float[Tensor, "batch token"]:
     """What rounding in a layer of a model in half precision contributes."""
     layer, group = level.layer, recording.model.weights.group
     values = recording.value_roundings(layer).repeat_interleave(group, dim=1)
-    read = (recording.patterns[layer] * (level.values @ values.transpose(-1, -2))).sum((1, 2))
+    read = (recording.pattern(layer) * (level.values @ values.transpose(-1, -2))).sum((1, 2))
     written = recording.roundings[layer] + mlp_rounding(recording, layer)
     return read + (written * level.mlp).sum(-1)
 
 
 def _require_sum(
-    recording: Recording, start: Tensor, layer: int, below: Tensor, constants: list[Tensor]
+    recording: Recording, start: Tensor, layer: int, first: int, below: Tensor, others: list[Tensor]
 ) -> None:
-    """The residual below a layer, and all biases from there on, give what the root reads from there on."""
-    parts = torch.cat(((recording.residuals[layer] * below).sum(-1), *constants))
-    found, read = float(parts.sum()), recording.residuals[layer:] * start[layer:]
+    """The residual below a layer, and all that is not of it from there on, give what the root reads from there on."""
+    parts = torch.cat(((recording.residuals[layer, :, first:] * below).sum(-1), *others))
+    found, read = float(parts.sum()), recording.residuals[layer:, :, first:] * start[layer:, :, first:]
     recorded, size = float(read.sum()), float(parts.abs().sum())
     error = abs(found - recorded) / max(size, abs(recorded), 1e-30)
     if not error <= tolerance_for(recording.model.dtype):

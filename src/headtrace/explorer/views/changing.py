@@ -84,8 +84,8 @@ def _firings(recording: Recording, changed: Recording, changes: Sequence[Change]
     return [
         FiringChange(
             firing=FiringRequest(layer=f.layer, head=f.head, dest=f.dest, src=f.src),
-            before=float(recording.patterns[f.layer, 0, f.head, f.dest, f.src]),
-            after=float(changed.patterns[f.layer, 0, f.head, f.dest, f.src]),
+            before=float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src)),
+            after=float(changed.attention.at(f.layer, 0, f.head, f.dest, f.src)),
         )
         for f in named
     ]

@@ -51,7 +51,7 @@ def given(prompt: PromptRequest) -> str | list[int]:
 
 def record(model: Model, prompt: PromptRequest) -> Recording:
     """One forward pass that keeps what all views of the prompt need."""
-    return model.record([token_ids(model, prompt)], last_logits=True, keep=NEEDED)
+    return model.record([token_ids(model, prompt)], last_logits=True, keep=NEEDED, patterns="keep")
 
 
 def recording_id(index: int, ids: Sequence[int], interventions: Sequence[Intervention] = ()) -> str:

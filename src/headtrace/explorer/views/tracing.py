@@ -56,6 +56,7 @@ def tracer_for(tracer: Tracer, request: TraceRequest) -> Tracer:
         method=tracer.method if request.method == tracer.method.name else request.method,
         max_firings=request.max_firings or tracer.max_firings,
         min_influence=tracer.min_influence if request.min_influence is None else request.min_influence,
+        patterns=tracer.patterns,
     )
     made.composer = tracer.composer
     return made

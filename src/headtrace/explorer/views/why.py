@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headtrace.channels import Decomposition
 from headtrace.errors import InputError
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headtrace.tracing.questions import Question
 
 
+@runtime_checkable
 class Known(Protocol):
     """What is known about channels: an atlas, an interpretation."""
 

@@ -62,6 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     model = headtrace.load(options.model)
     ids = model.to_ids((ROOT / "benchmarks" / "text.txt").read_text(encoding="utf-8"))[: options.tokens]
+    model.channels.singular_values  # noqa: B018 (made once for a model, and kept)
     explorer, prompt = Explorer([model], Settings()), PromptRequest(token_ids=ids)
     batch = torch.tensor([ids])
 

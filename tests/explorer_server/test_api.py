@@ -6,6 +6,7 @@ import json
 import socket
 from threading import Event, Thread
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import headtrace
 from headtrace.circuits.files import loads
 from headtrace.explorer.server.jobs import Job
 from headtrace.explorer.server.settings import Settings
+from headtrace.explorer.views.runs import RunSource
+from headtrace.tasks import load_task
 from tests.explorer_server.live import LONG, Answer, Live, live
 
 IOI = "When Mary and John went to the store, John gave a drink to"
@@ -203,6 +206,50 @@ def test_interventions_change_what_the_api_says_they_change(server: Live, builti
 def test_without_a_run_its_routes_say_how_to_serve_one(server: Live) -> None:
     for path in ("prompts", "map", "circuits/a%2Fb"):
         wrong(server.get(f"/api/run/{path}"), 404, "no_run", "--run")
+
+
+def test_a_run_is_searched_and_mapped_and_its_circuits_opened(builtin, tmp_path) -> None:
+    run = headtrace.run(
+        builtin, load_task("ioi", builtin.tokenizer, n_per_cell=1).spread(12), out=tmp_path / "ioi"
+    )
+    with live(builtin, run=RunSource(tmp_path / "ioi")) as server:
+        assert good(server.get("/api/server"))["run"] is True
+        page = good(server.get("/api/run/prompts?offset=2&limit=3"))
+        assert (page["found"], page["offset"], len(page["prompts"])) == (12, 2, 3)
+        assert good(server.get("/api/run/prompts?search=no%20such%20text"))["found"] == 0
+        assert set(good(server.get("/api/run/map"))["ids"]) == set(run.prompts.collect()["id"])
+        id = page["prompts"][0]["id"]
+        circuit = good(server.get(f"/api/run/circuits/{quote(id, safe='')}"))["circuit"]
+        assert len(circuit["edges"]) == len(run.circuit(id).edges)
+        wrong(server.get("/api/run/circuits/..%2F..%2Fetc%2Fpasswd"), 422, "input")
+        assert str(tmp_path) not in good(server.get("/api/run/map"))["name"]
+
+
+def test_many_clients_at_once_get_right_answers_or_are_told_to_wait(builtin) -> None:
+    texts = [example.text for example in load_task("ioi", builtin.tokenizer, n_per_cell=1).spread(12)]
+    expected = {text: builtin.record(text).top_answers(1)[0][1] for text in texts}
+    answers: list[tuple[str, Answer]] = []
+    with live(builtin, Settings(max_waiting=3)) as server:
+
+        def ask(first: int) -> None:
+            for text in texts[first:] + texts[:first]:
+                answer = server.post("/api/record", {"text": text})
+                answers.append((text, answer))
+
+        clients = [Thread(target=ask, args=(first,)) for first in range(len(texts))]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(LONG)
+    assert len(answers) == len(texts) ** 2
+    assert {answer.status for _, answer in answers} <= {200, 429}
+    right = [
+        answer.json()["answers"][0]["id"] == expected[text]
+        for text, answer in answers
+        if answer.status == 200
+    ]
+    assert right
+    assert all(right)
 
 
 @pytest.mark.parametrize(

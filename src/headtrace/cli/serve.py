@@ -72,7 +72,7 @@ def serve(
     from headtrace.explorer.server import serving
 
     serving.check_token(token)
-    _check_folders(atlas, run)
+    _check_atlas(atlas)
     bound = serving.bind(host, port)
     try:
         settings = _settings(bound, host, token, max_tokens, max_waiting)
@@ -93,15 +93,14 @@ def _require_extra() -> None:
         )
 
 
-def _check_folders(atlas: str | None, run: str | None) -> None:
-    """What is in them is found out when they are opened; that they are there, at once."""
+def _check_atlas(atlas: str | None) -> None:
+    """What is in it is found out with the model that it is of; that it is there, at once."""
     import os
 
-    for option, folder in (("--atlas", atlas), ("--run", run)):
-        if folder is not None and not os.path.isdir(folder):
-            raise InputError(
-                f"{option} {folder!r}: there is no such folder. Give one that headtrace has written."
-            )
+    if atlas is not None and not os.path.isdir(atlas):
+        raise InputError(
+            f"--atlas {atlas!r}: there is no such folder. Give one of headtrace atlas or headtrace interpret."
+        )
 
 
 def _settings(bound: socket, host: str, token: str | None, max_tokens: int, max_waiting: int) -> Settings:
@@ -143,9 +142,6 @@ def _application(
         from headtrace.explorer.views.evidence import AtlasEvidence
 
         evidence = AtlasEvidence(atlas, models[0])
-    with options.notes.status("Decomposing its heads"):
-        for each in models:
-            each.channels  # noqa: B018 (the first click would have to wait for them)
     return create_app(models, settings, atlas=evidence, run=source, log=_log)
 
 

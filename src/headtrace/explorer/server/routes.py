@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from headtrace.explorer.server.answers import RefusedError, errors, failure, no_job
 from headtrace.explorer.server.events import EventStream, Listeners, finished, until_gone
-from headtrace.explorer.server.jobs import Compute, Finished, Job
+from headtrace.explorer.server.jobs import FINAL, Compute, Finished, Job
 from headtrace.explorer.server.schemas import (
     CircuitView,
     ExampleView,
@@ -34,10 +34,16 @@ router = APIRouter(prefix="/api")
 
 Id = Annotated[str, Path(max_length=64)]
 BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-EVENTS = {
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    "description": "Events of the job",
+EVENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"enum": ["queued", "progress", "partial", *FINAL]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["id", "event", "data"],
 }
+EVENTS = {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Events of the job"}
 FILE = {"content": {"application/json": {"schema": {"type": "object"}}}, "description": "A circuit file"}
 PAGE = {
     "content": {"text/html": {"schema": {"type": "string"}}},

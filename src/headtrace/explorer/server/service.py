@@ -103,7 +103,7 @@ class Explorer:
         kept = self.recordings.get(id)
         if kept is not None and kept.recording.stamp is model.stamp:
             return kept.recording
-        recording = model.record([ids], last_logits=True, keep=NEEDED)
+        recording = model.record([ids], last_logits=True, keep=NEEDED, patterns="keep")
         self.recordings.put(id, recording, prompt.model)
         return recording
 

@@ -11,6 +11,7 @@ import importlib.util
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def load(
     wanted = DTYPES[dtype or "float32"]
     place, source = find_device(device, wanted), find_source(name_or_path_or_model, revision)
     with _quiet():
+        source = _at_hand(source)
         hf, found = _read(source, wanted, with_tokenizer=tokenizer is None)
         found = found if tokenizer is None else tokenizer
         model = Model(hf.to(place), found, name=source.name, revision=source.revision)  # type: ignore[arg-type]
@@ -130,18 +132,26 @@ def _quiet() -> Generator[None]:
 # -- where weights come from ---------------------------------------------------------------------------------
 
 
+def _at_hand(source: Source) -> Source:
+    """The same model as a folder or a file of this machine: fetched from the hub if it is only there.
+
+    Its revision is the one that was asked for, or else the commit that was found: a branch moves on.
+    """
+    if source.kind != "hub":
+        return source
+    folder = hub.fetch(source)
+    if folder is not None:
+        return replace(source, kind="folder", place=str(folder), revision=source.revision or folder.name)
+    packaged = _packaged_gguf(source.name) if source.revision is None else None
+    if packaged is None:
+        raise hub.unreachable(source)
+    return replace(source, kind="gguf", place=str(packaged))
+
+
 def _read(source: Source, dtype: torch.dtype, *, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
     """The module, and its tokenizer if it has one and it is wanted."""
     if source.kind == "gguf":
         return _read_gguf(Path(source.place), dtype, with_tokenizer)
-    if source.kind == "hub":
-        cached, online = hub.in_cache(source), hub.reachable()
-        if not cached and not online:
-            packaged = _packaged_gguf(source.name) if source.revision is None else None
-            if packaged is None:
-                raise hub.unreachable(source)
-            return _read_gguf(packaged, dtype, with_tokenizer)
-        return _read_folder(hub.fetch(source, online=online), dtype, with_tokenizer)
     folder = builtin.folder() if source.kind == "builtin" else Path(source.place)
     return _read_folder(folder, dtype, with_tokenizer)
 
@@ -224,6 +234,11 @@ def _read_tokenizer(folder: Path) -> Any:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the tokenizers library panics past Exception
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"The tokenizer in {str(folder)!r} runs only with code of its own repository, and headtrace never runs "
+                "code that comes with a model. Give another one with headtrace.load(..., tokenizer=...)."
+            ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"The tokenizer in {str(folder)!r} ({', '.join(files)}) cannot be read: {reason[:300]}. Fetch it again, "

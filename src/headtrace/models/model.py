@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from threading import RLock, local
@@ -22,6 +21,7 @@ from headtrace.models.record import Recording, record
 from headtrace.models.sound import check_parameters
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
+from headtrace.models.weight_hashes import layer_sha256, weights_sha256
 from headtrace.prompts import Chat, PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
 
@@ -107,15 +107,25 @@ class Model:
 
     @property
     def weights_sha256(self) -> str:
-        """A hash of the weights themselves: names, shapes and float32 values of all parameters."""
+        """A hash of the weights themselves: names, shapes and float32 values of all parameters.
+
+        It reads them all, so it is made when a file or a comparison needs it; the stamp keeps it.
+        """
         return self._once("weights_sha256", self._hash)
 
     def _hash(self) -> str:
-        digest = hashlib.sha256()
-        for name, parameter in sorted(self.hf.named_parameters()):
-            digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
-            digest.update(parameter.detach().float().cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+        self._stamp.weights_sha256 = found = weights_sha256(self.hf)
+        return found
+
+    def layer_sha256(self, layer: int) -> str:
+        """A hash of what one layer's heads follow from, and of nothing else: a key for what is made from them.
+
+        >>> import headtrace
+        >>> model = headtrace.load("builtin")
+        >>> model.layer_sha256(0) == model.layer_sha256(1)
+        False
+        """
+        return self._once(f"layer_sha256 {layer}", lambda: layer_sha256(self, layer))
 
     @property
     def channels(self) -> ModelChannels:

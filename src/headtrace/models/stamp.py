@@ -31,6 +31,9 @@ _edits = attrgetter("_version")
 class Stamp:
     """Stands for one state of a model's weights, without holding them: another object after every change."""
 
+    weights_sha256: str | None = None
+    """Their hash, once somebody has asked for it."""
+
 
 class Watcher:
     """What a model's weights look like at one moment, to be held against what they look like later."""

@@ -7,6 +7,7 @@ number of these heads (under ten) squared is 1e-13.
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import headtrace
-from headtrace.channels import ModelChannels, condition_numbers, decompose_model, layer_svd, model_channels
+from headtrace.channels import condition_numbers, decompose_model, layer_svd, model_channels
 from headtrace.channels.svd import svd_heads
 from headtrace.errors import InputError
 from tests.channels.damaged import deficient_model
@@ -131,28 +132,64 @@ def test_weights_that_are_not_finite_are_named() -> None:
         decompose_model(headtrace.load(hf))
 
 
-def test_the_cache_is_keyed_by_the_weights_and_survives_damage(tmp_path, monkeypatch) -> None:
+def test_the_cache_is_keyed_by_the_layers_weights_and_survives_damage(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("headtrace.channels.svd.CACHE_FROM_NUMBERS", 0)
+    monkeypatch.setattr("headtrace.channels.on_demand.KEPT_FROM_NUMBERS", 0)
     model = tiny_model("llama")
-    made = model_channels(model)
-    (file,) = tmp_path.rglob("*.safetensors")
-    assert model.weights_sha256 in file.name
+    made = model_channels(model).singular_values
+    files = sorted(tmp_path.rglob("*.safetensors"))
+    assert len(files) == model.n_layers
 
     with monkeypatch.context() as patched:  # read, not made again
-        patched.setattr("headtrace.channels.svd.decompose_model", None)
-        assert torch.equal(model_channels(model).singular_values, made.singular_values)
+        patched.setattr("headtrace.channels.on_demand.heads_svd", None)
+        assert torch.equal(model_channels(model).singular_values, made)
 
+    file = files[0]
     whole, kept = file.read_bytes(), load_file(file)
     save_file({**kept, "singular_values": kept["singular_values"] * 2}, file)
-    torch.testing.assert_close(model_channels(model).singular_values, made.singular_values)
+    torch.testing.assert_close(model_channels(model).singular_values, made)
     for damaged in (whole[:100], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
         file.write_bytes(damaged)
-        again = model_channels(model)
-        assert isinstance(again, ModelChannels)
-        torch.testing.assert_close(again.singular_values, made.singular_values)
-    model_channels(tiny_model("llama", seed=3))
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+        torch.testing.assert_close(model_channels(model).singular_values, made)
+    hf = tiny_hf("llama")  # one layer of another model: the others are known
+    with torch.no_grad():
+        hf.model.layers[2].self_attn.q_proj.weight.mul_(1.5)
+    assert model_channels(headtrace.load(hf)).singular_values.shape == made.shape
+    assert len(list(tmp_path.rglob("*.safetensors"))) == model.n_layers + 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_heads_are_decomposed_when_they_are_asked_for_and_are_those_of_all(
+    name, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("headtrace.channels.on_demand.KEPT_FROM_NUMBERS", 0)
+    model = tiny_model(name)
+    channels, whole = model_channels(model, dtype=torch.float64), decompose_model(model)
+    some = channels.at(torch.tensor([1, 3]), torch.tensor([2, 0]))
+    assert channels.n_known == 2
+    for name_, tensor in some.tensors().items():
+        expected = getattr(whole, name_)[[1, 3], [2, 0]]
+        torch.testing.assert_close(tensor, expected.to(tensor.dtype), rtol=1e-9, atol=1e-9)
+    assert torch.equal(channels.at(1, 2).to_key, some.to_key[0])
+    torch.testing.assert_close(channels.singular_values, whole.singular_values)
+    assert channels.n_known == model.n_layers * model.n_heads
+
+
+def test_when_many_heads_of_a_layer_were_asked_for_the_rest_follows_in_the_background(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("headtrace.channels.on_demand.KEPT_FROM_NUMBERS", 0)
+    model = tiny_model("llama")
+    channels = model_channels(model)
+    channels.at(0, 1)
+    assert channels.n_known == 1
+    channels.at(0, 2)
+    for thread in [t for t in threading.enumerate() if t.name == "headtrace-channels"]:
+        thread.join()
+    assert channels.n_known == model.n_heads
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1, "a whole layer goes into the cache"
 
 
 def test_a_head_wider_than_the_residual_has_as_many_channels_as_the_residual_has_dimensions() -> None:

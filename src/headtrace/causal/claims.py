@@ -123,13 +123,13 @@ class SideClaim:
     def rows(self) -> Float[Tensor, "claimed token"]:
         """What each claimed (component, channel) adds to the logits: ``scale a^c b`` or ``scale a b^c``; float64."""
         f, rec = self.firing, self.recording
-        channels, scale = rec.model.channels, rec.scales[f.layer]
+        channels, scale = rec.model.channels.at(f.layer, f.head), rec.scales[f.layer]
         if self.side == "query":
-            other = (self.keys.double() @ channels.to_key[f.layer, f.head].double())[:, self.channel].T
+            other = (self.keys.double() @ channels.to_key.double())[:, self.channel].T
             own = self._own[self.owner, f.dest, self.channel][:, None]
         else:
             query = rec.queries[f.layer, 0, f.head, f.dest].double()
-            other = (query @ channels.to_query[f.layer, f.head].double())[self.channel][:, None]
+            other = (query @ channels.to_query.double())[self.channel][:, None]
             own = self._own[self.owner, :, self.channel]
         return own.double() * other * scale
 

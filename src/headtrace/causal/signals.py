@@ -94,13 +94,16 @@ class Reader:
     @property
     def bases(self) -> tuple[Float[Tensor, "d_head channel"], Float[Tensor, "d_head channel"]]:
         """From head space to coefficients, and (transposed) back."""
-        channels = self.recording.model.channels
-        query = channels.to_query[self.firing.layer, self.firing.head]
-        key = channels.to_key[self.firing.layer, self.firing.head]
+        channels = self.recording.model.channels.at(self.firing.layer, self.firing.head)
+        query, key = channels.to_query, channels.to_key
         return (query, key) if self.side == "query" else (key, query)
 
     def coefficients(self, component: Component) -> Float[Tensor, "token channel"]:
         """The component's channel coefficients at every token."""
+        if component.kind == "rounding" and component.layer == self.firing.layer:
+            queries, keys = self.recording.reading_roundings(self.firing.layer)
+            own = queries[0, self.firing.head] if self.side == "query" else keys[0, self._kv]
+            return own @ self.bases[0]
         if component.kind == "offset":
             part = self.bias.expand(self.recording.lengths[0], -1)
         else:

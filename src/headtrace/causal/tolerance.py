@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headtrace.channels.svd import RECONSTRUCTION_TOLERANCE
+from headtrace.models.sound import DTYPES, HALF
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 WRITTEN = torch.finfo(torch.float32).eps
 """For each number that follows from others in the file, whatever the model."""
-PRECISIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+PRECISIONS = DTYPES
 """From the coarsest to the finest."""
 ROUNDED_PER_LAYER = 10
 """Tensors that a layer rounds to half precision: norms, queries, keys, values, scores, mixture, writes, residual.
@@ -49,7 +50,9 @@ class Tolerance:
     @classmethod
     def of(cls, circuit: Circuit, model: Model) -> Tolerance:
         own = precision_of(node.attention for node in circuit.nodes)
-        coarser = min(own, model.dtype, key=PRECISIONS.index)
+        said = str((circuit.method.settings or {}).get("dtype"))  # half precision is computed with in float32
+        written = next((dtype for dtype in HALF if said == str(dtype).removeprefix("torch.")), own)
+        coarser = min(own, written, model.hf.dtype, key=PRECISIONS.index)
         terms = rounded_sums(model, coarser)
         relative = max(2 * torch.finfo(coarser).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)
         return cls(str(coarser).removeprefix("torch."), terms, relative)
@@ -81,7 +84,7 @@ def precision_of(numbers: Iterable[float | None]) -> torch.dtype:
     known = torch.tensor(
         sorted({x for x in numbers if x is not None and x not in (0.0, 1.0)}), dtype=torch.float64
     )
-    for half in (torch.bfloat16, torch.float16):
+    for half in HALF:
         if len(known) >= 3 and bool((known.to(half).double() == known).all()):
             return half
     exact = int((known.float().double() == known).sum())
@@ -90,7 +93,7 @@ def precision_of(numbers: Iterable[float | None]) -> torch.dtype:
 
 def rounded_sums(model: Model, precision: torch.dtype) -> int:
     """Sums that are rounded along one path: per layer what is read, mixed and written, and the hidden units."""
-    if precision in (torch.bfloat16, torch.float16):
+    if precision in HALF:
         return ROUNDED_PER_LAYER * model.n_layers
     hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
     return model.n_layers * (2 * model.d_model + model.d_head + hidden) + model.d_model

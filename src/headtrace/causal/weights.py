@@ -91,7 +91,7 @@ def weigh_coefficients(
     place, read = (f.dest, rec.queries[f.layer, 0, f.head]) if side == "query" else (f.src, claim.keys)
     own = claim.coefficients(heads)[claim.owner, place, claim.channel].double()
     token = read[place].double() @ claim.reader.bases[0].double()
-    root = rec.model.channels.singular_values[f.layer, f.head].double().sqrt()
+    root = rec.model.channels.at(f.layer, f.head).singular_values.double().sqrt()
     stretch = 1 / root.clamp_min(torch.finfo(rec.model.dtype).tiny) if side == "query" else root
     found = claim.by_signal(own * (token.sign() * stretch)[claim.channel])
     size = float((token.abs() * stretch)[claim.channel].sum()) if len(claim.channel) else 0.0

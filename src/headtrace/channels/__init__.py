@@ -1,18 +1,18 @@
 """Channels: the SVD of a head's query-key form, what it says about one firing, sparsity and its controls."""
 
 from headtrace.channels.decomposition import ChannelTerm, Decomposition, decompose, decompose_all
+from headtrace.channels.on_demand import ModelChannels, model_channels
 from headtrace.channels.sparsity import (
     RotationControl,
     rotation_control,
     signal_set,
 )
 from headtrace.channels.svd import (
+    HeadChannels,
     HeadSVD,
-    ModelChannels,
     condition_numbers,
     decompose_model,
     layer_svd,
-    model_channels,
     svd_heads,
 )
 from headtrace.channels.terms import FiringTerms, firing_places, terms_of
@@ -22,6 +22,7 @@ __all__ = [
     "ChannelTerm",
     "Decomposition",
     "FiringTerms",
+    "HeadChannels",
     "HeadSVD",
     "ModelChannels",
     "RotationControl",

@@ -19,22 +19,15 @@ True
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from headtrace.cache import cache_folder
 from headtrace.errors import IdentityError, InputError
-from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -53,55 +46,26 @@ RECONSTRUCTION_TOLERANCE = 1e-10
 CHOLESKY_CONDITION = 3e3
 """Up to this condition number (Frobenius, an upper bound) the Cholesky route to T is exact to 1e-9."""
 
-CACHE_FROM_NUMBERS = 1_000_000
-"""Models with fewer numbers in their change-of-basis matrices are decomposed anew: it takes no time."""
 
+@dataclass(frozen=True, eq=False)
+class HeadChannels:
+    """The channels of some heads: of all of a model, of one layer, of those that fire."""
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ModelChannels:
-    """The channels of all heads of a model."""
-
-    singular_values: Float[Tensor, "layer head channel"]
-    to_query: Float[Tensor, "layer head d_head channel"]
+    singular_values: Float[Tensor, "*heads channel"]
+    to_query: Float[Tensor, "*heads d_head channel"]
     """G_d: from a query to its channel coefficients."""
-    to_key: Float[Tensor, "layer head d_head channel"]
+    to_key: Float[Tensor, "*heads d_head channel"]
     """G_s: from a key to its channel coefficients."""
-    rank: Int[Tensor, "layer head"]
-    reconstruction_error: Float[Tensor, "layer head"]
-    bias: Bias = "offset"
+    rank: Int[Tensor, "*heads"]
+    reconstruction_error: Float[Tensor, "*heads"]
 
     @property
-    def deficient(self) -> list[tuple[int, int]]:
+    def deficient(self) -> list[tuple[int, ...]]:
         """Heads (layer, head) of rank below d_head; their attention has a remainder outside all channels."""
-        return [(int(l), int(h)) for l, h in (self.rank < self.singular_values.shape[-1]).nonzero()]
-
-    def __repr__(self) -> str:
-        layers, heads, channels = self.singular_values.shape
-        return (
-            f"ModelChannels({layers} layers x {heads} heads x {channels} channels, bias {self.bias!r}, "
-            f"{len(self.deficient)} heads of lower rank)"
-        )
-
-    def _repr_html_(self) -> str:
-        """By head, the first singular values and the rank: the heads of the largest ones first."""
-        largest = self.singular_values[..., 0].flatten()
-        rows = [self._html_row(int(i)) for i in largest.argsort(descending=True)[:10]]
-        return html_table(("head", "rank", "singular values"), rows, title=repr(self))
-
-    def _html_row(self, place: int) -> tuple[str, ...]:
-        layer, head = divmod(place, self.singular_values.shape[1])
-        values = ", ".join(f"{value:.2f}" for value in self.singular_values[layer, head, :5].tolist())
-        return head_name(layer, head), str(int(self.rank[layer, head])), f"{values} ..."
+        return [tuple(place) for place in (self.rank < self.singular_values.shape[-1]).nonzero().tolist()]
 
     def tensors(self) -> dict[str, Tensor]:
-        names = ("singular_values", "to_query", "to_key", "rank", "reconstruction_error")
-        return {name: getattr(self, name) for name in names}
-
-    def to(self, dtype: torch.dtype, device: torch.device) -> ModelChannels:
-        moved = {
-            n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in self.tensors().items()
-        }
-        return ModelChannels(**moved, bias=self.bias)
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,11 +164,11 @@ def _condition(W: Float[Tensor, "layer head d_model d_head"]) -> Float[Tensor, "
     return torch.where(smallest <= RANK_TOLERANCE * largest, torch.inf, largest / smallest)
 
 
-def _check(svd: HeadSVD, layer: int) -> None:
+def _check(svd: HeadSVD, layer: int, heads: Sequence[int]) -> None:
     worst = int(svd.error.argmax())
     if not float(svd.error[worst]) <= RECONSTRUCTION_TOLERANCE:
         raise IdentityError(
-            f"The channels of {head_name(layer, worst)} do not give back its query-key form: relative error "
+            f"The channels of {head_name(layer, heads[worst])} do not give back its query-key form: relative error "
             f"{float(svd.error[worst]):.1e} (allowed {RECONSTRUCTION_TOLERANCE:.0e}). Are the weights finite?"
         )
 
@@ -220,10 +184,10 @@ def key_weights(model: Model, layer: int, bias: Bias = "offset") -> Float[Tensor
     return _with_bias(W_K, b_K) if bias == "homogeneous" else W_K
 
 
-def layer_svd(model: Model, layer: int, bias: Bias = "offset") -> HeadSVD:
-    """Singular vectors and values of one layer's heads (``U`` and ``V`` are not kept for the whole model)."""
+def heads_svd(model: Model, layer: int, heads: Sequence[int], bias: Bias = "offset") -> HeadSVD:
+    """Singular vectors and values of some heads of one layer (``U`` and ``V`` are not kept for the whole model)."""
     weights = model.weights
-    queries = weights.W_Q[layer]
+    queries, chosen = weights.W_Q[layer], torch.tensor(list(heads), device=model.device)
     if bias == "homogeneous":
         if model.architecture.rotary:
             raise InputError(
@@ -231,64 +195,27 @@ def layer_svd(model: Model, layer: int, bias: Bias = "offset") -> HeadSVD:
                 "them. Use bias='offset'."
             )
         queries = _with_bias(queries, weights.b_Q[layer])
-    svd = svd_heads(queries, key_weights(model, layer, bias))
-    _check(svd, layer)
+    keys = key_weights(model, layer, bias)
+    if len(heads) < model.n_heads:
+        queries, keys = queries[chosen], keys[chosen // weights.group]
+    svd = svd_heads(queries, keys)
+    _check(svd, layer, heads)
     return svd
 
 
+def layer_svd(model: Model, layer: int, bias: Bias = "offset") -> HeadSVD:
+    """Singular vectors and values of one layer's heads."""
+    return heads_svd(model, layer, range(model.n_heads), bias)
+
+
+def as_channels(svd: HeadSVD) -> HeadChannels:
+    """What is kept of some heads' SVD."""
+    rank = (RANK_TOLERANCE * svd.S[..., :1] < svd.S).sum(dim=-1)
+    return HeadChannels(svd.S, svd.to_query, svd.to_key, rank, svd.error)
+
+
 @torch.inference_mode()
-def decompose_model(model: Model, bias: Bias = "offset") -> ModelChannels:
+def decompose_model(model: Model, bias: Bias = "offset") -> HeadChannels:
     """All heads of a model, computed anew, in float64."""
-    layers = [layer_svd(model, layer, bias) for layer in range(model.n_layers)]
-    S = torch.stack([svd.S for svd in layers])
-    return ModelChannels(
-        singular_values=S,
-        to_query=torch.stack([svd.to_query for svd in layers]),
-        to_key=torch.stack([svd.to_key for svd in layers]),
-        rank=(RANK_TOLERANCE * S[..., :1] < S).sum(dim=-1),
-        reconstruction_error=torch.stack([svd.error for svd in layers]),
-        bias=bias,
-    )
-
-
-def model_channels(model: Model, bias: Bias = "offset", dtype: torch.dtype | None = None) -> ModelChannels:
-    """All heads of a model in its dtype (or the one given), from the cache if it saw these weights before."""
-    dtype = model.dtype if dtype is None else dtype
-    if model.n_layers * model.n_heads * model.d_head**2 < CACHE_FROM_NUMBERS:
-        return decompose_model(model, bias).to(dtype, model.device)
-    path = cache_folder("channels") / f"{model.weights_sha256}-{bias}-1.safetensors"
-    channels = _kept(path, bias)
-    if channels is None:
-        channels = decompose_model(model, bias)
-        _keep(path, channels)
-    return channels.to(dtype, model.device)
-
-
-def _kept(path: Path, bias: Bias) -> ModelChannels | None:
-    """Channels from the cache; None if they are not there or not what was written."""
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            written = (file.metadata() or {}).get("sha256")
-    except (OSError, SafetensorError, ValueError):
-        return None
-    return ModelChannels(**tensors, bias=bias) if written == _digest(tensors) else None
-
-
-def _keep(path: Path, channels: ModelChannels) -> None:
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in channels.tensors().items()}
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        save_file(tensors, partial, metadata={"sha256": _digest(tensors)})
-        partial.replace(path)
-    except (OSError, SafetensorError):  # a full disk: they are made again next time
-        partial.unlink(missing_ok=True)
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of what the tensors say, so that a damaged file is not taken for a whole one."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().data)
-    return digest.hexdigest()
+    layers = [as_channels(layer_svd(model, layer, bias)).tensors() for layer in range(model.n_layers)]
+    return HeadChannels(**{name: torch.stack([layer[name] for layer in layers]) for name in layers[0]})

@@ -18,12 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.channels.on_demand import ModelChannels, model_channels
 from headtrace.channels.sparsity import (
     Control,
     RotationControl,
@@ -33,9 +33,8 @@ from headtrace.channels.sparsity import (
 from headtrace.channels.svd import (
     RANK_TOLERANCE,
     Bias,
-    ModelChannels,
+    HeadChannels,
     key_weights,
-    model_channels,
     thin_triangle,
 )
 from headtrace.errors import IdentityError
@@ -47,12 +46,9 @@ from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
-    from headtrace.models.stamp import Stamp
 
 Places = Int[Tensor, "firing 5"]
 """Rows of (layer, prompt, head, dest, src)."""
-
-_channels: WeakKeyDictionary[Stamp, dict[Bias, ModelChannels]] = WeakKeyDictionary()
 
 
 def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
@@ -60,10 +56,7 @@ def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
 
     The inverse of an ill-conditioned W_K has large entries; only float64 keeps their products exact.
     """
-    kept = _channels.setdefault(model.stamp, {})
-    if bias not in kept:
-        kept[bias] = model_channels(model, bias, dtype=torch.float64)
-    return kept[bias]
+    return model.once(f"exact channels {bias}", lambda: model_channels(model, bias, dtype=torch.float64))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,14 +167,14 @@ def terms_of(recording: Recording, places: Places, *, bias: Bias = "offset") -> 
     }
     for layer in places[:, 0].unique().tolist():
         rows = (places[:, 0] == layer).nonzero()[:, 0]
-        found = _layer_terms(recording, channels, layer, places[rows], bias)
+        found = _layer_terms(recording, channels.layer(layer), layer, places[rows], bias)
         for name, tensor in {**wide, **flat}.items():
             tensor[rows] = found[name]
-    layer, head = places[:, 0], places[:, 2]
+    own = channels.at(places[:, 0], places[:, 2])
     return FiringTerms(
         places=places,
-        singular_values=channels.singular_values[layer, head],
-        rank=channels.rank[layer, head],
+        singular_values=own.singular_values,
+        rank=own.rank,
         **wide,
         **flat,
     )
@@ -253,13 +246,13 @@ class _LayerScores:
 
 
 def _layer_terms(
-    recording: Recording, channels: ModelChannels, layer: int, places: Places, bias: Bias
+    recording: Recording, channels: HeadChannels, layer: int, places: Places, bias: Bias
 ) -> dict[str, Tensor]:
     scores = _LayerScores.of(recording, layer, places)
-    a = scores.query(channels.to_query[layer])
-    key, relative_key = scores.key(channels.to_key[layer])
+    a = scores.query(channels.to_query)
+    key, relative_key = scores.key(channels.to_key)
     logit, relative_logit, size = scores.logits(recording.raw_logits(layer).double())
-    inside = torch.arange(a.shape[-1], device=a.device) < channels.rank[layer, scores.head][:, None]
+    inside = torch.arange(a.shape[-1], device=a.device) < channels.rank[scores.head][:, None]
     found = {
         "attention": recording.patterns[layer][tuple(places.T[1:])].double(),
         "logit": logit,
@@ -271,7 +264,7 @@ def _layer_terms(
         "relative_remainder": (a * relative_key * ~inside).sum(dim=-1),
     }
     W_K = key_weights(recording.model, layer, bias)
-    for head in (channels.rank[layer] < a.shape[-1]).nonzero()[:, 0].tolist():
+    for head in (channels.rank < a.shape[-1]).nonzero()[:, 0].tolist():
         rows = (scores.head == head).nonzero()[:, 0]
         # Directions that W_K cannot write: keys get there only by bias or rotation.
         null, outside = null_space(W_K[head // recording.model.weights.group]), scores.of_head(head, rows)

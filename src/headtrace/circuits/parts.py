@@ -177,6 +177,9 @@ class Node:
     """What the component contributes to the root in all, in the unit of the root."""
     neurons: tuple[Neuron, ...] | None = None
     """Hidden units of an mlp that carry most of its contribution, strongest first, in the unit of the root."""
+    rounding: Number | None = None
+    """For a firing of a model in half precision: how far its attention would be elsewhere without what rounding added
+    to its query and keys, where that is more than 0.02. Such a firing rests on rounding."""
 
     @property
     def site(self) -> Site:

@@ -16,6 +16,10 @@ def register(app: typer.Typer) -> None:
     app.command("info")(info)
 
 
+PROBE = 16
+"""Random tokens by which the rounding of half precision is measured."""
+
+
 def models(json: options.Json = False) -> None:
     """List supported architectures and names that are ready to load.
 
@@ -73,6 +77,8 @@ def info(
         int, typer.Option("--length", help="Prompt length for the memory estimate.", min=1)
     ] = 128,
     revision: options.Revision = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.
@@ -83,7 +89,7 @@ def info(
 
       headtrace info gpt2-small --length 1024
     """
-    loaded = options.load_model(model, revision)
+    loaded = options.load_model(model, revision, dtype, device)
     from headtrace.models.memory import human, recording_bytes
 
     config: Any = loaded.hf.config
@@ -92,7 +98,7 @@ def info(
     group = loaded.n_heads // loaded.n_kv_heads
     rows: list[tuple[str, str]] = [
         ("architecture", f"{facts.name} ({facts.model_type})"),
-        ("parameters", f"{parameters:,} ({loaded.dtype}, {loaded.device})"),
+        ("parameters", f"{parameters:,} ({loaded.own_dtype}, {loaded.device})"),
         ("layers", str(loaded.n_layers)),
         ("heads", f"{loaded.n_heads} per layer, {loaded.n_layers * loaded.n_heads} in all"),
         ("KV heads", f"{loaded.n_kv_heads} (groups of {group})" if group > 1 else str(loaded.n_kv_heads)),
@@ -107,6 +113,9 @@ def info(
         ("weights sha256", loaded.weights_sha256),
         (f"memory, {tokens} tokens", f"about {human(recording_bytes(loaded, tokens))} to record one prompt"),
     ]
+    rounding = _rounding(loaded)
+    if rounding:
+        rows.append(("rounding", rounding[0]))
     sizes = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_vocab", "weights_sha256")
     content: dict[str, Any] = {
         "model": loaded.name,
@@ -115,7 +124,26 @@ def info(
     }
     content |= {name: getattr(loaded, name) for name in sizes}
     content |= {"length": tokens, "recording_bytes": recording_bytes(loaded, tokens), "described": dict(rows)}
+    content |= {"dtype": loaded.own_dtype, "rounding": rounding[1] if rounding else None}
     options.emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
+
+
+def _rounding(loaded: Any) -> tuple[str, list[dict[str, float]]] | None:
+    """In half precision, what rounding adds to the residual in each layer: of a few tokens, drawn by a fixed seed."""
+    if not loaded.half:
+        return None
+    from dataclasses import asdict
+
+    import torch
+
+    drawn = torch.randint(loaded.d_vocab, (PROBE,), generator=torch.Generator().manual_seed(0))
+    report = loaded.record([drawn.tolist()]).check()
+    layers = [asdict(layer) for layer in report.rounding]
+    worst, median = max(l["worst"] for l in layers), sorted(l["median"] for l in layers)[len(layers) // 2]
+    words = (
+        f"at most {worst:.1e} of a token's residual per layer, median {median:.1e} ({PROBE} random tokens)"
+    )
+    return words, layers
 
 
 def _show_info(name: str, rows: list[tuple[str, str]]) -> None:

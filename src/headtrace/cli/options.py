@@ -54,7 +54,7 @@ Bos = Annotated[
     typer.Option("--bos/--no-bos", help="Begin with the BOS token or not (default: as the tokenizer does)."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model, such as Pythia's step1000.")]
-Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16, or auto: as saved.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 NumbersFile = Annotated[
     str | None, typer.Option("--out", help="Write the numbers into this file (.json; - for standard output).")

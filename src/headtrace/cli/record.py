@@ -75,8 +75,9 @@ def _show(recording: Recording, report: IdentityReport) -> None:
     options.show_tokens(recording.tokens())
     show_answers(recording)
     show_firings(recording)
+    what = "Rounding parts" if report.rounding else "Identities"
     console.print(
-        f"Identities (largest relative error, allowed {report.tolerance:.0e}):  residual [b]{report.residual:.1e}[/]  "
+        f"{what} (largest relative error, allowed {report.tolerance:.0e}):  residual [b]{report.residual:.1e}[/]  "
         f"attention logits [b]{report.attention:.1e}[/]  output logits [b]{report.output:.1e}[/]",
         highlight=False,
     )

@@ -49,10 +49,10 @@ def channel_reads(
 ) -> list[Reads]:
     """For some channels (head, channel) of a layer, the tokens at their ends."""
     tokens = _normed(model, layer)
-    weights, basis = model.weights, exact_channels(model)
+    weights, basis = model.weights, exact_channels(model).layer(layer)
     heads, numbers = (list(each) for each in zip(*channels, strict=True))
-    to_query = basis.to_query[layer, heads, :, numbers].to(weights.W_Q)
-    to_key = basis.to_key[layer, heads, :, numbers].to(weights.W_Q)
+    to_query = basis.to_query[heads, :, numbers].to(weights.W_Q)
+    to_key = basis.to_key[heads, :, numbers].to(weights.W_Q)
     groups = [head // weights.group for head in heads]
     query = tokens @ torch.einsum("ndr,nr->dn", weights.W_Q[layer, heads], to_query)
     key = tokens @ torch.einsum("ndr,nr->dn", weights.W_K[layer, groups], to_key)

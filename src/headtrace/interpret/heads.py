@@ -131,11 +131,11 @@ def _mass(pattern: Float[Tensor, "head dest src"], where: Bool[Tensor, "dest src
 def channel_parts(recording: Recording, layer: int, prompt: int) -> Float[Tensor, "head channel"]:
     """What each channel does for the attention of a prompt: its terms where the head attends, less their mean."""
     length = recording.lengths[prompt]
-    channels = exact_channels(recording.model)
+    channels = exact_channels(recording.model).layer(layer)
     group = recording.model.weights.group
     queries = recording.queries[layer, prompt, :, :length].double() * recording.scales[layer]
     keys = recording.keys[layer, prompt, :, :length].double().repeat_interleave(group, dim=0)
-    a, b = queries @ channels.to_query[layer], keys @ channels.to_key[layer]
+    a, b = queries @ channels.to_query, keys @ channels.to_key
     seen = recording.visible[layer][prompt, :length, :length].double()
     seen[:, 0] = 0
     attended = recording.patterns[layer, prompt, :, :length, :length].double() * seen

@@ -83,14 +83,15 @@ class Scorer:
         return [self._block(rows) for rows in blocks]
 
     def _block(self, rows: list[int]) -> Block:
-        channels, chosen = exact_channels(self.model), [self.signals[row] for row in rows]
+        chosen = [self.signals[row] for row in rows]
         layer, width = chosen[0].layer, max(len(signal.channels) for signal in chosen)
+        channels = exact_channels(self.model).layer(layer)
         shape = (len(rows), self.model.d_head, width)
         to_query, to_key = (channels.to_query.new_zeros(shape) for _ in range(2))
         for place, signal in enumerate(chosen):
             mine = list(signal.channels)
-            to_query[place, :, : len(mine)] = channels.to_query[layer, signal.head][:, mine]
-            to_key[place, :, : len(mine)] = channels.to_key[layer, signal.head][:, mine]
+            to_query[place, :, : len(mine)] = channels.to_query[signal.head][:, mine]
+            to_key[place, :, : len(mine)] = channels.to_key[signal.head][:, mine]
         device = channels.to_query.device
         heads = torch.tensor([signal.head for signal in chosen], device=device)
         return Block(layer, torch.tensor(rows, device=device), heads, to_query, to_key)

@@ -135,7 +135,7 @@ def _check(model: Model, signal: ScoredSignal) -> None:
             f"There is no head {head_name(signal.layer, signal.head)} in {model.name!r}: it has layers 0 to "
             f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
         )
-    rank = int(exact_channels(model).rank[signal.layer, signal.head])
+    rank = int(exact_channels(model).at(signal.layer, signal.head).rank)
     wrong = [channel for channel in signal.channels if not 0 <= channel < rank]
     if wrong or not signal.channels:
         what = f"no channel {wrong[0]}" if wrong else "a signal without channels"

@@ -68,7 +68,7 @@ def written_tokens(model: Model, signal: ScoredSignal, channel: int, most: int) 
     """The tokens whose unembeddings lie most along what a channel reads at the source."""
     weights = model.weights
     W_K = weights.W_K[signal.layer, signal.head // weights.group]
-    key = W_K @ model.channels.to_key[signal.layer, signal.head, :, channel]
+    key = W_K @ model.channels.at(signal.layer, signal.head).to_key[:, channel]
     along = weights.W_U @ (weights.final_gain * key)
     return along.topk(min(most, len(along))).indices.tolist()
 

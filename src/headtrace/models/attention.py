@@ -1,9 +1,10 @@
 """The attention function that transformers calls while headtrace runs a model, registered under ``headtrace``.
 
 Every layer's queries, keys and values pass through it after biases, QK-norm and rotary positions, together with
-the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by
-operation, and shows each call to the observer of the pass, which may change the scores of one head at one
-destination, even where heads share keys. `headtrace.models.door` is where a pass is begun and ended.
+the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by operation (in
+a model of half precision, scores stay in float32, as they do in the fused kernels that such models run with: only what
+goes in and what comes out is rounded), and shows each call to the observer of the pass, which may change the scores of
+one head at one destination, even where heads share keys. `headtrace.models.door` is where a pass is begun and ended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from headtrace.models.observer import AttentionCall, Observer
+from headtrace.models.sound import raised
 
 NAME = "headtrace"
 
@@ -107,6 +109,8 @@ def attention(
     query, key = watch.queries.pop(layer, query), watch.keys.pop(layer, key)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     n_heads = query.shape[1]
+    own, wide = query.dtype, raised(query.dtype)
+    query, key, value = query.to(wide), key.to(wide), value.to(wide)
     scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
     order = watch.head_order
     seen = (query, key) if order is None else (query[..., order], key[..., order])
@@ -124,10 +128,10 @@ def attention(
     pattern = torch.softmax(scores, dim=-1) if buffer is None else torch.softmax(scores, dim=-1, out=buffer)
     output = _first(observer.mix(call, pattern) for observer in watch.observers)
     if output is None:
-        output = torch.matmul(pattern, per_query_head(value, n_heads))
+        output = torch.matmul(pattern.to(own), per_query_head(value.to(own), n_heads))
     for observer in watch.observers:
         observer.see(call, pattern)
-    return output.transpose(1, 2).contiguous(), pattern
+    return output.transpose(1, 2).contiguous().to(own), pattern
 
 
 def _first(offers: Iterable[Tensor | None]) -> Tensor | None:

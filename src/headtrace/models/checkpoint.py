@@ -100,6 +100,18 @@ def _check_code(folder: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
+SAVED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+
+def saved_dtype(folder: Path) -> torch.dtype:
+    """What most of a folder's weights are saved in; float32 for anything that a model does not run in."""
+    sizes: dict[torch.dtype, int] = {}
+    for header in read_headers(folder).values():
+        dtype = SAVED.get(header.dtype, torch.float32)
+        sizes[dtype] = sizes.get(dtype, 0) + header.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+
 def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():

@@ -96,7 +96,7 @@ def run(
             _unembed_only(model, keep, stack)
         _attend_here(model, observers, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
-    return output.logits
+    return output.logits.to(model.dtype)
 
 
 def sample(
@@ -210,7 +210,8 @@ def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a block with another residual."""
+    """The arguments of a block with another residual, in the precision of the model's own."""
+    x = x.to((args[0] if args else kwargs["hidden_states"]).dtype)
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
 
@@ -242,20 +243,24 @@ class _Places:
             if self.observer.wants("query_input") or self.observer.wants("key_input"):
                 self._reread(index, layer)
         if self.observer.wants("final_input"):
-            final = self.model.hf.get_submodule(facts.final_norm)
-            self._add(final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0])))
+            final, wide = self.model.hf.get_submodule(facts.final_norm), self.model.dtype
+            self._add(
+                final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0].to(wide)))
+            )
 
     def _add(self, handle: Any) -> None:
         self.stack.callback(handle.remove)
 
     def _layer_input(self, index: int) -> Callable[..., Any]:
-        interleaved = self.facts.rotary_tables == "interleaved"
+        interleaved, wide = self.facts.rotary_tables == "interleaved", self.model.dtype
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             positions = kwargs.get("position_embeddings")
-            rotary = None if positions is None else Rotary(*(_table(t, interleaved) for t in positions))
+            rotary = None
+            if positions is not None:
+                rotary = Rotary(*(_table(table.to(wide), interleaved) for table in positions))
             x = args[0] if args else kwargs["hidden_states"]
-            changed = self.observer.layer_input(index, x, rotary)
+            changed = self.observer.layer_input(index, x.to(wide), rotary)
             return None if changed is None else _with_input(args, kwargs, changed)
 
         return hook
@@ -263,7 +268,7 @@ class _Places:
     def _input(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
             changed = place(index, self._as_tokens(args[0]))
-            return None if changed is None else (changed.reshape(args[0].shape), *args[1:])
+            return None if changed is None else (changed.reshape(args[0].shape).to(args[0].dtype), *args[1:])
 
         return hook
 
@@ -273,13 +278,14 @@ class _Places:
             changed = place(index, self._as_tokens(own))
             if changed is None:
                 return None
-            changed = changed.reshape(own.shape)
+            changed = changed.reshape(own.shape).to(own.dtype)
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
         return hook
 
     def _as_tokens(self, x: Tensor) -> Tensor:
-        """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
+        """(batch, token, d_model) also where a block flattens its tokens (OPT), in float32 at least."""
+        x = x.to(self.model.dtype)
         return x if x.ndim == 3 else x.reshape(*self.shape, -1)
 
     def _norms(self, index: int, layer: nn.Module) -> None:
@@ -300,7 +306,7 @@ class _Places:
     def _norm(self, place: NormPlace, index: int) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
             if not is_rereading():
-                self.observer.norm_input(place, index, args[0], norm)
+                self.observer.norm_input(place, index, args[0].to(self.model.dtype), norm)
 
         return hook
 
@@ -321,9 +327,10 @@ class _Places:
                 return
             wanted = (self.observer.query_input, watch.queries), (self.observer.key_input, watch.keys)
             for side, (place, instead) in enumerate(wanted):
-                changed = place(index, x)
+                changed = place(index, x.to(self.model.dtype))
                 if changed is None:
                     continue
+                changed = changed.to(x.dtype)
                 with rereading() as found:
                     read = changed if norm is None else norm(changed)
                     read_args, read_kwargs = _with_input(args, kwargs, read)

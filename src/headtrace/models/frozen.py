@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import MLPParts
-from headtrace.models.norms import norm_gain
+from headtrace.models.norms import norm_bias, norm_gain
 from headtrace.models.record import Recording
+from headtrace.models.sound import raised_parts
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -41,7 +42,7 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    return read(model.layers[layer])
+    return raised_parts(read(model.layers[layer]))
 
 
 Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]
@@ -64,8 +65,7 @@ class FrozenNorm:
         if path is None or scales is None:
             return cls(model)
         norm: nn.Module = model.layers[layer].get_submodule(path)
-        bias: Tensor | None = getattr(norm, "bias", None)
-        gain = norm_gain(norm, model.architecture).detach()
+        bias, gain = norm_bias(norm), norm_gain(norm, model.architecture).detach()
         own = scales[layer] if rows is None else scales[layer][rows]
         return cls(model, gain, None if bias is None else bias.detach(), own)
 
@@ -145,6 +145,14 @@ class FrozenMLP:
         written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
         return written if self.after.bias is None else written + self.after.bias
 
+    def frozen_write(self, residual: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+        """What the MLP writes for a residual that it reads: norms' scales and gates frozen."""
+        parts, read = self.parts, self.before.forward(residual)
+        read = read if self.before.bias is None else read + self.before.bias
+        hidden = self.gates * _affine(read, parts.W_in, parts.b_in)
+        written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
+        return written if self.after.bias is None else written + self.after.bias
+
     def back(self, g: Float[Tensor, "*place d_model"]) -> Pulled:
         """A direction of what the MLP writes, as a direction of the residual that it reads."""
         parts = self.parts
@@ -157,6 +165,20 @@ class FrozenMLP:
         if parts.b_in is not None:
             constant = constant + units @ parts.b_in
         return Pulled(self.before.back(read), constant, units)
+
+
+@torch.inference_mode()
+def mlp_rounding(
+    recording: Recording, layer: int, rows: Rows | None = None
+) -> Float[Tensor, "*place d_model"]:
+    """What rounding added to what a layer's MLP wrote, from the residual that it read on (half precision)."""
+    model, written = recording.model, recording.mlp_writes[layer]
+    read = recording.residuals[layer]
+    if not model.architecture.parallel(model.hf.config):
+        read = read + recording.layer_writes(layer) - written
+    if rows is not None:
+        read, written = read[rows], written[rows]
+    return written - FrozenMLP.of(recording, layer, rows).frozen_write(read)
 
 
 def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
@@ -224,6 +246,24 @@ class Gradients:
         rec = self.recording
         bias = torch.einsum("lbtd,ld->lbt", self.attention, rec.model.weights.attention_bias)
         return bias if rec.post_norm_scales is None else bias / rec.post_norm_scales
+
+    @cached_property
+    def mlp_roundings(self) -> Float[Tensor, "layer batch token"]:
+        """What rounding inside each MLP contributes to J (half precision)."""
+        layers = range(self.recording.model.n_layers)
+        return torch.stack([(mlp_rounding(self.recording, l) * self.mlp[l]).sum(-1) for l in layers])
+
+    def value_roundings(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """What rounding of the values that each head component of a layer moves contributes to J."""
+        rec, group = self.recording, self.recording.model.weights.group
+        rounding = rec.value_roundings(layer).repeat_interleave(group, dim=1)
+        return rec.patterns[layer] * (self.values[layer] @ rounding.transpose(-1, -2))
+
+    def roundings(self) -> Float[Tensor, "layer batch token"]:
+        """What all rounding in a layer contributes to J, by the token where it was rounded (half precision)."""
+        added = (self.recording.roundings * self.mlp).sum(-1) + self.mlp_roundings
+        layers = range(self.recording.model.n_layers)
+        return added + torch.stack([self.value_roundings(l).sum(dim=(1, 2)) for l in layers])
 
     def heads(self, layer: int) -> Float[Tensor, "batch head dest src"]:
         """What each head component of a layer contributes to J: ``A[d, s] v[s] W_O . g[d]``."""

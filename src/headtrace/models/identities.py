@@ -23,7 +23,13 @@ from headtrace.models.observer import Observer, Rotary
 from headtrace.models.stamp import require_same_weights
 
 if TYPE_CHECKING:
+    from headtrace.models.model import Model
     from headtrace.models.record import Recording
+
+ROUNDING_BOUND = {"residual": 8, "queries": 16, "keys": 16, "values": 16, "mlp": 32, "logits": 32}
+"""The largest rounding parts of a model in half precision, in units of its eps: of a residual relative to it, of others
+relative to the longest vector of their kind, of logits to the largest one. One rounding is half an eps; SmolLM2 has 1,
+1.5 and 5 eps in residuals, queries and attention logits, and what is left is room for sums that cancel."""
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
@@ -43,20 +49,38 @@ class IdentityReport:
     """Attention logits, softcap and mask give the attention patterns."""
     tokens: float = 0.0
     """The tokens, embedded by the model, are the residual at the first layer."""
+    rounding: tuple[LayerRounding, ...] = ()
+    """In half precision, what rounding added in each layer. Errors of residual, attention and output are then the
+    sizes of the rounding parts: with these as components, everything adds up in float32."""
 
     @property
     def worst(self) -> float:
         return max(self.residual, self.attention, self.output, self.pattern, self.tokens)
 
 
+@dataclass(frozen=True)
+class LayerRounding:
+    """What rounding added to the residual in one layer, relative to the residual of its token."""
+
+    worst: float
+    median: float
+
+
 def tolerance_for(dtype: torch.dtype) -> float:
     return TOLERANCE[dtype]
+
+
+def rounding_bound(model: Model, what: str) -> float:
+    """The largest rounding part of its kind that a model in half precision may have, relative to the whole."""
+    return ROUNDING_BOUND[what] * torch.finfo(model.hf.dtype).eps
 
 
 @torch.inference_mode()
 def check_identities(recording: Recording, tolerance: float | None = None) -> IdentityReport:
     """Measure the identities; an error beyond tolerance names where it is and stops."""
     require_same_weights(recording)
+    if recording.model.half:
+        return _check_rounding(recording, tolerance)
     allowed = tolerance_for(recording.model.dtype) if tolerance is None else tolerance
     tokens = check_tokens(recording, allowed)
     residual = attention = pattern = 0.0
@@ -69,6 +93,37 @@ def check_identities(recording: Recording, tolerance: float | None = None) -> Id
     residual = max(residual, _residual_error(recording, total, recording.model.n_layers, allowed))
     output = _output_error(recording, total, allowed)
     return IdentityReport(residual, attention, output, allowed, pattern, tokens)
+
+
+def _check_rounding(recording: Recording, tolerance: float | None) -> IdentityReport:
+    """In half precision: what must hold in float32, and how large the rounding parts are that make up the rest."""
+    exact = tolerance_for(recording.model.dtype)
+    tokens = check_tokens(recording, exact)
+    allowed = rounding_bound(recording.model, "logits") if tolerance is None else tolerance
+    pattern = attention = 0.0
+    for layer in range(recording.model.n_layers):
+        recording.reading_roundings(layer)
+        attention = max(attention, _attention_error(recording, recording.residuals[layer], layer, allowed))
+        pattern = max(pattern, _pattern_error(recording, layer, exact))
+    output = _output_error(recording, recording.residuals[-1], allowed)
+    layers = rounding_sizes(recording)
+    return IdentityReport(max(l.worst for l in layers), attention, output, allowed, pattern, tokens, layers)
+
+
+def rounding_sizes(recording: Recording) -> tuple[LayerRounding, ...]:
+    """What rounding added in each layer, relative to the residual of its token: the worst token, and the median."""
+    shares = recording.roundings.norm(dim=-1) / recording.residuals[1:].norm(dim=-1).clamp_min(1e-30)
+    shares = shares[:, _real(recording)]
+    worst, median = shares.amax(dim=-1).tolist(), shares.median(dim=-1).values.tolist()
+    return tuple(LayerRounding(*pair) for pair in zip(worst, median, strict=True))
+
+
+def roundings_of(recording: Recording) -> list[float] | list[None]:
+    """By prompt, the largest part of a residual that rounding added in one layer; None in full precision."""
+    if not recording.model.half:
+        return [None] * len(recording)
+    shares = recording.roundings.norm(dim=-1) / recording.residuals[1:].norm(dim=-1).clamp_min(1e-30)
+    return (shares * _real(recording)).amax(dim=(0, 2)).tolist()
 
 
 _OF_THE_MODEL = (
@@ -118,6 +173,27 @@ def check_tokens(recording: Recording, allowed: float | None = None) -> float:
     error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
     what = "The first residual is not the embedding of the recorded tokens"
     return _worst(error * _real(recording), allowed, what, ("prompt", "position"), _OF_THE_RECORDING)
+
+
+def require_rounding(
+    recording: Recording, what: str, rounding: Tensor, whole: Tensor, layer: int | None = None
+) -> None:
+    """The rounding parts of a model in half precision are no larger than rounding can be; else it is something else."""
+    real = _real(recording)
+    size = torch.linalg.vector_norm(whole, dim=-1)
+    if what != "residual":
+        size = size.amax(dim=-1, keepdim=True)
+    share = torch.linalg.vector_norm(rounding, dim=-1) / size.clamp_min(1e-30)
+    share = share * (real if share.ndim != 3 or what == "residual" else real[:, None])
+    dtype, bound = recording.model.hf.dtype, rounding_bound(recording.model, what)
+    value = float(torch.nan_to_num(share, nan=torch.inf).max())
+    if not value <= bound:
+        where = "" if layer is None else f" of layer {layer}"
+        raise IdentityError(
+            f"What is left of the {what}{where} when all components are taken away is {value:.2g} of the whole: more "
+            f"than rounding to {str(dtype).removeprefix('torch.')} can be (at most {bound:.2g}). {_OF_THE_MODEL} "
+            "Load it in float32 to see whether it adds up there."
+        )
 
 
 def _real(recording: Recording) -> Tensor:

@@ -21,16 +21,16 @@ from transformers.utils import logging as transformers_logging
 
 from headtrace import builtin
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.models import hub
+from headtrace.models import hub, sound
 from headtrace.models.aliases import PACKAGED_GGUF
-from headtrace.models.checkpoint import missing_weights, open_checkpoint, unexpected_weights
+from headtrace.models.checkpoint import missing_weights, open_checkpoint, saved_dtype, unexpected_weights
 from headtrace.models.devices import find_device, named_device, same_device
 from headtrace.models.gguf import converted
 from headtrace.models.model import Model
 from headtrace.models.names import Source, find_source
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in sound.DTYPES}
 
 
 def load(
@@ -50,13 +50,15 @@ def load(
         headtrace.load("model.Q4_1.gguf")
         headtrace.load(hf_model, tokenizer=tokenizer)           # already loaded
 
-    ``dtype`` is ``"float32"`` (the default) or ``"float64"``; ``device="auto"`` takes a GPU if there is one. A model
-    that is already loaded keeps its own dtype and device. Code that comes with a model is never run, and pickled
-    weights are never opened.
+    ``dtype`` is ``"float32"`` (the default), ``"float64"``, ``"bfloat16"`` or ``"float16"`` (in half precision the
+    model's own sums are rounded: what that added is the component ``rounding``), or ``"auto"``, which is what the
+    checkpoint was saved in; ``device="auto"`` takes a GPU if there is one. A model that is already loaded keeps its own
+    dtype and device. Code that comes with a model is never run, and pickled weights are never opened.
     """
-    if dtype is not None and dtype not in DTYPES:
+    if dtype is not None and dtype not in (*DTYPES, "auto"):
         raise InputError(
-            f"dtype={dtype!r} is not supported: decompositions are exact in 'float32' and 'float64' only."
+            f"dtype={dtype!r} is not supported: choose {', '.join(map(repr, DTYPES))}, or 'auto' for what the "
+            "checkpoint was saved in."
         )
     if isinstance(name_or_path_or_model, PreTrainedModel):
         return _loaded(name_or_path_or_model, tokenizer, device, dtype, revision)
@@ -65,8 +67,8 @@ def load(
             f"Expected the name of a model, a path or a loaded transformers model, got "
             f"{type(name_or_path_or_model).__name__}."
         )
-    wanted = DTYPES[dtype or "float32"]
-    place, source = find_device(device, wanted), find_source(name_or_path_or_model, revision)
+    wanted = None if dtype == "auto" else DTYPES[dtype or "float32"]
+    place, source = find_device(device, wanted or torch.float32), find_source(name_or_path_or_model, revision)
     with _quiet():
         source = _at_hand(source)
         hf, found = _read(source, wanted, with_tokenizer=tokenizer is None)
@@ -85,7 +87,7 @@ def _loaded(
             f"revision={revision!r} asks for a version on the Hugging Face hub, but the model that was given is loaded "
             "already. Leave the revision out, or give the model's name."
         )
-    if dtype is not None and hf.dtype != DTYPES[dtype]:
+    if dtype not in (None, "auto") and hf.dtype != DTYPES[dtype]:
         raise InputError(
             f"dtype={dtype!r}, but the model that was given is in {str(hf.dtype).removeprefix('torch.')}. Convert it "
             f"first (model.to(torch.{dtype})), or leave dtype out."
@@ -148,7 +150,7 @@ def _at_hand(source: Source) -> Source:
     return replace(source, kind="gguf", place=str(packaged))
 
 
-def _read(source: Source, dtype: torch.dtype, *, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+def _read(source: Source, dtype: torch.dtype | None, *, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
     """The module, and its tokenizer if it has one and it is wanted."""
     if source.kind == "gguf":
         return _read_gguf(Path(source.place), dtype, with_tokenizer)
@@ -182,7 +184,7 @@ def _packaged_gguf(alias: str) -> Path | None:
     return next((Path(place) / file for place in places if (Path(place) / file).exists()), None)
 
 
-def _read_gguf(path: Path, dtype: torch.dtype, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+def _read_gguf(path: Path, dtype: torch.dtype | None, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
     try:
         return _read_folder(converted(path), dtype, with_tokenizer)
     except InputError:
@@ -190,13 +192,16 @@ def _read_gguf(path: Path, dtype: torch.dtype, with_tokenizer: bool) -> tuple[Pr
         return _read_folder(converted(path, anew=True), dtype, with_tokenizer)
 
 
-def _read_folder(folder: Path, dtype: torch.dtype, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+def _read_folder(
+    folder: Path, dtype: torch.dtype | None, with_tokenizer: bool
+) -> tuple[PreTrainedModel, Any]:
     hf = _read_weights(folder, dtype)
     return hf, _read_tokenizer(folder) if with_tokenizer else None
 
 
-def _read_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _read_weights(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     """The module of a folder, with every one of its weights from the files and every weight of the files in it."""
+    dtype = saved_dtype(folder) if dtype is None else dtype
     checkpoint = open_checkpoint(folder, dtype)
     try:
         found: Any = AutoModelForCausalLM.from_pretrained(

@@ -18,10 +18,10 @@ from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
 from headtrace.models.record import Recording, record
-from headtrace.models.sound import check_parameters
+from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
-from headtrace.models.weight_hashes import layer_sha256, weights_sha256
+from headtrace.models.weight_hashes import weights_sha256
 from headtrace.prompts import Chat, PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
 
@@ -74,7 +74,18 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.hf.dtype
+        """What headtrace computes in: the model's own dtype, and float32 for one that runs in half precision."""
+        return raised(self.hf.dtype)
+
+    @property
+    def own_dtype(self) -> str:
+        """What the model itself computes in: ``"bfloat16"``, ``"float32"`` ..."""
+        return str(self.hf.dtype).removeprefix("torch.")
+
+    @property
+    def half(self) -> bool:
+        """Whether the model itself runs in half precision, so that its own sums are rounded (`roundings`)."""
+        return self.hf.dtype != self.dtype
 
     def __repr__(self) -> str:
         return (
@@ -101,7 +112,7 @@ class Model:
     @property
     def weights(self) -> FoldedWeights:
         """All heads' projections with norms folded in (`headtrace.models.view`)."""
-        return self._once(
+        return self.once(
             "weights", lambda: fold_weights(self.hf, self.architecture, self.d_head, self.head_order)
         )
 
@@ -111,30 +122,20 @@ class Model:
 
         It reads them all, so it is made when a file or a comparison needs it; the stamp keeps it.
         """
-        return self._once("weights_sha256", self._hash)
+        return self.once("weights_sha256", self._hash)
 
     def _hash(self) -> str:
         self._stamp.weights_sha256 = found = weights_sha256(self.hf)
         return found
-
-    def layer_sha256(self, layer: int) -> str:
-        """A hash of what one layer's heads follow from, and of nothing else: a key for what is made from them.
-
-        >>> import headtrace
-        >>> model = headtrace.load("builtin")
-        >>> model.layer_sha256(0) == model.layer_sha256(1)
-        False
-        """
-        return self._once(f"layer_sha256 {layer}", lambda: layer_sha256(self, layer))
 
     @property
     def channels(self) -> ModelChannels:
         """The SVD of every head's query-key form."""
         from headtrace.channels import model_channels
 
-        return self._once("channels", lambda: model_channels(self))
+        return self.once("channels", lambda: model_channels(self))
 
-    def _once(self, name: str, make: Callable[[], T]) -> T:
+    def once(self, name: str, make: Callable[[], T]) -> T:
         """What is made on first use and kept while the weights stay: by one thread, while the others wait for it."""
         self.stamp  # noqa: B018 (forgets what was made from other weights)
         if name not in self._made:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headtrace.models.architectures import Architecture
+from headtrace.models.sound import raised
 
 
 def norm_eps(norm: nn.Module) -> float:
@@ -23,7 +24,13 @@ def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
     weight: Tensor | None = norm.weight  # type: ignore[assignment]
     if weight is None:
         raise AttributeError(f"{type(norm).__name__} has no gain")
-    return weight + architecture.gain_offset
+    return weight.to(raised(weight.dtype)) + architecture.gain_offset
+
+
+def norm_bias(norm: nn.Module) -> Tensor | None:
+    """The bias of a LayerNorm, in float32 at least; None for a norm without one."""
+    bias: Tensor | None = getattr(norm, "bias", None)
+    return None if bias is None else bias.to(raised(bias.dtype))
 
 
 def norm_scale(

@@ -1,6 +1,6 @@
 """Where the weights of a model are when it is spread over devices by a device map (accelerate).
 
-A module may run on one device while its weights wait elsewhere, on the CPU or on disk, and are brought in for each pass;
+A module may run on one device while its weights wait elsewhere, on the CPU or on disk, to be brought in for each pass:
 meanwhile its parameters have no values. Here they are found without running, or touching, the module.
 """
 
@@ -53,11 +53,14 @@ def with_values(module: nn.Module) -> Any:
         return module
     twin, device = copy(module), device_of(module)
     parameters = {
-        name: None if own is None else nn.Parameter(values_of(module, name, own).to(device), requires_grad=False)
+        name: None
+        if own is None
+        else nn.Parameter(values_of(module, name, own).to(device), requires_grad=False)
         for name, own in vars(module)["_parameters"].items()
     }
     children = {
-        name: None if child is None else with_values(child) for name, child in vars(module)["_modules"].items()
+        name: None if child is None else with_values(child)
+        for name, child in vars(module)["_modules"].items()
     }
     vars(twin).update(_parameters=parameters, _modules=children)
     return twin

@@ -30,7 +30,12 @@ from headtrace.models import door
 from headtrace.models.attention import softcap
 from headtrace.models.capture import Capture
 from headtrace.models.fields import Recorded, RecordedIf, axis_sizes, choose
-from headtrace.models.identities import IdentityReport, check_identities
+from headtrace.models.identities import (
+    IdentityReport,
+    check_identities,
+    folded_queries_keys,
+    require_rounding,
+)
 from headtrace.models.norms import norm_eps, norm_scale
 from headtrace.models.observer import Rotary
 from headtrace.tables import html_table, human
@@ -309,6 +314,8 @@ class Recording:
             return self.mlp_writes[layer]
         if kind == "attention_bias":
             return self.attention_bias(layer)
+        if kind == "rounding":
+            return self.roundings[layer]
         if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
             raise InputError(f"{component} is not something that writes into the residual.")
         pattern, values = self.patterns[layer][:, head], self.bare_values[layer, head]
@@ -320,6 +327,48 @@ class Recording:
         mixed = self.patterns[layer] @ self.bare_values[layer].transpose(0, 1)
         heads = torch.einsum("bhtr,hrd->btd", mixed, self.model.weights.W_O[layer])
         return self._after_post_norm(heads, layer) + self.attention_bias(layer) + self.mlp_writes[layer]
+
+    # -- half precision --------------------------------------------------------------------------------------
+
+    @cached_property
+    def roundings(self) -> Float[Tensor, "layer batch token d_model"]:
+        """What rounding added to the residual in each layer of a model that runs in half precision: what is there
+        behind the layer, less what was there before it and what the layer's components wrote, all in float32."""
+        made = torch.empty_like(self.mlp_writes)
+        for layer in range(self.model.n_layers):
+            made[layer] = self.residuals[layer + 1] - self.residuals[layer] - self.layer_writes(layer)
+        require_rounding(self, "residual", made, self.residuals[1:])
+        return made
+
+    @cached_property
+    def _reading_roundings(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
+
+    def reading_roundings(
+        self, layer: int
+    ) -> tuple[Float[Tensor, "batch head token d_head"], Float[Tensor, "batch kv_head token d_head"]]:
+        """What rounding added to the queries and keys of a layer, while they were read from the residual."""
+        if layer not in self._reading_roundings:
+            queries, keys = folded_queries_keys(self, self.residuals[layer], layer)
+            found = self.queries[layer] - queries, self.keys[layer] - keys
+            require_rounding(self, "queries", found[0], self.queries[layer], layer)
+            require_rounding(self, "keys", found[1], self.keys[layer], layer)
+            self._reading_roundings[layer] = found
+        return self._reading_roundings[layer]
+
+    @cached_property
+    def _value_roundings(self) -> dict[int, Tensor]:
+        return {}
+
+    def value_roundings(self, layer: int) -> Float[Tensor, "batch kv_head token d_head"]:
+        """What rounding added to the values of a layer, while they were read from the residual."""
+        if layer not in self._value_roundings:
+            weights, xhat = self.model.weights, self.residuals[layer] / self.norm_scales[layer][..., None]
+            values = torch.einsum("btd,hdr->bhtr", xhat, weights.W_V[layer]) + weights.b_V[layer][:, None]
+            found = self.values[layer] - values
+            require_rounding(self, "values", found, self.values[layer], layer)
+            self._value_roundings[layer] = found
+        return self._value_roundings[layer]
 
     def _after_post_norm(self, write: Tensor, layer: int) -> Tensor:
         return write if self.post_norm_scales is None else write / self.post_norm_scales[layer][..., None]

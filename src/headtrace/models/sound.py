@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from headtrace.errors import InputError
+
+Parts = TypeVar("Parts", bound=Any)
+HALF = (torch.bfloat16, torch.float16)
+DTYPES = (*HALF, torch.float32, torch.float64)
+
+
+def raised(dtype: torch.dtype) -> torch.dtype:
+    """What numbers of a dtype are computed with: float32 for half precision, itself otherwise.
+
+    >>> raised(torch.bfloat16), raised(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.float32 if dtype in HALF else dtype
+
+
+def raised_parts(parts: Parts) -> Parts:
+    """A dataclass of weights with every tensor raised; the weights themselves where there is nothing to raise."""
+    tensors = {f.name: value for f in fields(parts) if isinstance(value := getattr(parts, f.name), Tensor)}
+    return replace(parts, **{name: tensor.to(raised(tensor.dtype)) for name, tensor in tensors.items()})
 
 
 @torch.no_grad()
@@ -18,10 +40,10 @@ def check_parameters(hf: nn.Module) -> None:
             raise InputError(
                 f"The parameter {name!r} has no values (it is on the device 'meta'). Load its weights first."
             )
-        if parameter.dtype not in (torch.float32, torch.float64):
+        if parameter.dtype not in DTYPES:
             raise InputError(
-                f"The parameter {name!r} is in {_plain(parameter.dtype)}; decompositions are exact in float32 and "
-                "float64 only. Call model.float() first, or let headtrace.load read it with dtype='float32'."
+                f"The parameter {name!r} is in {_plain(parameter.dtype)}; expected {', '.join(map(_plain, DTYPES))}. "
+                "Call model.float() first, or let headtrace.load read it with dtype='float32'."
             )
         if parameter.dtype != first.dtype or parameter.device != first.device:
             raise InputError(

@@ -15,6 +15,7 @@ from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from headtrace.errors import InputError
@@ -77,7 +78,9 @@ def require_same_weights(recording: Recording) -> None:
 
 def _sample(parameter: Tensor) -> np.ndarray:
     """Some of a parameter's numbers, spread over rows and columns alike, as a view."""
-    values = parameter.detach().numpy()
+    held = parameter.detach()
+    # NumPy knows no bfloat16: its bits will do.
+    values = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
     if not values.flags.c_contiguous:
         return values[tuple(slice(None, None, max(1, size // 6)) for size in values.shape)]
     row = values.shape[-1] if values.ndim > 1 else 1

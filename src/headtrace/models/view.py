@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import Architecture
-from headtrace.models.norms import norm_gain
+from headtrace.models.norms import norm_bias, norm_gain
+from headtrace.models.sound import raised_parts
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ def _fold_read(
     """Fold the norm before (gain, bias, centring) and the QK-norm's gain into one projection of one layer."""
     bias = torch.zeros(W.shape[0], W.shape[2], dtype=W.dtype, device=W.device) if b is None else b
     if norm is not None:
-        norm_bias: Tensor | None = getattr(norm, "bias", None)
-        if norm_bias is not None:
-            bias = bias + norm_bias @ W
+        shift = norm_bias(norm)
+        if shift is not None:
+            bias = bias + shift @ W
         W = norm_gain(norm, architecture)[:, None] * W
         W = architecture.centred(W, dim=1)
     if head_norm is not None:
@@ -99,7 +100,7 @@ def fold_weights(
     }
     for layer in hf.get_submodule(architecture.layers).children():
         attention = layer.get_submodule(architecture.attention)
-        heads = architecture.projections(attention, d_head)
+        heads = raised_parts(architecture.projections(attention, d_head))
         norm = (
             None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
         )
@@ -118,8 +119,9 @@ def fold_weights(
     final = hf.get_submodule(architecture.final_norm)
     unembedding: Any = hf.get_output_embeddings()  # type: ignore[operator]
     gain = norm_gain(final, architecture).detach().clone()
-    final_bias: Tensor | None = getattr(final, "bias", None)
+    final_bias = norm_bias(final)
     W_U, b_U = unembedding.weight.detach(), None if unembedding.bias is None else unembedding.bias.detach()
+    W_U, b_U = W_U.to(gain.dtype), None if b_U is None else b_U.to(gain.dtype)
     output_bias = torch.zeros_like(W_U[:, 0]) if final_bias is None else W_U @ final_bias
     return FoldedWeights(
         **stacked,

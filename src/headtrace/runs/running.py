@@ -122,7 +122,7 @@ def run(
     content = parquet_bytes(plan.table, shard_size)
     manifest = Manifest(
         headtrace=__version__,
-        model=TracedModel(**plain(model_info(model)), dtype=str(model.dtype).removeprefix("torch.")),
+        model=TracedModel(**plain(model_info(model)), dtype=model.own_dtype),
         options=asked,
         seed=drawn,
         task=task,

@@ -132,11 +132,12 @@ class SignalVectors:
         side: AttentionSide,
     ) -> Float[Tensor, "firing d_model"]:
         """The residual vectors of least norm that carry these coefficients at the firings' tokens."""
-        channels, group = self.model.channels, self.model.weights.group
+        group = self.model.weights.group
         layer, b, query = firings.layer, firings.prompt, side == "query"
         at = firings.dest if query else firings.src
         # The other side's basis is the inverse of this one's (G_d G_s^T = 1).
-        back = (channels.to_key if query else channels.to_query)[layer, firings.head]
+        channels = self.model.channels.at(layer, firings.head)
+        back = channels.to_key if query else channels.to_query
         inside = (coefficients[:, None] @ back.mT)[:, 0]
         inside = _turned_back(recording, firings, at, inside)
         reader = firings.head if query else firings.head // group

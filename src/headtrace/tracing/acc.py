@@ -54,11 +54,19 @@ class ACC(Method):
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
         candidates = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(*candidates)
+        rounding = scores.rounding(*candidates)
         query = self._side(scores, candidates[0], upstream, subspace, clean, firings.dest)
         key = self._side(scores, candidates[1], upstream, subspace, clean, firings.src)
         keys = scores.visible.sum(-1).tolist()
         return [
-            Causes(prompt, site, {"query": query[f], "key": key[f]}, float(clean[f]), self.threshold(keys[f]))
+            Causes(
+                prompt,
+                site,
+                {"query": query[f], "key": key[f]},
+                float(clean[f]),
+                self.threshold(keys[f]),
+                rounding[f],
+            )
             for f, (prompt, site) in enumerate(firings.sites)
         ]
 

@@ -58,13 +58,13 @@ class ACCpp(Method):
         query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(query, key)
         removal = remove_greedily(scores, (query, key), clean, limit)
-        attention, n = clean.tolist(), len(firings)
+        attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
         for f, (prompt, site) in enumerate(firings.sites):
             sides: dict[Side, SideCauses] = {
                 "query": _collect(removal, f, upstream, site, site.dest or 0),
                 "key": _collect(removal, n + f, upstream, site, site.src or 0),
             }
-            yield Causes(prompt, site, sides, attention[f], limits[f])
+            yield Causes(prompt, site, sides, attention[f], limits[f], rounding[f])
 
 
 @dataclass(frozen=True)
@@ -202,17 +202,14 @@ def _collect(removal: Removal, f: int, upstream: Upstream, site: Site, position:
         component, channel = divmod(number, n_channels)
         channels.setdefault(component, []).append(channel)
         weight[component] = weight.get(component, 0.0) + drop
-    causes = [
-        Cause(upstream.catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
-        for c in sorted(weight, key=lambda c: (-weight[c], c))
-    ]
+    catalogue = upstream.catalogue
     # Where everything was removed, components that are not below this firing are among it: they are nothing to it.
-    causes = [
-        c
-        for c in causes
-        if c.site.kind == "offset" or (c.site.layer or 0) < (site.layer or 0) or c.site.layer is None
-    ]
-    return SideCauses(tuple(causes), removal.predicted[f], removal.explained[f])
+    causes = tuple(
+        Cause(catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
+        for c in sorted(weight, key=lambda c: (-weight[c], c))
+        if catalogue.is_below(c, site.layer or 0)
+    )
+    return SideCauses(causes, removal.predicted[f], removal.explained[f])
 
 
 register_method(ACCpp.name, ACCpp)

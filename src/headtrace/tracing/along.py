@@ -50,7 +50,7 @@ def along(recording: Recording, places: Sequence[Place], directions: Float[Tenso
     """Every component's write along each place's direction. What is not upstream of a place has a share of zero."""
     top = max(place.attention_layers for place in places)
     length = max(place.position for place in places) + 1
-    catalogue = Catalogue(top, recording.model.n_heads, length)
+    catalogue = Catalogue.of(recording.model, top, length)
     b = torch.tensor([place.prompt for place in places], device=directions.device)
     t = torch.tensor([place.position for place in places], device=directions.device)
     layers = torch.arange(top, device=directions.device)
@@ -64,6 +64,9 @@ def along(recording: Recording, places: Sequence[Place], directions: Float[Tenso
     if recording.post_norm_scales is not None:
         strength = strength / recording.post_norm_scales[:top, b, t].T
     shares[:, top + 1 : 2 * top + 1] = directions @ weights.attention_bias[:top].T * strength
+    if recording.model.half:
+        rounding = (recording.roundings[:top, b, t].transpose(0, 1) @ directions[..., None])[..., 0]
+        shares[:, catalogue.roundings] = rounding * mlps
     if top:
         heads = shares[:, catalogue.n_plain :].unflatten(1, (top, recording.model.n_heads, length))
         _head_shares(recording, places, directions, heads)

@@ -15,7 +15,7 @@ from torch import Tensor
 from headtrace.circuits import Neuron
 from headtrace.errors import IdentityError
 from headtrace.models.frozen import FrozenMLP, Units
-from headtrace.models.identities import tolerance_for
+from headtrace.models.identities import rounding_bound, tolerance_for
 from headtrace.tracing.content import Content
 from headtrace.tracing.signals import writes_at
 from headtrace.tracing.sweep import PromptTrace
@@ -90,7 +90,8 @@ def contributions_of_units(
 def _require_whole(content: Content, prompt: int, sites: Sequence[Site], units: Units) -> None:
     sums = (units.contributions.sum(dim=-1) + units.constant).tolist()
     sizes = units.contributions.abs().sum(dim=-1).tolist()
-    allowed = tolerance_for(content.recording.model.dtype)
+    model = content.recording.model
+    allowed = rounding_bound(model, "mlp") if model.half else tolerance_for(model.dtype)
     for site, made, size in zip(sites, sums, sizes, strict=True):
         whole = content.contribution(prompt, site)
         error = abs(made - whole) / max(size, abs(whole), 1e-30)

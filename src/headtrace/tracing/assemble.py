@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from headtrace.models import Model
 
 
+RESTS_ON_ROUNDING = 0.02
+"""A firing whose attention would move by more than this without rounding says so."""
+
+
 def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:
     """The circuit of one prompt. Nodes are numbered from the root down, so equal traces give equal files."""
     edges: list[tuple[Cause, Site, Side]] = [
@@ -69,6 +73,8 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
         predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}
         elsewhere = [c for part in found.sides.values() for c in part.elsewhere]
         extra |= {"expanded": True, "explained": found.explained, "predicted": predicted or None}
+        if found.rounding is not None and found.rounding > RESTS_ON_ROUNDING:
+            extra["rounding"] = found.rounding
         extra["elsewhere"] = (
             tuple(
                 Elsewhere(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]

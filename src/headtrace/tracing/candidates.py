@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing.attribution import attribution_vector
+from headtrace.tracing.attribution import attention_on, attribution_vector
 from headtrace.tracing.rotation import Turns
 from headtrace.tracing.upstream import Catalogue, Firings, Readings, Upstream
 
@@ -42,12 +42,14 @@ class FiringScores:
     to_query: Float[Tensor, "firing d_head channel"]
     to_key: Float[Tensor, "firing d_head channel"]
     w: Float[Tensor, "firing token"]
+    full: Bool[Tensor, " firing"]
+    """Whether a firing's head has as many channels as dimensions."""
 
     @classmethod
     def of(cls, recording: Recording, firings: Firings, length: int, ig_steps: int) -> FiringScores:
         layer, model, some = firings.layer, recording.model, firings.sites[0][1].layer or 0
-        channels = model.channels
-        to_query, to_key = channels.to_query[layer, firings.head], channels.to_key[layer, firings.head]
+        channels = model.channels.at(layer, firings.head)
+        to_query, to_key = channels.to_query, channels.to_key
         q = recording.queries[layer, firings.prompt, firings.head, firings.dest]
         k = recording.keys[:, :, :, :length][layer, firings.prompt, firings.head // model.weights.group]
         scale, cap = recording.scales[some], recording.softcaps[some]  # layers of one kind go together
@@ -55,7 +57,8 @@ class FiringScores:
         visible = recording.visible[some][firings.prompt, firings.dest, :length]
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
         w = attribution_vector(logits, visible, firings.src, cap, ig_steps)
-        return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w)
+        full = channels.rank == a.shape[-1]
+        return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w, full)
 
     @cached_property
     def turns(self) -> Turns:
@@ -69,10 +72,8 @@ class FiringScores:
 
     def _channel_error(self) -> Float[Tensor, " firing"]:
         """Channels sum to the recorded logits (a rank-deficient head keeps a remainder, which nothing removes)."""
-        layer, rank = self.firings.layer, self.recording.model.channels.rank
-        full = rank[layer, self.firings.head] == self.a.shape[-1]
         made = (self.b @ self.a[..., None])[..., 0] * self.scale
-        return ((made - self.logits) * self.visible).abs().amax(-1) * full
+        return ((made - self.logits) * self.visible).abs().amax(-1) * self.full
 
     def require(self, *sides: Candidates) -> None:
         """The channels, and the contributions of each side, sum to the recorded logits; else stop and say where."""
@@ -88,6 +89,19 @@ class FiringScores:
             f"In {site} (prompt {prompt}) {claims[which]}: relative error {float(errors[which, f]):.1e}, "
             f"allowed {allowed:.0e}. Run recording.check() to see whether the model itself adds up."
         )
+
+    def rounding(self, query: QueryCandidates, key: KeyCandidates) -> list[float] | list[None]:
+        """In half precision, how far the attention of each firing would be elsewhere without what rounding added to its
+        query and keys; else None."""
+        if not self.recording.model.half:
+            return [None] * len(self.firings)
+        rounding = slice(query.catalogue.roundings.start, query.catalogue.n_plain)
+        a = self.a - query.plain_coefficients[:, rounding].sum(dim=1)
+        b = self.b - key.plain_keys[:, rounding].sum(dim=1) @ self.to_key
+        without = (b @ a[..., None])[..., 0] * self.scale
+        src = self.firings.src
+        clean, left = (attention_on(z, self.visible, src, self.cap) for z in (self.logits, without))
+        return (clean - left).abs().tolist()
 
 
 class Candidates(ABC):
@@ -162,6 +176,9 @@ class QueryCandidates(Candidates):
         if rec.query_scales is not None:
             basis = basis / rec.query_scales[layer, b, firings.head, d][:, None, None]
         plain = upstream.plain_queries(firings) @ basis
+        if rec.model.half:
+            own = upstream.reading_queries(firings)[:, None] @ scores.to_query
+            plain = torch.cat((plain, own), dim=1)
         strength = upstream.pattern_rows(firings, d) / rec.norm_scales[layer, b, d][:, None, None]
         read = upstream.readings("query", firings)
         return cls(scores, upstream.catalogue, read, basis, strength, plain)
@@ -232,6 +249,8 @@ class KeyCandidates(Candidates):
             kv = firings.head // rec.model.weights.group
             key_scale = rec.key_scales[layer, firings.prompt, kv, : upstream.length]
             plain, inverse = plain / key_scale[:, None, :, None], inverse / key_scale
+        if rec.model.half:
+            plain[:, -1] = upstream.reading_keys(firings)
         read = upstream.readings("key", firings)
         return cls(scores, upstream.catalogue, read, plain, inverse, upstream)
 

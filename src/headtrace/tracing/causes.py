@@ -54,6 +54,8 @@ class Causes:
     sides: Mapping[Side, SideCauses]
     attention: float | None = None
     threshold: float | None = None
+    rounding: float | None = None
+    """In half precision, how far attention would be elsewhere without what rounding added to the query and keys."""
 
     @property
     def firing(self) -> Firing:

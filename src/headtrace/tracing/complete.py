@@ -231,8 +231,11 @@ class CompleteSweep:
                 sides["value"] = SideCauses(self._merged(spot, moved[spot]))
             if not sides:  # wanted, but for nothing that it moved and not for attending: a leaf
                 continue
-            threshold = None if why is None else why.threshold
-            found = Causes(number, site, sides, self.prompts[number].trace.attention[site], threshold)
+            attention = self.prompts[number].trace.attention[site]
+            if why is None:
+                found = Causes(number, site, sides, attention)
+            else:
+                found = replace(why, sides=sides, attention=attention)
             self._follow(found, {"value": moved[spot]}, signals.get(spot, {}))
 
     def _look_at(self, layer: int) -> None:

@@ -68,7 +68,8 @@ class Content:
     def require(self) -> None:
         """What the tokens and all biases contribute must sum to what the roots read; else stop and say where."""
         g, real = self.gradients, _real(self.recording)
-        parts = torch.cat((g.embedding()[None], g.attention_biases(), g.mlp_constant)) * real
+        found = [g.embedding()[None], g.attention_biases(), g.mlp_constant]
+        parts = torch.cat([*found, g.roundings()] if self.recording.model.half else found) * real
         found = parts.sum((0, 2))
         recorded = (self.recording.residuals * g.start).sum((0, 2, 3))
         # Each part is a product of a write and a gradient, both rounded.
@@ -99,6 +100,8 @@ class Content:
             return float(rec.embedding[prompt, dest] @ g.residual[prompt, dest])
         if site.kind == "mlp":
             return float(rec.mlp_writes[layer, prompt, dest] @ g.mlp[layer, prompt, dest])
+        if site.kind == "rounding":
+            return self._rounding(prompt, site)
         if site.kind == "attention_bias":
             bias = rec.model.weights.attention_bias[layer] @ g.attention[layer, prompt, dest]
             return float(
@@ -107,6 +110,15 @@ class Content:
         head, src = site.head or 0, site.src or 0
         moved = g.values[layer, prompt, head, dest] @ rec.bare_values[layer, head, prompt, src]
         return float(rec.patterns[layer, prompt, head, dest, src] * moved)
+
+    def _rounding(self, prompt: int, site: Site) -> float:
+        """What rounding added to the residual in a layer contributes; behind the last one, to the logits themselves."""
+        layer, dest = site.layer or 0, site.dest or 0
+        if layer < self.recording.model.n_layers:
+            g = self.gradients.mlp[layer, prompt, dest]
+            return float(self.recording.roundings[layer, prompt, dest] @ g)
+        reads = [read for read in self.reads[prompt] if read.shares.position == dest]
+        return sum(float(read.contributions[read.shares.catalogue.n_plain - 1]) for read in reads)
 
     def embeddings(self, prompt: int) -> tuple[float, ...]:
         """What each token of a prompt contributes to its root."""
@@ -129,10 +141,14 @@ class Content:
         return g.value_direction(layer, site.head or 0, prompt, dest, site.src or 0)
 
     def constant(self, prompt: int, site: Site) -> float:
-        """What a node's own biases contribute (a head's are in its layer's attention bias)."""
-        if site.kind != "mlp":
-            return 0.0
-        return float(self.gradients.mlp_constant[site.layer or 0, prompt, site.dest or 0])
+        """What a node's own biases contribute (a head's are in its layer's attention bias), and in half precision what
+        rounding did while it read."""
+        g, layer, dest = self.gradients, site.layer or 0, site.dest or 0
+        half = self.recording.model.half
+        if site.kind == "mlp":
+            rounding = g.mlp_roundings[layer, prompt, dest] if half else 0.0
+            return float(g.mlp_constant[layer, prompt, dest] + rounding)
+        return float(g.value_roundings(layer)[prompt, site.head, dest, site.src]) if half else 0.0
 
     def gradient(self, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
         """The direction of what a head or an MLP writes that carries its contribution."""

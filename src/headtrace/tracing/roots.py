@@ -6,7 +6,7 @@ Norms are frozen, so every component has an exact share of the output logits, or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
@@ -61,7 +61,7 @@ class Shares:
 
     @property
     def catalogue(self) -> Catalogue:
-        return Catalogue(self.layer, self.recording.model.n_heads, self.position + 1)
+        return Catalogue.of(self.recording.model, self.layer, self.position + 1)
 
     @property
     def residual(self) -> Float[Tensor, " d_model"]:
@@ -76,6 +76,20 @@ class Shares:
         """Every component's write along a direction. The offset's place holds zero: it writes nothing."""
         place = Place(self.prompt, self.position, self.layer)
         return along(self.recording, [place], direction[None]).shares[0]
+
+    @torch.inference_mode()
+    def onto_logits(
+        self, direction: Float[Tensor, " d_model"], read: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, " component"]:
+        """Every component's share of what is read off the output logits (along ``direction``, before the final norm).
+        In half precision, what rounding did to the logits themselves is a share, too."""
+        shares = self.onto(direction)
+        model = self.recording.model
+        if model.half and model.final_softcap is None:
+            recorded = self.recording.logits_at(self.prompt, self.position)
+            made = self.logits_of(self.residual[None])[0] + model.weights.output_bias
+            shares[self.catalogue.n_plain - 1] = read(recorded - made)
+        return shares
 
     def unembedded(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         """A direction after the final norm as a direction before it, with the norm's scale frozen."""
@@ -168,9 +182,9 @@ def _(root: LogitDifference, recording: Recording, prompt: int = 0, ig_steps: in
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
     direction = shares.unembedded(_difference(weights.W_U, root))
-    contributions = shares.onto(direction)
-    bias = float(_difference(weights.output_bias, root))
     uncapped = _uncapped(shares)
+    contributions = shares.onto_logits(direction, lambda logits: _difference(logits, root))
+    bias = float(_difference(weights.output_bias, root))
     size = float(uncapped.abs().max())
     shares.require(float(contributions.sum()) + bias, float(_difference(uncapped, root)), size)
     value = float(_difference(recording.logits_at(prompt, shares.position), root))
@@ -371,7 +385,7 @@ class _Part(Part):
         objective = _Objective.of(shares, support)
         gradient = objective.path_gradient(ig_steps)
         direction = shares.unembedded(gradient @ shares.recording.model.weights.W_U)
-        attributions = shares.onto(direction)
+        attributions = shares.onto_logits(direction, lambda logits: gradient @ logits)
         shares.require(
             float(attributions.sum()),
             float(gradient @ (objective.clean - objective.base)),
@@ -392,10 +406,15 @@ class _Part(Part):
 def _remove_shares(parts: list[_Part], clean: float, target: float) -> list[Cause]:
     """Remove components by attribution (positive ones only) until the log-likelihood is at or below the target."""
     values, order = torch.cat([part.contributions for part in parts]).sort(descending=True, stable=True)
-    order, values = order[values > 0], values[values > 0]
     starts = torch.tensor([0] + [len(part.contributions) for part in parts], device=order.device).cumsum(0)
     of_part = torch.searchsorted(starts, order, right=True) - 1
     numbers = order - starts[of_part]
+    # What rounding did to the logits themselves was written by nothing that could be removed.
+    last = torch.tensor(
+        [p.shares.catalogue.n_plain - 1 if p.shares.recording.model.half else -1 for p in parts]
+    )
+    removable = (values > 0) & (numbers != last.to(numbers.device)[of_part])
+    order, values, of_part, numbers = (t[removable] for t in (order, values, of_part, numbers))
     left = [part.objective.clean for part in parts]
     kept, done, size = order.numel(), 0, 16
     while done < order.numel():

@@ -42,16 +42,17 @@ def readings_at(
     """For firings of one layer, what their heads read of a write at the destination (query) or the source (key)."""
     firings = Firings.of(sites, recording.model.device)
     layer, b = firings.layer, firings.prompt
-    channels, weights = recording.model.channels, recording.model.weights
+    weights = recording.model.weights
+    channels = recording.model.channels.at(layer, firings.head)
     first = sites[0][1].layer or 0
     kv = firings.head // weights.group
     if side == "query":
-        at, basis, W = firings.dest, channels.to_query[layer, firings.head], weights.W_Q[layer, firings.head]
+        at, basis, W = firings.dest, channels.to_query, weights.W_Q[layer, firings.head]
         scales = (
             None if recording.query_scales is None else recording.query_scales[layer, b, firings.head, at]
         )
     else:
-        at, basis, W = firings.src, channels.to_key[layer, firings.head], weights.W_K[layer, kv]
+        at, basis, W = firings.src, channels.to_key, weights.W_K[layer, kv]
         scales = None if recording.key_scales is None else recording.key_scales[layer, b, kv, at]
     turned = Turns.of(recording, first, b, recording.token_ids.shape[1]).basis_at(basis, at)
     scale = recording.norm_scales[layer, b, at]
@@ -66,6 +67,13 @@ def write_at(recording: Recording, prompt: int, site: Site) -> Float[Tensor, " d
         return recording.embedding[prompt, dest]
     if site.kind == "mlp":
         return recording.mlp_writes[layer, prompt, dest]
+    if site.kind == "rounding":  # what it did behind the last layer is written nowhere
+        beyond = layer >= recording.model.n_layers
+        return (
+            torch.zeros_like(recording.embedding[prompt, dest])
+            if beyond
+            else recording.roundings[layer, prompt, dest]
+        )
     if site.kind == "attention_bias":
         written = weights.attention_bias[layer]
     else:

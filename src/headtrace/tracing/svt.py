@@ -63,9 +63,10 @@ class SVT(Method):
         b_src = scores.b[rows, firings.src]
         terms = scores.a * b_src * scores.scale
         inside = torch.ones_like(terms, dtype=torch.bool) if self.channels == "all" else signal_set(terms)
-        root = recording.model.channels.singular_values[firings.layer, firings.head].sqrt()
+        root = recording.model.channels.at(firings.layer, firings.head).singular_values.sqrt()
         sides = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(*sides)
+        rounding = scores.rounding(*sides)
         query, key = sides[0].by_head(), sides[1].heads_at(firings.src)
         toward_query = scores.a.sign() / root.clamp_min(torch.finfo(root.dtype).tiny)
         clean = attention_on(scores.logits, scores.visible, firings.src, scores.cap)
@@ -93,6 +94,7 @@ class SVT(Method):
                 {"query": _heard(sides[0][f]), "key": _heard(sides[1][f])},
                 float(clean[f]),
                 self.threshold(keys[f]),
+                rounding[f],
             )
             for f, (prompt, site) in enumerate(firings.sites)
         ]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.errors import IdentityError
-from headtrace.models.frozen import FrozenMLP
+from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Along, Place, along
 from headtrace.tracing.causes import Cause
@@ -59,7 +59,10 @@ def through_mlps(
     directions = torch.stack([s.direction for s in signals])
     pulled = mlp.back(directions)
     part = along(recording, places, pulled.direction)
-    _require(part, pulled.constant, signals, recording)
+    constant = pulled.constant
+    if recording.model.half:
+        constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
+    _require(part, constant, signals, recording)
     return _remove(recording, mlp, part, signals, directions, pulled.direction)
 
 

@@ -23,6 +23,7 @@ from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.circuits.roots import Heads, Likelihood, Root
 from headtrace.errors import InputError
 from headtrace.models.frozen import NEEDED
+from headtrace.models.identities import roundings_of
 from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
@@ -223,9 +224,11 @@ class Tracer:
                 self.model,
                 self._prompt(question),
                 trace,
-                self._described(question.root, budget, paths, other_ids),
+                self._described(question.root, budget, paths, other_ids, rounding),
             )
-            for question, trace, other_ids in zip(questions, traces, others, strict=True)
+            for question, trace, other_ids, rounding in zip(
+                questions, traces, others, roundings_of(recording), strict=True
+            )
         ]
 
     def _content(
@@ -296,7 +299,12 @@ class Tracer:
         return PromptInfo(question.text, tuple(question.ids), self.model.token_labels(question.ids))
 
     def _described(
-        self, root: Root, budget: Budget, paths: Paths, counterfactual: list[int] | None
+        self,
+        root: Root,
+        budget: Budget,
+        paths: Paths,
+        counterfactual: list[int] | None,
+        rounding: float | None,
     ) -> MethodInfo:
         """The method's own options, the budget, and the steps of a likelihood's integrated gradients."""
         info = self.method.describe()
@@ -308,6 +316,8 @@ class Tracer:
             settings["paths"] = paths
         if counterfactual is not None:
             settings["counterfactual"] = " ".join(map(str, counterfactual))
+        if rounding is not None:
+            settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
         steps = IG_STEPS if info.ig_steps is None and isinstance(root, Likelihood) else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
 

@@ -4,8 +4,8 @@ A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart fro
 single vector, so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or
 W_K. That product of weights is composed once per model where it fits into memory.
 
-Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset (the *plain* ones), then heads by
-layer, head and source.
+Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset, in half precision rounding 0.. and
+what rounding did in the layer itself while it read (the *plain* ones), then heads by layer, head and source.
 """
 
 from __future__ import annotations
@@ -48,14 +48,33 @@ class Catalogue:
     layer: int
     n_heads: int
     length: int
+    rounded: bool = False
+    """Whether the model runs in half precision, so that rounding is a component, too."""
+
+    @classmethod
+    def of(cls, model: Model, layer: int, length: int) -> Catalogue:
+        return cls(layer, model.n_heads, length, model.half)
 
     @property
     def n_plain(self) -> int:
-        return 2 + 2 * self.layer
+        return 2 + 2 * self.layer + (self.layer + 1 if self.rounded else 0)
+
+    @property
+    def roundings(self) -> slice:
+        """The numbers of what rounding added to the residual, layer by layer (the layer's own comes after them)."""
+        return slice(2 * self.layer + 2, 3 * self.layer + 2)
+
+    def is_own(self, number: int) -> bool:
+        """Whether a component is the reader's: its bias, or what rounding did while it read."""
+        return number == 2 * self.layer + 1 or (self.rounded and number == self.n_plain - 1)
 
     @property
     def n_components(self) -> int:
         return self.n_plain + self.layer * self.n_heads * self.length
+
+    def is_below(self, number: int, layer: int) -> bool:
+        """Whether a component is there when a layer reads: written below it, or the reader's own."""
+        return number == 0 or self.is_own(number) or (self.component(number).layer or 0) < layer
 
     def component(self, number: int, reader: Site | None = None) -> Component:
         """The component behind a number; ``reader`` is the firing that reads it, whose own bias an offset is."""
@@ -68,6 +87,9 @@ class Catalogue:
             return Component("attention_bias", number - 1 - l)
         if number == 2 * l + 1:
             return Component("offset") if reader is None else Component("offset", reader.layer, reader.head)
+        if number < self.n_plain:
+            own = number == self.n_plain - 1
+            return Component("rounding", number - 2 * l - 2 if not own or reader is None else reader.layer)
         rest, src = divmod(number - self.n_plain, self.length)
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
@@ -78,12 +100,17 @@ class Catalogue:
         >>> catalogue = Catalogue(layer=3, n_heads=4, length=5)
         >>> all(catalogue.number(catalogue.component(n)) == n for n in range(catalogue.n_components))
         True
+        >>> rounded = Catalogue(layer=3, n_heads=4, length=5, rounded=True)
+        >>> all(rounded.number(rounded.component(n)) == n for n in range(rounded.n_components))
+        True
         """
         l, layer = self.layer, component.layer
         if component.kind == "embedding":
             return 0
         if component.kind == "offset":
             return 2 * l + 1
+        if component.kind == "rounding":
+            return 2 * l + 2 + layer if self.rounded and layer is not None and 0 <= layer <= l else None
         if layer is None or not 0 <= layer < l:
             return None
         if component.kind in ("mlp", "attention_bias"):
@@ -213,7 +240,7 @@ class Upstream:
 
     @property
     def catalogue(self) -> Catalogue:
-        return Catalogue(self.layer, self.recording.model.n_heads, self.length)
+        return Catalogue.of(self.recording.model, self.layer, self.length)
 
     def readings(self, side: AttentionSide, firings: Firings) -> Readings:
         """Every upstream head's value vectors as read by each firing's head, reader by reader for all its prompts."""
@@ -278,7 +305,8 @@ class Upstream:
         )
 
     def plain_queries(self, firings: Firings) -> Float[Tensor, "firing plain d_head"]:
-        """Plain components' parts of each firing's query, before QK-norm and rotary positions, offset last."""
+        """Plain components' parts of each firing's query, before QK-norm and rotary positions; what rounding did while
+        the query was read is not among them (`reading_queries`)."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         b, d = firings.prompt, firings.dest
         bias = weights.attention_bias[:l].expand(len(firings), -1, -1)
@@ -288,11 +316,33 @@ class Upstream:
         below = self._below(firings)
         scale = torch.cat((torch.ones_like(below[:, :1]), below, below), dim=1)
         writes = writes * (scale / rec.norm_scales[firings.layer, b, d][:, None])[..., None]
-        parts = writes @ weights.W_Q[firings.layer, firings.head]
-        return torch.cat((parts, weights.b_Q[firings.layer, firings.head][:, None]), dim=1)
+        W_Q, offset = weights.W_Q[firings.layer, firings.head], weights.b_Q[firings.layer, firings.head]
+        if not rec.model.half:
+            return torch.cat((writes @ W_Q, offset[:, None]), dim=1)
+        rounding = rec.roundings[:l, b, d].transpose(0, 1)
+        rounding = rounding * (below / rec.norm_scales[firings.layer, b, d][:, None])[..., None]
+        return torch.cat((writes @ W_Q, offset[:, None], rounding @ W_Q), dim=1)
+
+    def reading_queries(self, firings: Firings) -> Float[Tensor, "firing d_head"]:
+        """What rounding did to each firing's query while it was read, as the head has it."""
+        found = [
+            self.recording.reading_roundings(site.layer or 0)[0][prompt, site.head, site.dest]
+            for prompt, site in firings.sites
+        ]
+        return torch.stack(found)
+
+    def reading_keys(self, firings: Firings) -> Float[Tensor, "firing token d_head"]:
+        """The same for every key that each firing's head sees."""
+        group = self.recording.model.weights.group
+        found = [
+            self.recording.reading_roundings(site.layer or 0)[1][prompt, (site.head or 0) // group]
+            for prompt, site in firings.sites
+        ]
+        return torch.stack(found)[:, : self.length]
 
     def plain_keys(self, firings: Firings) -> Float[Tensor, "firing plain token d_head"]:
-        """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions."""
+        """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions; what
+        rounding did while keys were read is left at zero (`reading_keys`)."""
         rec, weights, top, n = self.recording, self.recording.model.weights, self.layer, self.length
         group, everything = weights.group, rec.plain_writes
         if 2 * n < everything.shape[2]:  # else a few more tokens cost less than a copy without them
@@ -312,8 +362,11 @@ class Upstream:
                 if rec.post_norm_scales is not None:
                     bias = bias / rec.post_norm_scales[:layer, prompt, :n, None]
                 out[row, top + 1 : top + 1 + layer] = bias
-        out[:, :-1] /= rec.norm_scales[firings.layer, firings.prompt, None, :n, None]
-        out[:, -1] = weights.b_K[firings.layer, firings.head // group][:, None]
+            if rec.model.half:
+                first_rounding = self.catalogue.roundings.start
+                out[row, first_rounding : first_rounding + layer] = rec.roundings[:layer, prompt, :n] @ W_K
+        out /= rec.norm_scales[firings.layer, firings.prompt, None, :n, None]
+        out[:, 2 * top + 1] = weights.b_K[firings.layer, firings.head // group][:, None]
         return out
 
 
@@ -373,5 +426,5 @@ def _kind_of_layer(recording: Recording, layer: int) -> object:
 
 def _at_once(recording: Recording, layer: int, length: int) -> int:
     """How many firings that see ``length`` tokens are traced together."""
-    size = Catalogue(layer, recording.model.n_heads, length).n_components * recording.model.d_head
+    size = Catalogue.of(recording.model, layer, length).n_components * recording.model.d_head
     return max(CANDIDATES_AT_ONCE // size, min(LONG_GROUP, LONG_CANDIDATES // size), 1)

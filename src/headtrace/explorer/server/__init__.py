@@ -1,0 +1,1 @@
+"""The live explorer: ``headtrace serve MODEL``, one process, in the browser, nothing sent anywhere."""

@@ -52,22 +52,26 @@ class Capture(Observer):
 
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
         self._keep("residuals", layer, residual)
-        self.rotary.append(rotary)
+        home = self.model.device
+        self.rotary.append(None if rotary is None else Rotary(rotary.cos.to(home), rotary.sin.to(home)))
 
     def final_input(self, residual: Tensor) -> None:
         self._keep("residuals", -1, residual)
 
     def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
-        return self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
+        kept = self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
+        return None if kept is None or kept.device != call.query.device else kept
 
     def see(self, call: AttentionCall, pattern: Tensor) -> None:
         scale = call.scale
         if self.model.architecture.query_prescaled:
             scale = self.model.d_head**-0.5
             if "queries" in self.tensors:
-                torch.div(call.query, scale, out=self.tensors["queries"][call.layer])
+                self._keep("queries", call.layer, call.query / scale)
         else:
             self._keep("queries", call.layer, call.query)
+        if call.query.device != self.model.device:
+            self._keep("patterns", call.layer, pattern)
         self._keep("keys", call.layer, call.key)
         self._keep("values", call.layer, call.value)
         self.scales.append(scale)
@@ -81,7 +85,7 @@ class Capture(Observer):
             causal = torch.ones(length, length, dtype=torch.bool, device=self.model.device)
             return causal.tril().expand(batch, -1, -1)
         if id(mask) not in self._masks:
-            self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1))
+            self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1).to(self.model.device))
         return self._masks[id(mask)][1]
 
     def mlp_input(self, layer: int, read: Tensor) -> None:

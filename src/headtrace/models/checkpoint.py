@@ -67,12 +67,21 @@ class Checkpoint:
         return any(re.search(pattern, key) and any(map(fits, shapes)) for pattern, fits in RECOMPUTED.items())
 
 
-def open_checkpoint(folder: Path, dtype: torch.dtype) -> Checkpoint:
-    """Look a folder over: InputError with the reason if it cannot be, or is not, the model that its config says."""
+def open_checkpoint(folder: Path, dtype: torch.dtype, *, in_memory: bool = True) -> Checkpoint:
+    """Look a folder over: InputError with the reason if it cannot be, or is not, the model that its config says.
+
+    A model that goes as a whole into this machine's memory (``in_memory``) must fit there.
+    """
     _read_facts(folder)
     headers = read_headers(folder)
     config = read_config(folder, len(headers))
-    _check_sizes(folder, config, headers, dtype)
+    needed = _check_sizes(folder, config, headers) * torch.finfo(dtype).bits // 8
+    if in_memory and needed > available_bytes():
+        raise OutOfMemoryError(
+            f"The model in {str(folder)!r} needs about {human(needed)} in {str(dtype).removeprefix('torch.')}, and "
+            f"{human(available_bytes())} is available. Use a machine with more memory, a smaller model, or "
+            "device_map='auto' to leave some of its weights on disk."
+        )
     return Checkpoint(folder, config, headers)
 
 
@@ -250,8 +259,8 @@ def _check_layers(folder: Path, facts: Mapping[str, Any], n_tensors: int) -> Non
             )
 
 
-def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header], dtype: torch.dtype) -> None:
-    """Hold a model of shapes only, made from the config, against the headers and against the memory there is."""
+def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header]) -> int:
+    """Hold a model of shapes only, made from the config, against the headers; how many numbers it has."""
     try:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -266,12 +275,7 @@ def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header], dtype
     if wanted > held:
         absent = sorted(expected.keys() - short.keys()) or ["(renamed weights)"]
         raise missing_weights(str(folder), absent)
-    needed = (wanted + buffers) * torch.finfo(dtype).bits // 8
-    if needed > available_bytes():
-        raise OutOfMemoryError(
-            f"The model in {str(folder)!r} needs about {human(needed)} in {str(dtype).removeprefix('torch.')}, and "
-            f"{human(available_bytes())} is available. Use a machine with more memory, or a smaller model."
-        )
+    return wanted + buffers
 
 
 def names_of(headers: Iterable[str], prefix: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headtrace.errors import HeadtraceError
 from headtrace.models.attention import NAME, Watch, is_rereading, rereading, watching
-from headtrace.models.norms import norm_eps, norm_gain, norm_scale
+from headtrace.models.norms import norm_bias, norm_eps, norm_gain, norm_scale
 from headtrace.models.observer import NormPlace, Observer, Rotary
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStac
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x: Tensor = args[0]
-        return (x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1])), *args[1:])
+        where = keep.to(x.device)[..., None]
+        return (x.gather(1, where.expand(-1, -1, x.shape[-1])), *args[1:])
 
     unembedding: Any = model.hf.get_output_embeddings()
     stack.callback(unembedding.register_forward_pre_hook(hook).remove)
@@ -182,7 +183,7 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
         x: Tensor = args[0]
         scale = norm_scale(x, norm_eps(norm), facts.norm)[..., None]
         normed = facts.centred(x) / scale * norm_gain(norm, facts)
-        bias: Tensor | None = getattr(norm, "bias", None)
+        bias = norm_bias(norm)
         return normed if bias is None else normed + bias
 
     for module in model.hf.modules():
@@ -198,7 +199,11 @@ def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack
     """Layers outside the range hand their input on; the first one inside starts from ``residual``."""
     for index, layer in enumerate(model.layers):
         if index not in wanted:
-            stack.callback(layer.__dict__.pop, "forward", None)
+            # What others put in its place (accelerate, where weights are brought in for each pass) comes back.
+            own = vars(layer).get("forward")
+            stack.callback(
+                *((vars(layer).pop, "forward") if own is None else (setattr, layer, "forward", own))
+            )
             layer.forward = _hand_on
     if residual is not None and len(wanted):
 

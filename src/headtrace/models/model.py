@@ -17,6 +17,7 @@ from headtrace.models import door
 from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
+from headtrace.models.placement import device_of
 from headtrace.models.record import Recording, record
 from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
@@ -70,7 +71,17 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.hf.device
+        """Where prompts go in and recordings are kept: with a device map, where its embedding is."""
+        return device_of(self.hf.get_input_embeddings())
+
+    def device_of(self, layer: int) -> torch.device:
+        """Where a layer runs.
+
+        >>> import headtrace
+        >>> headtrace.load("builtin", device="cpu").device_of(0)
+        device(type='cpu')
+        """
+        return device_of(self.layers[layer])
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headtrace.models.architectures import Architecture
+from headtrace.models.placement import with_values
 from headtrace.models.sound import raised
 
 
@@ -21,7 +22,7 @@ def norm_eps(norm: nn.Module) -> float:
 
 
 def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
-    weight: Tensor | None = norm.weight  # type: ignore[assignment]
+    weight: Tensor | None = with_values(norm).weight
     if weight is None:
         raise AttributeError(f"{type(norm).__name__} has no gain")
     return weight.to(raised(weight.dtype)) + architecture.gain_offset
@@ -29,7 +30,7 @@ def norm_gain(norm: nn.Module, architecture: Architecture) -> Tensor:
 
 def norm_bias(norm: nn.Module) -> Tensor | None:
     """The bias of a LayerNorm, in float32 at least; None for a norm without one."""
-    bias: Tensor | None = getattr(norm, "bias", None)
+    bias: Tensor | None = getattr(with_values(norm), "bias", None)
     return None if bias is None else bias.to(raised(bias.dtype))
 
 

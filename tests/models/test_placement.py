@@ -27,9 +27,13 @@ IDS = prompts()[0]
 def half_on_disk(family: str) -> dict[str, str]:
     """The first two layers in memory, everything after them on disk."""
     prefix, others = FAMILIES[family]
-    layers = {f"{prefix}{'h' if family == 'gpt2' else 'layers'}.{i}": "disk" if i > 1 else "cpu" for i in range(4)}
+    layers = {
+        f"{prefix}{'h' if family == 'gpt2' else 'layers'}.{i}": "disk" if i > 1 else "cpu" for i in range(4)
+    }
     last = {"norm", "ln_f"}
-    return layers | {prefix + name: "disk" if name in last else "cpu" for name in others} | {"lm_head": "disk"}
+    return (
+        layers | {prefix + name: "disk" if name in last else "cpu" for name in others} | {"lm_head": "disk"}
+    )
 
 
 def spread(family: str, how: str, folder: Path) -> headtrace.Model:
@@ -110,7 +114,9 @@ def test_a_device_map_needs_no_memory_for_the_whole_model(tmp_path, monkeypatch)
         ({"device_map": {"model.layers": "cpu"}}, "name a device for every part of the model"),
     ],
 )
-def test_a_device_map_that_cannot_be_is_refused_with_the_reason(options: dict, message: str, tmp_path) -> None:
+def test_a_device_map_that_cannot_be_is_refused_with_the_reason(
+    options: dict, message: str, tmp_path
+) -> None:
     tiny_hf("llama").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=message):
         headtrace.load(tmp_path, **options)

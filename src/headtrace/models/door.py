@@ -200,10 +200,9 @@ def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack
     for index, layer in enumerate(model.layers):
         if index not in wanted:
             # What others put in its place (accelerate, where weights are brought in for each pass) comes back.
-            own = vars(layer).get("forward")
-            stack.callback(
-                *((vars(layer).pop, "forward") if own is None else (setattr, layer, "forward", own))
-            )
+            own = {name: vars(layer)[name] for name in ("forward",) if name in vars(layer)}
+            stack.callback(vars(layer).update, own)
+            stack.callback(vars(layer).pop, "forward")
             layer.forward = _hand_on
     if residual is not None and len(wanted):
 

@@ -127,7 +127,7 @@ def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
 
 def _constant(hf: nn.Module, stack: ExitStack) -> None:
     """Parameters are constants of this pass: nothing is kept for gradients that nobody asks for."""
-    for parameter in [parameter for parameter in hf.parameters() if parameter.requires_grad]:
+    for parameter in [p for p in hf.parameters() if p.requires_grad and p.device.type != "meta"]:
         stack.callback(parameter.requires_grad_, True)
         parameter.requires_grad_(False)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -256,17 +257,31 @@ def _read_weights(folder: Path, wanted: _Wanted) -> PreTrainedModel:
     except Exception as error:
         doubt = "Are all its files there and whole?"
         if wanted.device_map is not None:
-            doubt = f"Does device_map={wanted.device_map!r} name a device for every part of the model?"
+            doubt = f"Does device_map={wanted.device_map!r} suit the model and this machine?"
         raise InputError(
             f"The model in {str(folder)!r} cannot be read: {str(error).rstrip('.')}. {doubt}"
         ) from error
     hf, info = found
+    if isinstance(wanted.device_map, Mapping):
+        _check_modules(hf, wanted.device_map)
     if info["missing_keys"]:
         raise missing_weights(str(folder), info["missing_keys"])
     extra = [key for key in info["unexpected_keys"] if not checkpoint.recomputed(key)]
     if extra:
         raise unexpected_weights(str(folder), extra)
     return hf
+
+
+def _check_modules(hf: PreTrainedModel, device_map: Mapping[str, Any]) -> None:
+    """transformers passes over names of a device map that no module has."""
+    known = {name for name, _ in (*hf.named_modules(), *hf.named_parameters())}
+    strange = sorted(set(device_map) - known)
+    if strange:
+        near = get_close_matches(strange[0], known, n=3) or sorted(known - {""})[:3]
+        raise InputError(
+            f"device_map names {strange[0]!r}, and the model has no such module. Is it one of "
+            f"{', '.join(map(repr, near))}?"
+        )
 
 
 def _read_tokenizer(folder: Path) -> Any:

@@ -47,6 +47,23 @@ def values_of(root: nn.Module, name: str, parameter: Tensor) -> Tensor:
     return aside[own]
 
 
+def own_parameters(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All parameters by name, each once: those that are tied share their numbers also where these are set aside."""
+    seen = set[int]()
+    for name, parameter in root.named_parameters():
+        path, _, own = name.rpartition(".")
+        held = (
+            set_aside_in_memory(root.get_submodule(path)).get(own)
+            if parameter.device.type == "meta"
+            else None
+        )
+        if held is None:
+            yield name, parameter
+        elif held.data_ptr() not in seen:
+            seen.add(held.data_ptr())
+            yield name, parameter
+
+
 def with_values(module: nn.Module) -> Any:
     """A module whose parameters can be read: itself, or a twin of it with those that were set aside. Not to be run."""
     if all(parameter.device.type != "meta" for parameter in module.parameters()):
@@ -71,16 +88,13 @@ def set_aside(module: nn.Module) -> Mapping[str, Tensor] | None:
     return next((hook.weights_map for hook in _hooks(module) if getattr(hook, "offload", False)), None)
 
 
-def set_aside_in_memory(module: nn.Module) -> Iterator[Tensor]:
+def set_aside_in_memory(module: nn.Module) -> dict[str, Tensor]:
     """Those of them that are tensors in memory, not in files: the only ones that a program can change."""
     weights: Any = set_aside(module)
     prefix: str = getattr(weights, "prefix", "")
     dataset: Any = getattr(weights, "dataset", weights)
     held: Mapping[str, Tensor] = getattr(dataset, "state_dict", dataset) or {}
-    for name in vars(module)["_parameters"]:
-        tensor = held.get(prefix + name)
-        if tensor is not None:
-            yield tensor
+    return {name: held[prefix + name] for name in vars(module)["_parameters"] if prefix + name in held}
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:

@@ -68,7 +68,7 @@ class Watcher:
 
     def _now(self) -> Iterator[Any]:
         yield from chain.from_iterable(map(dict.values, self._dicts))
-        yield from chain.from_iterable(map(set_aside_in_memory, self._aside))
+        yield from chain.from_iterable(set_aside_in_memory(module).values() for module in self._aside)
 
     def _look(self) -> tuple[list[int], list[int], bytes]:
         addresses = list(map(Tensor.data_ptr, self._parameters))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from headtrace.models.placement import values_of
+from headtrace.models.placement import own_parameters, values_of
 
 BLOCK = 1 << 24
 """Numbers that are converted at a time, so that no second copy of a large matrix is made."""
@@ -22,7 +22,7 @@ BLOCK = 1 << 24
 def weights_sha256(hf: nn.Module) -> str:
     """Names, shapes and float32 values of all parameters: the same whatever the dtype they are kept in."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(hf.named_parameters()):
+    for name, parameter in sorted(own_parameters(hf)):
         digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
         for block in _blocks(values_of(hf, name, parameter)):
             digest.update(block.float().cpu().numpy().data)

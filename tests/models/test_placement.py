@@ -27,15 +27,10 @@ IDS = prompts()[0]
 def half_on_disk(family: str) -> dict[str, str]:
     """The first two layers in memory, everything after them on disk (but for an unembedding that is tied)."""
     prefix, others = FAMILIES[family]
-    layers = {
-        f"{prefix}{'h' if family == 'gpt2' else 'layers'}.{i}": "disk" if i > 1 else "cpu" for i in range(4)
-    }
-    last = {"norm", "ln_f"}
-    return (
-        layers
-        | {prefix + name: "disk" if name in last else "cpu" for name in others}
-        | {"lm_head": "cpu" if family == "gpt2" else "disk"}
-    )
+    blocks = f"{prefix}{'h' if family == 'gpt2' else 'layers'}"
+    layers = {f"{blocks}.{i}": "disk" if i > 1 else "cpu" for i in range(4)}
+    around = {prefix + name: "disk" if name in ("norm", "ln_f") else "cpu" for name in others}
+    return {**layers, **around, "lm_head": "cpu" if family == "gpt2" else "disk"}
 
 
 def spread(family: str, how: str, folder: Path) -> headtrace.Model:

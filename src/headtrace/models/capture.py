@@ -86,7 +86,7 @@ class Capture(Observer):
                 self._keep("queries", call.layer, call.query / scale)
         else:
             self._keep("queries", call.layer, call.query)
-        if call.query.device != self.model.device:
+        if pattern is not None and call.query.device != self.model.device:
             self._keep("patterns", call.layer, pattern)
         self._keep("keys", call.layer, call.key)
         self._keep("values", call.layer, call.value)

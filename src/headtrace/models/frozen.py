@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import MLPParts
 from headtrace.models.norms import norm_bias, norm_gain
+from headtrace.models.placement import with_values
 from headtrace.models.record import Recording
 from headtrace.models.sound import raised_parts
 
@@ -42,7 +43,7 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    return raised_parts(read(model.layers[layer]))
+    return raised_parts(read(with_values(model.layers[layer])))
 
 
 Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]]

@@ -251,3 +251,10 @@ def test_old_recordings_do_not_keep_old_weights_in_memory() -> None:
     assert model.stamp is not recording.stamp
     gc.collect()
     assert old() is None
+
+
+def test_the_hash_of_all_weights_is_as_it_was_first_defined() -> None:
+    """Circuit files on people's disks carry it."""
+    assert headtrace.load("builtin").weights_sha256 == (
+        "5937545d0aa9a7909c6a2aaacd804a01f595b70d4f85f25033eafaaad0a24007"
+    )

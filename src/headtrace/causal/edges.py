@@ -16,6 +16,7 @@ from headtrace.causal.places import require_places
 from headtrace.causal.signals import Reader, Scope, Signal, channel_mask
 from headtrace.circuits import Circuit, Edge, Node
 from headtrace.errors import InputError
+from headtrace.tracing.unhashed import same_weights
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing, head_name, parse_head
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
 
 def require_own_model(circuit: Circuit, model: Model) -> None:
     """Raise ``InputError`` if a circuit was traced on other weights; one without a hash is taken on trust."""
-    wanted = circuit.model.weights_sha256
-    if wanted is not None and wanted != model.weights_sha256:
+    if same_weights(circuit.model, model) is False:
         raise InputError(
-            f"The circuit was traced on {circuit.model.name!r} with weights {wanted[:12]}..., but {model.name!r} has "
-            f"{model.weights_sha256[:12]}.... A circuit can only be tested on its own model."
+            f"The circuit was traced on {circuit.model.name!r} with weights {str(circuit.model.weights_sha256)[:12]}"
+            f"..., but {model.name!r} has {model.weights_sha256[:12]}.... A circuit can only be tested on its own "
+            "model."
         )
 
 

@@ -55,7 +55,7 @@ Bos = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model, such as Pythia's step1000.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16, or auto: as saved.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
+Device = Annotated[str, typer.Option(help="auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps ...")]
 NumbersFile = Annotated[
     str | None, typer.Option("--out", help="Write the numbers into this file (.json; - for standard output).")
 ]

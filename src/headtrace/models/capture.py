@@ -57,13 +57,15 @@ class Capture(Observer):
 
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
         self._keep("residuals", layer, residual)
-        self.rotary.append(rotary)
+        home = self.model.device
+        self.rotary.append(None if rotary is None else Rotary(rotary.cos.to(home), rotary.sin.to(home)))
 
     def final_input(self, residual: Tensor) -> None:
         self._keep("residuals", -1, residual)
 
     def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
-        return self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
+        kept = self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
+        return None if kept is None or kept.device != call.query.device else kept
 
     def takes_rows(self) -> bool:
         return "patterns" not in self.tensors
@@ -89,9 +91,11 @@ class Capture(Observer):
         if self.model.architecture.query_prescaled:
             scale = self.model.d_head**-0.5
             if "queries" in self.tensors:
-                torch.div(call.query, scale, out=self.tensors["queries"][call.layer])
+                self._keep("queries", call.layer, call.query / scale)
         else:
             self._keep("queries", call.layer, call.query)
+        if pattern is not None and call.query.device != self.model.device:
+            self._keep("patterns", call.layer, pattern)
         self._keep("keys", call.layer, call.key)
         self._keep("values", call.layer, call.value)
         self.scales.append(scale)
@@ -110,7 +114,7 @@ class Capture(Observer):
                     f"{self.model.name!r} adds numbers to the attention scores of visible keys (positions as biases, "
                     "as ALiBi does?). No component writes them, so scores cannot be decomposed exactly."
                 )
-            self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1))
+            self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1).to(self.model.device))
         return self._masks[id(mask)][1]
 
     def mlp_input(self, layer: int, read: Tensor) -> None:

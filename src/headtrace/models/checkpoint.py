@@ -6,6 +6,7 @@ promises can be held against them without touching memory. Pickled weights can r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -16,16 +17,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from headtrace.errors import InputError, OutOfMemoryError
-from headtrace.models.architectures import find_architecture
+from headtrace.errors import InputError, OutOfMemoryError, UnsupportedModelError
+from headtrace.models.architectures import HOW_TO_ADD, find_architecture
 from headtrace.models.memory import available_bytes, human
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST_LABELS = 1_000_000
+MOST_TENSORS = 100_000
+"""More than any model has: what a config may promise before the files that hold them are there."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 RECOMPUTED: dict[str, Callable[[tuple[int, ...]], bool]] = {
     r"(^|\.)rotary_emb\.inv_freq$": lambda shape: len(shape) == 1,
@@ -64,18 +67,46 @@ class Checkpoint:
         return any(re.search(pattern, key) and any(map(fits, shapes)) for pattern, fits in RECOMPUTED.items())
 
 
-def open_checkpoint(folder: Path, dtype: torch.dtype) -> Checkpoint:
-    """Look a folder over: InputError with the reason if it cannot be, or is not, the model that its config says."""
-    facts = _read_config(folder)
+def open_checkpoint(folder: Path, dtype: torch.dtype, *, in_memory: bool = True) -> Checkpoint:
+    """Look a folder over: InputError with the reason if it cannot be, or is not, the model that its config says.
+
+    A model that goes as a whole into this machine's memory (``in_memory``) must fit there.
+    """
+    _read_facts(folder)
     headers = read_headers(folder)
-    _check_layers(folder, facts, len(headers))
+    config = read_config(folder, len(headers))
+    needed = _check_sizes(folder, config, headers) * torch.finfo(dtype).bits // 8
+    if in_memory and needed > available_bytes():
+        raise OutOfMemoryError(
+            f"The model in {str(folder)!r} needs about {human(needed)} in {str(dtype).removeprefix('torch.')}, and "
+            f"{human(available_bytes())} is available. Use a machine with more memory, a smaller model, or "
+            "device_map='auto' to leave some of its weights on disk."
+        )
+    return Checkpoint(folder, config, headers)
+
+
+def read_config(folder: Path, n_tensors: int = MOST_TENSORS) -> Any:
+    """The folder's config, of an architecture that is supported; no weights need to be there."""
+    facts = _read_facts(folder)
+    _check_layers(folder, facts, n_tensors)
+    _check_code(folder, facts)
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise _bad_config(folder, error) from error
     find_architecture(config)
-    _check_sizes(folder, config, headers, dtype)
-    return Checkpoint(folder, config, headers)
+    return config
+
+
+def _check_code(folder: Path, facts: Mapping[str, Any]) -> None:
+    """A model that exists only as code in its repository; where transformers has its own, that one is used."""
+    if facts.get("auto_map") and facts.get("model_type") not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"The model in {str(folder)!r} ({facts.get('model_type')!r}) runs only with code of its own repository "
+            "(auto_map in config.json), and headtrace never runs code that comes with a model. Choose a model whose "
+            f"architecture transformers has itself: `headtrace models` lists those that headtrace knows, and "
+            f"{HOW_TO_ADD} explains how to add one."
+        )
 
 
 SAVED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -90,7 +121,7 @@ def saved_dtype(folder: Path) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         gguf = sorted(file.name for file in folder.glob("*.gguf"))
@@ -177,14 +208,24 @@ def indexed_files(index: Path) -> dict[str, str]:
     return found  # type: ignore[return-value]
 
 
-def pickled_weights(where: str, file: str) -> InputError:
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, which is also what the hub knows a large file by."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 22), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def pickled_weights(where: str, file: str, revision: str | None = None) -> InputError:
     """Why pickles are refused, and how to turn them into safetensors."""
+    which = repr(where) if revision is None else f"{where!r}, revision={revision!r}"
     return InputError(
         f"{where!r} has pickled weights only ({file}). A pickle can run any code when it is opened, so headtrace reads "
         "safetensors only. If you trust where the file comes from, convert it once:\n"
         "    from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f"    AutoModelForCausalLM.from_pretrained({where!r}, use_safetensors=False).save_pretrained('converted')\n"
-        f"    AutoTokenizer.from_pretrained({where!r}).save_pretrained('converted')\n"
+        f"    AutoModelForCausalLM.from_pretrained({which}, use_safetensors=False).save_pretrained('converted')\n"
+        f"    AutoTokenizer.from_pretrained({which}).save_pretrained('converted')\n"
         "and load 'converted'."
     )
 
@@ -218,8 +259,8 @@ def _check_layers(folder: Path, facts: Mapping[str, Any], n_tensors: int) -> Non
             )
 
 
-def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header], dtype: torch.dtype) -> None:
-    """Hold a model of shapes only, made from the config, against the headers and against the memory there is."""
+def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header]) -> int:
+    """Hold a model of shapes only, made from the config, against the headers; how many numbers it has."""
     try:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -234,12 +275,7 @@ def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header], dtype
     if wanted > held:
         absent = sorted(expected.keys() - short.keys()) or ["(renamed weights)"]
         raise missing_weights(str(folder), absent)
-    needed = (wanted + buffers) * torch.finfo(dtype).bits // 8
-    if needed > available_bytes():
-        raise OutOfMemoryError(
-            f"The model in {str(folder)!r} needs about {human(needed)} in {str(dtype).removeprefix('torch.')}, and "
-            f"{human(available_bytes())} is available. Use a machine with more memory, or a smaller model."
-        )
+    return wanted + buffers
 
 
 def names_of(headers: Iterable[str], prefix: str) -> dict[str, str]:

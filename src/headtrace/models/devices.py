@@ -1,6 +1,9 @@
-"""Where a model can run: a device that exists and that holds numbers."""
+"""Where a model can run: a device that exists and that holds numbers, or several of them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -10,13 +13,13 @@ EXPECTED = "Expected 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or another device th
 
 
 def find_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """The device of that name, tried with one number; ``"auto"`` is the GPU if there is one.
+    """The device of that name, tried with one number; ``"auto"`` is cuda if it is there, else mps, else the CPU.
 
     >>> find_device("cpu")
     device(type='cpu')
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = best_device(dtype)
     device = named_device(name)
     if device.type == "meta":
         raise InputError(f"The device 'meta' holds shapes only, no weights. {EXPECTED}")
@@ -32,6 +35,39 @@ def find_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
             f"The device {name!r} cannot be used here: {reason.rstrip('.')}. {EXPECTED}"
         ) from error
     return device
+
+
+def best_device(dtype: torch.dtype) -> str:
+    """The quickest kind of device that this machine has for numbers of a dtype."""
+    if torch.cuda.is_available():
+        return "cuda"
+    has_dtype = dtype != torch.float64  # Apple's GPUs have none
+    return "mps" if torch.backends.mps.is_available() and has_dtype else "cpu"
+
+
+DeviceMap = str | Mapping[str, Any]
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check_device_map(found: object, dtype: torch.dtype = torch.float32) -> None:
+    """Raise ``InputError`` for what cannot be a device map, or names a device that cannot be used.
+
+    >>> check_device_map({"model.embed_tokens": "cpu", "model.layers.0": "disk"})
+    >>> check_device_map("everywhere")
+    Traceback (most recent call last):
+    headtrace.errors.InputError: device_map='everywhere': expected 'auto', 'balanced', 'balanced_low_0', 'sequential', \
+a device, or a dictionary from modules to devices ('disk' for weights that are read from their files).
+    """
+    if isinstance(found, Mapping) and found:
+        for name in {str(value) for value in found.values()} - {"disk"}:  # type: ignore[union-attr]
+            find_device(f"cuda:{name}" if name.isdigit() else name, dtype)
+    elif isinstance(found, str) and found not in STRATEGIES and ":" in found:
+        find_device(found, dtype)
+    elif found not in (*STRATEGIES, "cpu", "cuda", "mps"):
+        raise InputError(
+            f"device_map={found!r}: expected {', '.join(map(repr, STRATEGIES))}, a device, or a dictionary from "
+            "modules to devices ('disk' for weights that are read from their files)."
+        )
 
 
 def named_device(name: str) -> torch.device:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headtrace.errors import HeadtraceError
 from headtrace.models.attention import NAME, Watch, is_rereading, rereading, watching
-from headtrace.models.norms import norm_eps, norm_gain, norm_scale
+from headtrace.models.norms import norm_bias, norm_eps, norm_gain, norm_scale
 from headtrace.models.observer import NormPlace, Observer, Rotary
 from headtrace.models.own_attention import attend_by_hand
 
@@ -161,7 +161,7 @@ def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
 
 def _constant(hf: nn.Module, stack: ExitStack) -> None:
     """Parameters are constants of this pass: nothing is kept for gradients that nobody asks for."""
-    for parameter in [parameter for parameter in hf.parameters() if parameter.requires_grad]:
+    for parameter in [p for p in hf.parameters() if p.requires_grad and p.device.type != "meta"]:
         stack.callback(parameter.requires_grad_, True)
         parameter.requires_grad_(False)
 
@@ -201,7 +201,8 @@ def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStac
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x: Tensor = args[0]
-        return (x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1])), *args[1:])
+        where = keep.to(x.device)[..., None]
+        return (x.gather(1, where.expand(-1, -1, x.shape[-1])), *args[1:])
 
     unembedding: Any = model.hf.get_output_embeddings()
     stack.callback(unembedding.register_forward_pre_hook(hook).remove)
@@ -222,7 +223,7 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
         x: Tensor = args[0]
         scale = norm_scale(x, norm_eps(norm), facts.norm)[..., None]
         normed = facts.centred(x) / scale * norm_gain(norm, facts, like=x)
-        bias: Tensor | None = getattr(norm, "bias", None)
+        bias = norm_bias(norm)
         return normed if bias is None else normed + bias
 
     for module in model.hf.modules():
@@ -242,7 +243,10 @@ def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack
     """Layers outside the range hand their input on; the first one inside starts from ``residual``."""
     for index, layer in enumerate(model.layers):
         if index not in wanted:
-            stack.callback(layer.__dict__.pop, "forward", None)
+            # What others put in its place (accelerate, where weights are brought in for each pass) comes back.
+            own = {name: vars(layer)[name] for name in ("forward",) if name in vars(layer)}
+            stack.callback(vars(layer).update, own)
+            stack.callback(vars(layer).pop, "forward")
             layer.forward = _hand_on_first if model.architecture.blocks_return_tuples else _hand_on
     if residual is not None and len(wanted):
 

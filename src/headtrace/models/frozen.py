@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import MLPParts
 from headtrace.models.norms import norm_bias, norm_gain
+from headtrace.models.placement import with_values
 from headtrace.models.record import Recording
 from headtrace.models.sound import raised_parts
 
@@ -43,7 +44,10 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    parts, times = raised_parts(read(model.layers[layer])), model.architecture.write_multiplier
+    parts, times = (
+        raised_parts(read(with_values(model.layers[layer]))),
+        model.architecture.write_multiplier,
+    )
     if times == 1:
         return parts
     b_out = None if parts.b_out is None else parts.b_out * times

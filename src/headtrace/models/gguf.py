@@ -5,7 +5,6 @@ Parsing a GGUF file takes transformers some twenty seconds even for a small mode
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -20,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError
-from headtrace.models.checkpoint import missing_weights, unexpected_weights
+from headtrace.models.checkpoint import file_sha256, missing_weights, unexpected_weights
 from headtrace.models.memory import available_bytes, human
 from headtrace.models.sound import check_parameters
 
@@ -162,14 +161,10 @@ def converted(path: Path, *, anew: bool = False) -> Path:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            for block in iter(lambda: file.read(1 << 22), b""):
-                digest.update(block)
+        return file_sha256(path)
     except OSError as error:
         raise _unreadable(path, str(error)) from error
-    return digest.hexdigest()
 
 
 def _convert(path: Path, folder: Path, *, has_tokenizer: bool) -> None:

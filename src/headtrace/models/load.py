@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from headtrace.errors import HeadtraceError, InputError
 from headtrace.models import hub, sound
 from headtrace.models.aliases import PACKAGED_GGUF
 from headtrace.models.checkpoint import missing_weights, open_checkpoint, saved_dtype, unexpected_weights
-from headtrace.models.devices import find_device, named_device, same_device
+from headtrace.models.devices import DeviceMap, check_device_map, find_device, named_device, same_device
 from headtrace.models.gguf import converted
 from headtrace.models.model import Model
 from headtrace.models.names import Source, find_source
@@ -37,6 +39,7 @@ def load(
     *,
     device: str = "auto",
     dtype: str | None = None,
+    device_map: DeviceMap | None = None,
     revision: str | None = None,
     tokenizer: Any = None,
 ) -> Model:
@@ -51,8 +54,10 @@ def load(
 
     ``dtype`` is ``"float32"`` (the default), ``"float64"``, ``"bfloat16"`` or ``"float16"`` (in half precision the
     model's own sums are rounded: what that added is the component ``rounding``), or ``"auto"``, which is what the
-    checkpoint was saved in; ``device="auto"`` takes a GPU if there is one. A model that is already loaded keeps its own
-    dtype and device. Code that comes with a model is never run, and pickled weights are never opened.
+    checkpoint was saved in; ``device="auto"`` takes a GPU if there is one. ``device_map`` spreads a model over several
+    devices instead, as transformers does: ``"auto"``, or a dictionary from modules to devices, ``"cpu"`` and ``"disk"``
+    among them. A model that is already loaded keeps its own dtype and devices. Code that comes with a model is never
+    run, and pickled weights are never opened.
     """
     if dtype is not None and dtype not in (*DTYPES, "auto"):
         raise InputError(
@@ -60,26 +65,62 @@ def load(
             "checkpoint was saved in."
         )
     if isinstance(name_or_path_or_model, PreTrainedModel):
-        return _loaded(name_or_path_or_model, tokenizer, device, dtype, revision)
+        return _loaded(name_or_path_or_model, tokenizer, device, dtype, device_map, revision)
     if not isinstance(name_or_path_or_model, (str, os.PathLike)):
         raise InputError(
             f"Expected the name of a model, a path or a loaded transformers model, got "
             f"{type(name_or_path_or_model).__name__}."
         )
-    wanted = None if dtype == "auto" else DTYPES[dtype or "float32"]
-    place, source = find_device(device, wanted or torch.float32), find_source(name_or_path_or_model, revision)
+    wanted = _Wanted(None if dtype == "auto" else DTYPES[dtype or "float32"], device_map, tokenizer is None)
+    place, source = _place(device, wanted), find_source(name_or_path_or_model, revision)
     with _quiet():
-        hf, found = _read(source, wanted, with_tokenizer=tokenizer is None)
+        source = _at_hand(source)
+        hf, found = _read(source, wanted)
         found = found if tokenizer is None else tokenizer
-        model = Model(hf.to(place), found, name=source.name, revision=source.revision)  # type: ignore[arg-type]
+        hf = hf if place is None else hf.to(place)  # type: ignore[arg-type]
+        model = Model(hf, found, name=source.name, revision=source.revision)
         _try(model)
     return model
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be read of a model, and how."""
+
+    dtype: torch.dtype | None
+    """None: as the checkpoint was saved."""
+    device_map: DeviceMap | None
+    tokenizer: bool
+
+
+def _place(device: str, wanted: _Wanted) -> torch.device | None:
+    """The one device for all of a model; None if a device map says where its parts go."""
+    dtype = wanted.dtype or torch.float32
+    if wanted.device_map is None:
+        return find_device(device, dtype)
+    if device != "auto":
+        raise InputError(
+            f"device={device!r} is one place for the whole model, and device_map={wanted.device_map!r} says where its "
+            "parts go. Give one of them."
+        )
+    check_device_map(wanted.device_map, dtype)
+    return None
+
+
 def _loaded(
-    hf: PreTrainedModel, tokenizer: Any, device: str, dtype: str | None, revision: str | None
+    hf: PreTrainedModel,
+    tokenizer: Any,
+    device: str,
+    dtype: str | None,
+    device_map: DeviceMap | None,
+    revision: str | None,
 ) -> Model:
     """A model that the caller loaded is taken as it is: changing it here would change it everywhere."""
+    if device_map is not None:
+        raise InputError(
+            f"device_map={device_map!r}, but the model that was given is loaded already, and stays where it is. Spread "
+            "it when you load it (from_pretrained(..., device_map=...)), or give headtrace its name or folder."
+        )
     if revision is not None:
         raise InputError(
             f"revision={revision!r} asks for a version on the Hugging Face hub, but the model that was given is loaded "
@@ -132,20 +173,28 @@ def _quiet() -> Generator[None]:
 # -- where weights come from ---------------------------------------------------------------------------------
 
 
-def _read(source: Source, dtype: torch.dtype | None, *, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+def _at_hand(source: Source) -> Source:
+    """The same model as a folder or a file of this machine: fetched from the hub if it is only there.
+
+    Its revision is the one that was asked for, or else the commit that was found: a branch moves on.
+    """
+    if source.kind != "hub":
+        return source
+    folder = hub.fetch(source)
+    if folder is not None:
+        return replace(source, kind="folder", place=str(folder), revision=source.revision or folder.name)
+    packaged = _packaged_gguf(source.name) if source.revision is None else None
+    if packaged is None:
+        raise hub.unreachable(source)
+    return replace(source, kind="gguf", place=str(packaged))
+
+
+def _read(source: Source, wanted: _Wanted) -> tuple[PreTrainedModel, Any]:
     """The module, and its tokenizer if it has one and it is wanted."""
     if source.kind == "gguf":
-        return _read_gguf(Path(source.place), dtype, with_tokenizer)
-    if source.kind == "hub":
-        cached, online = hub.in_cache(source), hub.reachable()
-        if not cached and not online:
-            packaged = _packaged_gguf(source.name) if source.revision is None else None
-            if packaged is None:
-                raise hub.unreachable(source)
-            return _read_gguf(packaged, dtype, with_tokenizer)
-        return _read_folder(hub.fetch(source, online=online), dtype, with_tokenizer)
+        return _read_gguf(Path(source.place), wanted)
     folder = builtin.folder() if source.kind == "builtin" else Path(source.place)
-    return _read_folder(folder, dtype, with_tokenizer)
+    return _read_folder(folder, wanted)
 
 
 def loadable_place(name: str, revision: str | None = None) -> str | None:
@@ -174,25 +223,24 @@ def _packaged_gguf(alias: str) -> Path | None:
     return next((Path(place) / file for place in places if (Path(place) / file).exists()), None)
 
 
-def _read_gguf(path: Path, dtype: torch.dtype | None, with_tokenizer: bool) -> tuple[PreTrainedModel, Any]:
+def _read_gguf(path: Path, wanted: _Wanted) -> tuple[PreTrainedModel, Any]:
     try:
-        return _read_folder(converted(path), dtype, with_tokenizer)
+        return _read_folder(converted(path), wanted)
     except InputError:
         # Either the file itself is at fault, which a second conversion says again, or its converted copy is damaged.
-        return _read_folder(converted(path, anew=True), dtype, with_tokenizer)
+        return _read_folder(converted(path, anew=True), wanted)
 
 
-def _read_folder(
-    folder: Path, dtype: torch.dtype | None, with_tokenizer: bool
-) -> tuple[PreTrainedModel, Any]:
-    hf = _read_weights(folder, dtype)
-    return hf, _read_tokenizer(folder) if with_tokenizer else None
+def _read_folder(folder: Path, wanted: _Wanted) -> tuple[PreTrainedModel, Any]:
+    hf = _read_weights(folder, wanted)
+    return hf, _read_tokenizer(folder) if wanted.tokenizer else None
 
 
-def _read_weights(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+def _read_weights(folder: Path, wanted: _Wanted) -> PreTrainedModel:
     """The module of a folder, with every one of its weights from the files and every weight of the files in it."""
-    dtype = saved_dtype(folder) if dtype is None else dtype
-    checkpoint = open_checkpoint(folder, dtype)
+    dtype = saved_dtype(folder) if wanted.dtype is None else wanted.dtype
+    checkpoint = open_checkpoint(folder, dtype, in_memory=wanted.device_map is None)
+    where = {} if wanted.device_map is None else {"device_map": wanted.device_map}
     try:
         found: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -202,20 +250,38 @@ def _read_weights(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            **where,
         )
     except HeadtraceError:
         raise
     except Exception as error:
+        doubt = "Are all its files there and whole?"
+        if wanted.device_map is not None:
+            doubt = f"Does device_map={wanted.device_map!r} suit the model and this machine?"
         raise InputError(
-            f"The model in {str(folder)!r} cannot be read: {error}. Are all its files there and whole?"
+            f"The model in {str(folder)!r} cannot be read: {str(error).rstrip('.')}. {doubt}"
         ) from error
     hf, info = found
+    if isinstance(wanted.device_map, Mapping):
+        _check_modules(hf, wanted.device_map)
     if info["missing_keys"]:
         raise missing_weights(str(folder), info["missing_keys"])
     extra = [key for key in info["unexpected_keys"] if not checkpoint.recomputed(key)]
     if extra:
         raise unexpected_weights(str(folder), extra)
     return hf
+
+
+def _check_modules(hf: PreTrainedModel, device_map: Mapping[str, Any]) -> None:
+    """transformers passes over names of a device map that no module has."""
+    known = {name for name, _ in (*hf.named_modules(), *hf.named_parameters())}
+    strange = sorted(set(device_map) - known)
+    if strange:
+        near = get_close_matches(strange[0], known, n=3) or sorted(known - {""})[:3]
+        raise InputError(
+            f"device_map names {strange[0]!r}, and the model has no such module. Is it one of "
+            f"{', '.join(map(repr, near))}?"
+        )
 
 
 def _read_tokenizer(folder: Path) -> Any:
@@ -229,6 +295,11 @@ def _read_tokenizer(folder: Path) -> Any:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the tokenizers library panics past Exception
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"The tokenizer in {str(folder)!r} runs only with code of its own repository, and headtrace never runs "
+                "code that comes with a model. Give another one with headtrace.load(..., tokenizer=...)."
+            ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"The tokenizer in {str(folder)!r} ({', '.join(files)}) cannot be read: {reason[:300]}. Fetch it again, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from threading import RLock, local
@@ -18,10 +17,12 @@ from headtrace.models import door
 from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
+from headtrace.models.placement import device_of
 from headtrace.models.record import PatternsKept, Recording, patterns_kept, record
 from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
+from headtrace.models.weight_hashes import weights_sha256
 from headtrace.prompts import Chat, PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
 
@@ -80,7 +81,17 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.hf.device
+        """Where prompts go in and recordings are kept: with a device map, where its embedding is."""
+        return device_of(self.hf.get_input_embeddings())
+
+    def device_of(self, layer: int) -> torch.device:
+        """Where a layer runs.
+
+        >>> import headtrace
+        >>> headtrace.load("builtin", device="cpu").device_of(0)
+        device(type='cpu')
+        """
+        return device_of(self.layers[layer])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,15 +139,15 @@ class Model:
 
     @property
     def weights_sha256(self) -> str:
-        """A hash of the weights themselves: names, shapes and float32 values of all parameters."""
+        """A hash of the weights themselves: names, shapes and float32 values of all parameters.
+
+        It reads them all, so it is made when a file or a comparison needs it; the stamp keeps it.
+        """
         return self.once("weights_sha256", self._hash)
 
     def _hash(self) -> str:
-        digest = hashlib.sha256()
-        for name, parameter in sorted(self.hf.named_parameters()):
-            digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
-            digest.update(parameter.detach().float().cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+        self._stamp.weights_sha256 = found = weights_sha256(self.hf)
+        return found
 
     @property
     def channels(self) -> ModelChannels:

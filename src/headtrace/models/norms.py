@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headtrace.models.architectures import Architecture
+from headtrace.models.placement import with_values
 from headtrace.models.sound import raised
 
 _EPS_IN_CODE = {"OlmoLayerNorm": 1e-5}
@@ -31,7 +32,7 @@ def norm_gain(norm: nn.Module, architecture: Architecture, like: Float[Tensor, "
     """The gain of a norm of what is shaped ``like`` (ones if it has none); a row for each head that has its own."""
     if len(_by_head(norm)) > 1:
         return torch.stack([norm_gain(one, architecture, like) for one in _by_head(norm)])
-    weight: Tensor | None = getattr(_by_head(norm)[0], "weight", None)
+    weight: Tensor | None = getattr(with_values(_by_head(norm)[0]), "weight", None)
     if weight is None:
         return like.new_ones(like.shape[-1])
     return weight.to(raised(weight.dtype)) + architecture.gain_offset
@@ -45,7 +46,7 @@ def _by_head(norm: nn.Module) -> list[nn.Module]:
 
 def norm_bias(norm: nn.Module) -> Tensor | None:
     """The bias of a LayerNorm, in float32 at least; None for a norm without one."""
-    bias: Tensor | None = getattr(norm, "bias", None)
+    bias: Tensor | None = getattr(with_values(norm), "bias", None)
     return None if bias is None else bias.to(raised(bias.dtype))
 
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from headtrace.errors import HeadtraceError, InputError, shown
+from headtrace.models.checkpoint import file_sha256
 from headtrace.models.identities import check_tokens
 from headtrace.models.observer import Rotary
 from headtrace.models.record import Recording
@@ -88,7 +89,7 @@ def save_recording(recording: Recording, folder: str | Path) -> None:
     }
     with replacing(Path(folder) / TENSORS) as temporary:
         save_file(tensors, temporary, {"facts_sha256": _facts_sha256(facts)})
-        facts["tensors_sha256"] = _file_sha256(temporary)
+        facts["tensors_sha256"] = file_sha256(temporary)
     write_text(Path(folder) / FACTS, json.dumps(facts, indent=1) + "\n")
 
 
@@ -114,14 +115,6 @@ def _same(a: Any, b: Any) -> bool:
 def _facts_sha256(facts: dict[str, Any]) -> str:
     said = {key: value for key, value in facts.items() if key != "tensors_sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -179,7 +172,7 @@ def _tensors(folder: Path, facts: _Facts, facts_sha256: str | None) -> dict[str,
     """The tensors of the file that belongs to these facts."""
     path = folder / TENSORS
     try:
-        own = facts.tensors_sha256 is None or _file_sha256(path) == facts.tensors_sha256
+        own = facts.tensors_sha256 is None or file_sha256(path) == facts.tensors_sha256
         with safe_open(path, framework="pt", device="cpu") as file:
             own = own and facts_sha256 in (None, (file.metadata() or {}).get("facts_sha256"))
             tensors = {name: file.get_tensor(name) for name in file.keys()} if own else {}  # noqa: SIM118

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headtrace.errors import InputError
+from headtrace.models.placement import is_spread, values_of
 
 Parts = TypeVar("Parts", bound=Any)
 HALF = (torch.bfloat16, torch.float16)
@@ -34,23 +35,21 @@ def raised_parts(parts: Parts) -> Parts:
 def check_parameters(hf: nn.Module) -> None:
     """InputError that names the first parameter with a wrong type or device, or with a number that is not finite."""
     first: Tensor | None = None
+    spread = is_spread(hf)
     for name, parameter in hf.named_parameters():
         first = parameter if first is None else first
-        if parameter.device.type == "meta":
-            raise InputError(
-                f"The parameter {name!r} has no values (it is on the device 'meta'). Load its weights first."
-            )
+        values = values_of(hf, name, parameter)
         if parameter.dtype not in DTYPES:
             raise InputError(
                 f"The parameter {name!r} is in {_plain(parameter.dtype)}; expected {', '.join(map(_plain, DTYPES))}. "
                 "Call model.float() first, or let headtrace.load read it with dtype='float32'."
             )
-        if parameter.dtype != first.dtype or parameter.device != first.device:
+        if parameter.dtype != first.dtype or (parameter.device != first.device and not spread):
             raise InputError(
                 f"The parameter {name!r} is in {_plain(parameter.dtype)} on {str(parameter.device)!r}, others are in "
                 f"{_plain(first.dtype)} on {str(first.device)!r}. Convert or move the whole model first: model.to(...)."
             )
-        _check_finite(name, parameter)
+        _check_finite(name, values)
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headtrace.errors import InputError
+from headtrace.models.placement import set_aside, set_aside_in_memory
 
 if TYPE_CHECKING:
     from headtrace.models.record import Recording
@@ -32,18 +33,27 @@ _edits = attrgetter("_version")
 class Stamp:
     """Stands for one state of a model's weights, without holding them: another object after every change."""
 
+    weights_sha256: str | None = None
+    """Their hash, once somebody has asked for it."""
+
 
 class Watcher:
     """What a model's weights look like at one moment, to be held against what they look like later."""
 
     def __init__(self, hf: nn.Module) -> None:
         # Dictionaries of the modules themselves: they show what is added, replaced or taken away.
+        # Parameters of modules whose weights were set aside come and go with every pass: those are watched instead.
+        self._aside = [module for module in hf.modules() if set_aside(module) is not None]
+        ignored = {id(vars(module)["_parameters"]) for module in self._aside}
         self._dicts: list[dict[str, Any]] = [
-            vars(module)[kind] for module in hf.modules() for kind in ("_modules", "_parameters")
+            own
+            for module in hf.modules()
+            for own in (vars(module)["_modules"], vars(module)["_parameters"])
+            if id(own) not in ignored
         ]
         self._parts = list(self._now())
-        parameters = list({id(part): part for part in self._parts if isinstance(part, nn.Parameter)}.values())
-        self._parameters: list[Tensor] = parameters  # type: ignore[assignment]
+        parameters = list({id(part): part for part in self._parts if isinstance(part, Tensor)}.values())
+        self._parameters: list[Tensor] = parameters
         self._counted = [
             p for p in self._parameters if not p.is_inference()
         ]  # those made for inference have no count
@@ -57,7 +67,8 @@ class Watcher:
         return len(now) == len(self._parts) and all(map(is_, now, self._parts)) and self._look() == self._seen
 
     def _now(self) -> Iterator[Any]:
-        return chain.from_iterable(map(dict.values, self._dicts))
+        yield from chain.from_iterable(map(dict.values, self._dicts))
+        yield from chain.from_iterable(set_aside_in_memory(module).values() for module in self._aside)
 
     def _look(self) -> tuple[list[int], list[int], bytes]:
         addresses = list(map(Tensor.data_ptr, self._parameters))

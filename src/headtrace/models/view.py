@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import Architecture
 from headtrace.models.norms import norm_bias, norm_gain
+from headtrace.models.placement import device_of, with_values
 from headtrace.models.sound import raised, raised_parts
 
 
@@ -100,7 +100,9 @@ def fold_weights(
     reads: dict[str, list[Tensor]] = {
         name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "attention_bias")
     }
-    for layer in hf.get_submodule(architecture.layers).children():
+    unembedding = with_values(hf.get_output_embeddings())  # type: ignore[operator]
+    home = device_of(hf.get_input_embeddings())  # type: ignore[operator]
+    for layer in map(with_values, hf.get_submodule(architecture.layers).children()):
         attention = layer.get_submodule(architecture.attention)
         heads = raised_parts(architecture.projections(attention, d_head))
         norm = (
@@ -116,18 +118,18 @@ def fold_weights(
         W_O, bias = _fold_write(heads.W_O, heads.b_O, b_V, layer, architecture)
         ordered = (tensor[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
         for name, tensor in zip(reads, (*ordered, W_V, b_V, W_O, bias), strict=True):
-            reads[name].append(tensor)
+            reads[name].append(tensor.to(home))
     stacked = {
         name: _stacked(tensors, turned=name in ("W_Q", "W_K", "W_V")) for name, tensors in reads.items()
     }
     final = hf.get_submodule(architecture.final_norm)
-    unembedding: Any = hf.get_output_embeddings()  # type: ignore[operator]
     times = architecture.logit_multiplier
     W_U, b_U = unembedding.weight.detach(), None if unembedding.bias is None else unembedding.bias.detach()
-    W_U, b_U = W_U.to(raised(W_U.dtype)), None if b_U is None else b_U.to(raised(b_U.dtype)) * times
-    gain = norm_gain(final, architecture, like=W_U[0]) * times
+    W_U = W_U.to(home, raised(W_U.dtype))
+    b_U = None if b_U is None else b_U.to(W_U) * times
+    gain = norm_gain(final, architecture, like=W_U[0]).detach().to(W_U) * times
     final_bias = norm_bias(final)
-    final_bias = torch.zeros_like(gain) if final_bias is None else final_bias * times
+    final_bias = torch.zeros_like(gain) if final_bias is None else final_bias.detach().to(gain) * times
     output_bias = W_U @ final_bias
     return FoldedWeights(
         **stacked,

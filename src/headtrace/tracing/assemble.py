@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, Node, PromptInfo
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
+from headtrace.tracing.unhashed import model_info
 from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 RESTS_ON_ROUNDING = 0.02
 """A firing whose attention would move by more than this without rounding says so."""
-
-
-def model_info(model: Model) -> ModelInfo:
-    return ModelInfo(model.name, model.revision, model.architecture.model_type, model.weights_sha256)
 
 
 def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import complete_circuit, content_circuit, random_circuit, small_circuit
+from made_up import complete_circuit, content_circuit, random_circuit, small_circuit, worded_circuit
 
 import headtrace
 from headtrace.circuits import (
@@ -36,8 +36,8 @@ DATA = Path(__file__).parent / "data"
 
 @pytest.mark.parametrize(
     "circuit",
-    [random_circuit(300), content_circuit(), complete_circuit()],
-    ids=["attention", "content", "complete"],
+    [random_circuit(300), content_circuit(), complete_circuit(), worded_circuit()],
+    ids=["attention", "content", "complete", "words"],
 )
 def test_a_saved_circuit_loads_equal_and_saves_to_the_same_bytes(circuit, tmp_path):
     first = circuit.save(tmp_path / "a.json").read_bytes()
@@ -248,6 +248,44 @@ CONTENT_DAMAGE = [
 ]
 
 
+WORDS = ("edges", 2, "evidence")
+WORDS_DAMAGE = [
+    (_set(*WORDS, "p_value", 1.5), "edges[2].evidence.p_value: expected a number of at most 1.0, got 1.5"),
+    (_set(*WORDS, "p_value", None), "edges[2].evidence.p_value: expected a number, since the words are"),
+    (_set(*WORDS, "supported", "yes"), 'edges[2].evidence.supported: expected true or false, got "yes"'),
+    (_drop(*WORDS, "supported"), "edges[2].evidence.supported: missing"),
+    (_set(*WORDS, "interval", [0.5]), "edges[2].evidence.interval[1]: missing"),
+    (_set(*WORDS, "examples", 0, "dest", 5), "edges[2].evidence.examples[0].dest: expected a piece below 5"),
+    (_set(*WORDS, "examples", 0, "src", 4), "edges[2].evidence.examples[0].src: expected a piece at or bef"),
+    (
+        _set(*WORDS, "examples", 1, "pieces", [7, "a"]),
+        "edges[2].evidence.examples[1].pieces[0]: expected text",
+    ),
+    (_set(*WORDS, "examples", 0, "holds", 1), "edges[2].evidence.examples[0].holds: expected true or false"),
+    (
+        _set(*WORDS, "author", "me"),
+        "edges[2].evidence.author: unknown key; expected one of supported, p_value",
+    ),
+    (_drop("edges", 2, "description"), "edges[2].evidence: expected null, since the edge has no description"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WORDS_DAMAGE, ids=[m[18:60] for _, m in WORDS_DAMAGE])
+def test_damaged_evidence_names_the_field(change, message):
+    data = json.loads(dumps(worded_circuit()))
+    change(data)
+    with pytest.raises(InputError) as error:
+        from_json(data)
+    assert message in str(error.value)
+
+
+def test_words_without_evidence_still_load_and_keep_their_id():
+    """A file, and a table, of before there was any: the same bytes, and the same circuit."""
+    before = '"effect": {"attention": -0.31, "metric": -1.25}, "description": "a name, again"}'
+    assert before in dumps(small_circuit())
+    assert small_circuit().content_id == "baca658aacdbd9e1f80d3426d6edcd81"
+
+
 @pytest.mark.parametrize(("change", "message"), CONTENT_DAMAGE, ids=[m[:40] for _, m in CONTENT_DAMAGE])
 def test_a_damaged_file_with_content_names_the_field(change, message):
     data = json.loads(dumps(content_circuit()))
@@ -319,7 +357,7 @@ def test_what_could_not_be_loaded_is_not_even_made():
         ),
         (lambda: Node(1, "mlp", colour="red"), "Node.colour: unknown key; expected one of id, kind"),
         (lambda: Node(1), "Node.kind: missing"),
-        (lambda: Edge(1, 0, "root", 1.0, *[None] * 6, 5), "Edge: expected at most 10 values"),
+        (lambda: Edge(1, 0, "root", 1.0, *[None] * 7, 5), "Edge: expected at most 11 values"),
         (lambda: Edge(1, 0, "root", 1.0, effect={"a": math.inf}), "Edge.effect.a: expected a finite number"),
         (lambda: Edge(1, 0, "root", 1.0, (1, "x")), r"Edge.channels\[1\]: expected a valid integer"),
         (lambda: replace(Edge(1, 0, "root", 1.0), side="left"), "Edge.side: expected one of"),
@@ -368,7 +406,7 @@ def test_parquet_gives_back_the_same_circuits(tmp_path):
     empty = replace(
         small_circuit(), edges=(), nodes=(), reason="the answer is less likely than the wrong one"
     )
-    circuits = [small_circuit(), empty, content_circuit(), complete_circuit(), random_circuit(120)]
+    circuits = [small_circuit(), empty, content_circuit(), complete_circuit(), worded_circuit()]
     path = write_parquet(circuits, tmp_path / "c.parquet")
     assert read_parquet(path) == circuits
     assert write_parquet(circuits, tmp_path / "d.parquet").read_bytes() == path.read_bytes()

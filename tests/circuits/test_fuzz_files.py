@@ -10,14 +10,14 @@ from typing import Any
 
 import polars as pl
 import pytest
-from made_up import complete_circuit, content_circuit, random_circuit, small_circuit
+from made_up import complete_circuit, content_circuit, random_circuit, small_circuit, worded_circuit
 
 from headtrace.circuits import Circuit, load_circuit, read_parquet, write_parquet
 from headtrace.circuits.files import dumps, from_json, loads
 from headtrace.errors import InputError
 from tests.mutation import VALUES, misshaped, mutated, told
 
-CIRCUITS = [small_circuit(), content_circuit(), complete_circuit(), random_circuit(25)]
+CIRCUITS = [worded_circuit(), content_circuit(), complete_circuit(), random_circuit(25)]
 DATA = Path(__file__).parent / "data"
 
 
@@ -35,10 +35,10 @@ def test_damaged_bytes_of_a_circuit_file(circuit: Circuit, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "source", ["small", "content", "complete", "linear-1", "direction-1", "heads-1", "probability-1"]
+    "source", ["worded", "content", "complete", "linear-1", "direction-1", "heads-1", "probability-1"]
 )
 def test_misshaped_data_of_a_circuit_file(source: str) -> None:
-    made = {"small": small_circuit, "content": content_circuit, "complete": complete_circuit}
+    made = {"worded": worded_circuit, "content": content_circuit, "complete": complete_circuit}
     text = dumps(made[source]()) if source in made else (DATA / f"{source}.json").read_text()
     rng = random.Random(1)
     for _ in range(600):

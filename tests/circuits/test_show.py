@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from made_up import TOKENS, complete_circuit, content_circuit, small_circuit
+from made_up import TOKENS, complete_circuit, content_circuit, small_circuit, worded_circuit
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -24,6 +24,13 @@ def test_the_tree_shows_every_edge_once():
     assert len(words) == 1, "what an edge says is printed under it"
     assert len(lines) == titles + len(small_circuit().edges) + len(words)
     assert any("L5H2 7->6" in line and "0.3000" in line and "channels 1, 4" in line for line in lines)
+
+
+def test_words_come_with_the_verdict_of_their_test():
+    lines = [line.strip(" │└├─") for line in _lines(worded_circuit())]
+    assert lines.count("The source is a name. (supported, p 2e-10)") == 2
+    assert "The destination is a verb. (unsupported, p 0.31)" in lines
+    assert "Anything. (unsupported, not judged)" in lines
 
 
 def test_the_tree_goes_on_through_mlps():

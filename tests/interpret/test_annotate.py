@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 import headtrace
 from headtrace.circuits.describe import example
+from headtrace.circuits.summary import words_text
 from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.interpret import Counts, Description, Judged, annotate, interpret
 from headtrace.interpret import run as running
 from headtrace.interpret.annotate import edge_of
+from headtrace.interpret.examples import Pair
 from tests.interpret.scanning import made_up_scan
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
@@ -55,8 +57,11 @@ def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
         edge = words.edges[place[1]]
         assert edge.channels == each.signal.channels
         if each.description is not None:
-            assert each.description.text in (edge.description or "")
-            assert f"p = {each.p_value:.1g}" in (edge.description or "")
+            assert edge.description == each.description.text
+            assert edge.evidence.p_value == each.p_value
+            assert edge.evidence.supported == each.supported
+            assert edge.evidence.judged == each.counts.labelled
+            assert edge.evidence.interval == each.counts.accuracy.interval
     assert headtrace.load_circuit(tmp_path / "circuit.json") == words
     saved = json.loads((tmp_path / "interpretation.json").read_text())
     assert saved == json.loads(json.dumps(found.to_dict()))
@@ -69,9 +74,35 @@ def test_unsupported_words_are_marked_and_not_hidden(circuit):
     scan = made_up_scan(None, None, signals=[circuit])
     signal = next(each for each in scan.signals if each.id.endswith(f":{number}"))
     weak = Judged(signal, "described", Description("Names."), Counts(3, 7, 3, 7))
-    words = annotate(circuit, [weak]).edges[number].description
-    assert words == "Unsupported: Names. (p = 0.7)"
+    edge = annotate(circuit, [weak], "someone", "another").edges[number]
+    assert words_text(edge) == "Names. (unsupported, p 0.69)"
+    assert (edge.evidence.explainer, edge.evidence.judge) == ("someone", "another")
+    failed = Judged(signal, "failed", Description("Half \ud800 a letter."), Counts(failed=20))
+    edge = annotate(circuit, [failed]).edges[number]
+    assert words_text(edge) == "Half ? a letter. (unsupported, not judged)"
     assert annotate(circuit, [Judged(signal, "none")]) == circuit
+
+
+def test_examples_are_few_short_and_keep_both_tokens(circuit):
+    number = next(i for i, edge in enumerate(circuit.edges) if edge.side == "query" and edge.channels)
+    signal = next(
+        s for s in made_up_scan(None, None, signals=[circuit]).signals if s.id.endswith(f":{number}")
+    )
+    tokens = (*(f" word{i}" for i in range(200)), "x" * 300)
+    pairs = [Pair(f"{i}", 190 + i, 2 * i, float(i), tuple(range(201)), tokens) for i in range(11)]
+    found = Judged(
+        signal,
+        "described",
+        Description("Words."),
+        Counts(9, 1, 1, 9),
+        examples=tuple((pair, pair.score > 2) for pair in (*pairs, *pairs)),
+    )
+    shown = annotate(circuit, [found]).edges[number].evidence.examples
+    assert [each.score for each in shown] == [10.0, 9.0, 8.0, 7.0], "the highest, each once"
+    for each, pair in zip(shown, pairs[:-5:-1], strict=True):
+        assert sum(map(len, each.pieces)) <= 120
+        assert each.pieces[each.src] == pair.tokens[pair.src]
+        assert each.pieces[each.dest][:39] == pair.tokens[pair.dest][:39]
 
 
 def test_words_for_another_circuit_change_nothing(model, circuit):

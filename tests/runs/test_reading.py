@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import polars as pl
@@ -11,11 +11,13 @@ import torch
 
 import headtrace
 from headtrace.causal.signals import Reader, Signal, channel_mask
-from headtrace.circuits import Edge, Node, read_circuit, read_circuits
+from headtrace.circuits import Edge, Evidence, Example, Node, read_circuit, read_circuits
+from headtrace.circuits.describe import example
 from headtrace.errors import InputError
 from headtrace.prompts import batches
 from headtrace.runs import Run, open_run
 from headtrace.runs.manifest import shard_file
+from headtrace.runs.tables import circuit_of, edge_table, node_table, rest_columns
 from tests.rounding import rounding
 from tests.runs.conftest import frames
 
@@ -57,10 +59,21 @@ def test_the_columns_are_those_that_others_rely_on(undisturbed: Run, prompts) ->
     ]
     assert list(undisturbed.edges.collect_schema()) == [
         "prompt",
-        *(field.name for field in fields(Edge)),
+        *(field.name for field in fields(Edge) if field.name != "evidence"),  # a trace has none
         *ends,
     ]
     assert undisturbed.edges.collect_schema()["channels"] == pl.List(pl.Int64)
+
+
+def test_words_and_their_evidence_survive_in_the_tables() -> None:
+    circuit = example()
+    tested = Evidence(True, 0.001, examples=(Example((" Mary", " told"), dest=1, src=0),))
+    edges = (circuit.edges[0], replace(circuit.edges[1], description="A name.", evidence=tested))
+    circuit = circuit.with_edges(edges)
+    row = {name: column[0] for name, column in rest_columns([circuit]).items()}
+    row |= {name: getattr(circuit.prompt, name) for name in ("text", "token_ids", "tokens")}
+    tables = [make([("a", circuit)]).to_pylist() for make in (node_table, edge_table)]
+    assert circuit_of(row, *tables) == circuit
 
 
 def test_the_rows_say_what_the_circuits_say(undisturbed: Run, prompts) -> None:

@@ -294,3 +294,21 @@ def test_firings_of_many_prompts_are_traced_together_as_one_by_one() -> None:
     assert channels == [[[k.channels for k in c.side(s).causes] for s in ("query", "key")] for c in alone]
     with pytest.raises(InputError, match="1 prompts for 3 firings"):
         tracer.trace_firings(recording, firings, [0])
+
+
+def test_composed_weights_stay_within_their_budget_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ids = tiny_model("llama"), prompts()[0]
+    answer, wrong = top_two(model, ids)
+    expected = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong)
+    one_reader = 3 * model.n_heads * model.d_head**2 * 4  # of the last layer, in bytes
+    monkeypatch.setattr("headtrace.tracing.upstream.COMPOSED_BYTES", 2 * one_reader)
+    tracer = headtrace.Tracer(model)
+    tracer.composer.all_fit = True  # compose whatever it costs
+    found = tracer.trace(ids, answer=answer, wrong=wrong)
+    assert 0 < tracer.composer.held <= 2 * one_reader
+    assert sum(tensor.nbytes for tensor in tracer.composer.kept.values()) == tracer.composer.held
+    assert [(e.source, e.target, e.side) for e in found.edges] == [
+        (e.source, e.target, e.side) for e in expected.edges
+    ]

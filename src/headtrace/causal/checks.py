@@ -170,14 +170,15 @@ def check_root(check: Checking) -> None:
 
 
 def _check_heads(check: Checking, root: Heads) -> None:
-    last, patterns = check.recording.lengths[0] - 1, check.recording.patterns[:, 0]
+    last, attention = check.recording.lengths[0] - 1, check.recording.attention
     heads = list(dict.fromkeys(parse_head(name) for name in root.heads))
     if root.position is not None:
         check.ledger.require("root.position", "", in_file=root.position, measured=last)
     value, allowed = 0.0, 0.0
     for layer, head in heads:
-        src = int(patterns[layer, head, last].argmax())
-        value += float(patterns[layer, head, last, src])
+        row = attention.row(layer, 0, head, last)
+        src = int(row.argmax())
+        value += float(row[src])
         allowed += check.attention_tolerance(Firing(layer, head, last, src))
     check.ledger.compare("root.value", "", in_file=root.value, measured=value, allowed=allowed)
 

@@ -50,7 +50,7 @@ class Row:
     @property
     def attention(self) -> float:
         f = self.firing
-        return float(self.recording.patterns[f.layer, 0, f.head, f.dest, f.src])
+        return float(self.recording.attention.at(f.layer, 0, f.head, f.dest, f.src))
 
     def attention_with(self, logits: Float[Tensor, "*n token"]) -> Float[Tensor, "*n"]:
         """Attention on the source with other logits."""

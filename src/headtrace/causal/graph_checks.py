@@ -32,7 +32,7 @@ def check_nodes(check: Checking) -> None:
             "attention",
             node.name,
             in_file=node.attention,
-            measured=float(recording.patterns[f.layer, 0, f.head, f.dest, f.src]),
+            measured=float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src)),
             allowed=check.attention_tolerance(f),
         )
         if check.method is not None and check.rule_known:
@@ -75,7 +75,7 @@ def _follows(check: Checking, node: Node) -> bool | None:
     if f.layer == 0 or f.dest == 0:
         return False
     recording, allowed = check.recording, check.attention_tolerance(f)
-    attention = float(recording.patterns[f.layer, 0, f.head, f.dest, f.src])
+    attention = float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src))
     keys = int(recording.visible_keys[f.layer, 0, f.dest])
     low, high = (method.follows(f, attention + d, keys) for d in (-allowed, allowed))
     return high if low == high else None
@@ -198,7 +198,7 @@ def _check_head_seeds(check: Checking, edges: list[Edge]) -> None:
         if not asked:
             continue
         f = source.site.firing
-        row = recording.patterns[f.layer, 0, f.head, last]
+        row = recording.attention.row(f.layer, 0, f.head, last)
         allowed = check.attention_tolerance(f)
         own, most = float(row[f.src]), float(row.max())
         ledger.compare("weight", where, in_file=edge.weight, measured=own, allowed=allowed)
@@ -244,7 +244,7 @@ def _check_shown_source(check: Checking, claim: SideClaim, part: Edge | Elsewher
     if f.layer is None or f.head is None or f.src is None:
         check.ledger.require("kind of the source", where, in_file="no head", measured="head")
         return
-    row = check.recording.patterns[f.layer, 0, f.head, place]
+    row = check.recording.attention.row(f.layer, 0, f.head, place)
     allowed = check.attention_tolerance(Firing(f.layer, f.head, place, f.src))
     own, most = float(row[f.src]), float(row.max())
     check.ledger.compare(

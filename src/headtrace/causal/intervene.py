@@ -124,7 +124,7 @@ def intervene(
         factor=factor,
         reach=reach,
         scope=scope,
-        attention_before=float(recording.patterns[firing.layer, 0, firing.head, firing.dest, firing.src]),
+        attention_before=float(recording.attention.at(firing.layer, 0, firing.head, firing.dest, firing.src)),
         attention_after=float(outcome.attention[0]),
         metric=None if metric is None else metric.name,
         metric_before=None if metric is None else metric.of(recording),

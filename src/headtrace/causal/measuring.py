@@ -130,7 +130,7 @@ class Measuring:
         self, edge: Edge, signal: Signal, attention: list[float], values: list[float] | None
     ) -> EdgeEffect:
         f = signal.firing
-        before = float(self.recording.patterns[f.layer, 0, f.head, f.dest, f.src])
+        before = float(self.recording.attention.at(f.layer, 0, f.head, f.dest, f.src))
 
         def change(numbers: list[float] | None, start: float | None) -> list[Any]:
             if numbers is None or start is None:

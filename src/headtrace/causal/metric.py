@@ -202,7 +202,7 @@ class Attention(Metric):
         return 1 + max(f.layer for f in self.firings)
 
     def of(self, recording: Recording) -> float:
-        return float(sum(recording.patterns[f.layer, 0, f.head, f.dest, f.src] for f in self.firings))
+        return float(sum(recording.attention.at(f.layer, 0, f.head, f.dest, f.src) for f in self.firings))
 
     def reading(self) -> Reading:
         metric = self
@@ -227,5 +227,5 @@ def _(root: Heads, recording: Recording) -> Metric:
     """The attention of each head on the source that it attends to most in the clean run."""
     last = recording.lengths[0] - 1
     heads = [parse_head(name) for name in dict.fromkeys(root.heads)]
-    firings = [Firing(l, h, last, int(recording.patterns[l, 0, h, last].argmax())) for l, h in heads]
+    firings = [Firing(l, h, last, int(recording.attention.row(l, 0, h, last).argmax())) for l, h in heads]
     return Attention(root.measure, tuple(firings))

@@ -121,10 +121,27 @@ def _check_edges(edges: Sequence[Edge], known: Mapping[int, Node]) -> None:
             if node not in known:
                 fail(f"edges[{i}].through[{j}]", "the id of a node", node)
         _check_edge(f"edges[{i}]", edge, known[edge.source], known[edge.target])
+        _check_evidence(f"edges[{i}]", edge)
         identity = (edge.source, edge.target, edge.side)
         if identity in taken:
             raise InputError(f"edges[{i}]: a second {edge.side} edge from {edge.source} to {edge.target}")
         taken.add(identity)
+
+
+def _check_evidence(path: str, edge: Edge) -> None:
+    """Evidence is about words, what is supported was tested, and the marked pieces are there."""
+    if edge.evidence is None:
+        return
+    if edge.description is None:
+        fail(f"{path}.evidence", "null, since the edge has no description", "an object")
+    if edge.evidence.supported and edge.evidence.p_value is None:
+        fail(f"{path}.evidence.p_value", "a number, since the words are supported", None)
+    for i, shown in enumerate(edge.evidence.examples or ()):
+        where = f"{path}.evidence.examples[{i}]"
+        if shown.dest >= len(shown.pieces):
+            fail(f"{where}.dest", f"a piece below {len(shown.pieces)}, the number of pieces", shown.dest)
+        if shown.src > shown.dest:
+            fail(f"{where}.src", f"a piece at or before dest ({shown.dest})", shown.src)
 
 
 def _check_edge(path: str, edge: Edge, source: Node, target: Node) -> None:

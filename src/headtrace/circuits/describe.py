@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headtrace.circuits.circuit import Circuit
+from headtrace.circuits.evidence import Evidence, Example
 from headtrace.circuits.files import dumps, unwritten
 from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
 from headtrace.circuits.roots import ROOTS, LogitDifference
@@ -62,6 +63,7 @@ tables, "yes" marks what is in every file; the rest may be left out, and is writ
 - An edge leads upwards. Its source is in a layer below its target's; attention comes before the mlp of its own layer.
   Embeddings, offsets and roundings can be read anywhere. What enters a query or an mlp sits at the target's `dest`,
   what enters a key or a value at its `src`.
+- Evidence is about a description, supported words have a p-value, and `src` and `dest` of an example are pieces of it.
 - A circuit without edges says in `reason` why it is empty.
 
 ## Versions
@@ -104,7 +106,14 @@ def describe_schema() -> str:
 
 
 _PARTS = {"model": ModelInfo, "prompt": PromptInfo, "method": MethodInfo}
-_GRAPH = {"nodes": Node, "elsewhere": Elsewhere, "neurons": Neuron, "edges": Edge}
+_GRAPH = {
+    "nodes": Node,
+    "elsewhere": Elsewhere,
+    "neurons": Neuron,
+    "edges": Edge,
+    "evidence": Evidence,
+    "examples": Example,
+}
 
 
 def example() -> Circuit:

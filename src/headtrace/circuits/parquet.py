@@ -37,6 +37,8 @@ Row = dict[str, Any]
 _NEEDED = [each.name for each in fields(Edge) if each.default is MISSING]
 _PLACE = ("kind", "layer", "head", "dest", "src")
 _COUNTS = ("n_nodes", "n_edges")
+_NESTED = ("effect", "evidence")
+"""Fields of an edge that are kept as JSON text."""
 _INSTEAD = (
     "Read the whole file, then cut circuits down in Python (circuit.prune, circuit.between); or keep all rows of the "
     "circuits you want, by the column 'circuit'."
@@ -79,7 +81,7 @@ def _rows(circuit: Circuit) -> list[Row]:
     rows: list[Row] = []
     for edge in data.pop("edges"):
         row = {**own, **edge}
-        row["effect"] = None if edge.get("effect") is None else json.dumps(edge["effect"])
+        row |= {name: json.dumps(edge[name]) for name in _NESTED if edge.get(name) is not None}
         for end in ("source", "target"):
             row |= {f"{end}_{key}": places[edge[end]][key] for key in _PLACE}
         rows.append(row)
@@ -216,8 +218,7 @@ def _numbered(kept: _Kept) -> Circuit:
 
 
 def _edge(row: Row) -> Row:
-    # Tables of version 1 have fewer columns.
+    # Earlier tables have fewer columns.
     edge = {each.name: row.get(each.name) for each in fields(Edge)}
-    if edge["effect"] is not None:
-        edge["effect"] = parse(str(edge["effect"]))
-    return edge
+    nested = {name: parse(str(edge[name])) for name in _NESTED if edge[name] is not None}
+    return edge | nested

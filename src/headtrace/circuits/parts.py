@@ -22,6 +22,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
+from headtrace.circuits.evidence import Evidence
 from headtrace.circuits.roots import (
     LARGEST,
     Flag,
@@ -223,3 +224,5 @@ class Edge:
     below half of what it was."""
     left: Number | None = None
     """The share of the signal that the mlp then still writes: a claim that `headtrace verify` tests."""
+    evidence: Evidence | None = field(default=None, hash=False)
+    """How `description` was tested; without it, nobody has tested the words."""

@@ -123,6 +123,13 @@ def channel_text(edge: Edge) -> str:
     return ("channel " if len(edge.channels) == 1 else "channels ") + ", ".join(map(str, edge.channels))
 
 
+def words_text(edge: Edge) -> str:
+    """What an edge says in words, and whether a test bore it out: ``Names. (unsupported, p 0.31)``."""
+    if edge.description is None:
+        return ""
+    return edge.description + ("" if edge.evidence is None else f" ({edge.evidence.verdict})")
+
+
 def opening(circuit: Circuit) -> str:
     """What was asked, how large the answer is, and what the tokens contribute."""
     value = "" if circuit.root.value is None else f", value {circuit.root.value:.4g}"

@@ -90,7 +90,7 @@ def info(
       headtrace info gpt2-small --length 1024
     """
     loaded = options.load_model(model, revision, dtype, device)
-    from headtrace.models.memory import human, recording_bytes
+    from headtrace.models.memory import recording_bytes, tracing_bytes
 
     config: Any = loaded.hf.config
     facts = loaded.architecture
@@ -111,7 +111,7 @@ def info(
         ("windows", _windows(config)),
         ("tokenizer", "none: use token ids" if loaded.tokenizer is None else type(loaded.tokenizer).__name__),
         ("weights sha256", loaded.weights_sha256),
-        (f"memory, {tokens} tokens", f"about {human(recording_bytes(loaded, tokens))} to record one prompt"),
+        (f"memory, {tokens} tokens", _memory(loaded, tokens)),
     ]
     rounding = _rounding(loaded)
     if rounding:
@@ -124,8 +124,19 @@ def info(
     }
     content |= {name: getattr(loaded, name) for name in sizes}
     content |= {"length": tokens, "recording_bytes": recording_bytes(loaded, tokens), "described": dict(rows)}
+    content["tracing_bytes"] = tracing_bytes(loaded, tokens)
     content |= {"dtype": loaded.own_dtype, "rounding": rounding[1] if rounding else None}
     options.emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
+
+
+def _memory(loaded: Any, tokens: int) -> str:
+    from headtrace.models.memory import human, recording_bytes, tracing_bytes
+    from headtrace.models.record import patterns_kept
+
+    keep = patterns_kept(loaded, None, "auto", 1, tokens)
+    how = "" if keep is None else " (patterns recomputed)"
+    recorded = recording_bytes(loaded, tokens, keep=keep)
+    return f"about {human(recorded)} to record one prompt{how}, {human(tracing_bytes(loaded, tokens))} to trace it"
 
 
 def _rounding(loaded: Any) -> tuple[str, list[dict[str, float]]] | None:

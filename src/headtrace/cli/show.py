@@ -37,6 +37,8 @@ def show(
     Complete circuits show what each firing moves (value) and what each MLP reads (input), too, with contributions in
     the unit of the root, and the hidden units that --neurons asked for.
 
+    Words that `headtrace interpret` put on an edge stand under it, with the verdict of their test and its p-value.
+
     Whatever occurs again is not unfolded a second time. Of many circuits (a folder, a Parquet file) each is shown.
 
     Examples:
@@ -128,7 +130,7 @@ def _grow_from(
 def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
     from rich.text import Text
 
-    from headtrace.circuits.summary import amount, channel_text, opposing, place
+    from headtrace.circuits.summary import amount, channel_text, opposing, place, words_text
 
     text = Text(printable(place(circuit, source)), style="bold" if source.kind == "head" else "")
     details = [f"{amount(edge):.4f}", channel_text(edge)]
@@ -144,5 +146,7 @@ def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
         details.append("units " + ", ".join(f"{n.unit} ({n.contribution:+.3f})" for n in source.neurons))
     text.append("  " + "  ".join(part for part in details if part) + note, style="dim not bold")
     if edge.description is not None:
-        text.append("\n" + printable(edge.description), style="italic not bold")
+        doubtful = edge.evidence is not None and not edge.evidence.supported
+        style = "italic dim not bold" if doubtful else "italic not bold"
+        text.append("\n" + printable(words_text(edge)), style=style)
     return text

@@ -73,6 +73,7 @@ def trace(
     min_influence: tracing_options.MinInfluence = None,
     ig_steps: tracing_options.IgSteps = None,
     svt_channels: tracing_options.SvtChannels = None,
+    patterns: tracing_options.PatternsName = "auto",
     bos: options.Bos = None,
     out: Annotated[
         str | None,
@@ -129,6 +130,7 @@ def trace(
         method=method,
         max_firings=max_firings or None,
         min_influence=min_influence,
+        patterns=patterns,  # type: ignore[arg-type]
         **{name: value for name, value in chosen.items() if value is not None},
     )
     how: dict[str, Any] = {"root": root, "top_k": top_k, "top_p": top_p, "bos": bos}
@@ -217,6 +219,7 @@ def explain(
     chat: options.Chat = False,
     method: tracing_options.MethodName = "acc++",
     tau: tracing_options.TauNumber = None,
+    patterns: tracing_options.PatternsName = "auto",
     bos: options.Bos = None,
     out: options.NumbersFile = None,
     revision: options.Revision = None,
@@ -239,7 +242,7 @@ def explain(
     from headtrace.tracing import Tracer
 
     chosen: dict[str, Any] = {} if tau is None else {"tau": tau}
-    tracer = Tracer(loaded, method=method, **chosen)
+    tracer = Tracer(loaded, method=method, patterns=patterns, **chosen)  # type: ignore[arg-type]
     with notes.status("Tracing the firing"):
         why = tracer.explain(given, firing, bos=bos)
     options.emit(why.to_dict(), as_json=json, out=out, show=lambda: _show_explanation(why))

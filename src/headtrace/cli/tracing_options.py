@@ -39,6 +39,15 @@ SvtChannels = Annotated[
 ]
 
 
+PatternsName = Annotated[
+    str,
+    typer.Option(
+        "--patterns",
+        help="Attention patterns: keep, recompute (for long prompts), or auto, by their size.",
+    ),
+]
+
+
 def check_paths(paths: str) -> None:
     if paths not in PATHS:
         raise InputError(f"--paths {paths!r}: choose {', '.join(PATHS)}.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headtrace.circuits.evidence import mark
 from headtrace.vocabulary import head_name
 
 FIRST_LEFT_OUT = "pairs whose source is the first token are left out"
@@ -53,11 +54,7 @@ class Pair:
 
     def marked(self) -> str:
         """The context with the source in ``[[...]]`` and the destination in ``<<...>>``."""
-        words: list[str] = []
-        for place, token in enumerate(self.tokens):
-            word = f"[[{token}]]" if place == self.src else token
-            words.append(f"<<{word}>>" if place == self.dest else word)
-        return "".join(words)
+        return mark(self.tokens, self.dest, self.src)
 
     def excerpt(self, around: int = 8) -> str:
         """The marked tokens with a few around each; what is left out between and around them is ``...``.

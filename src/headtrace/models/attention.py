@@ -25,6 +25,8 @@ from headtrace.models.observer import AttentionCall, Observer
 from headtrace.models.sound import raised
 
 NAME = "headtrace"
+SCORES_AT_ONCE = 16_000_000
+"""Attention scores that are made at once for long prompts (64 MB in float32)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def attention(
     scaling: float | None = None,
     softcap: float | None = None,
     **_: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Eager attention, with a place to look and to act. The signature is the one transformers calls."""
     only_read = _rereading.get()
     if only_read is not None:
@@ -111,10 +113,15 @@ def attention(
     n_heads = query.shape[1]
     own, wide = query.dtype, raised(query.dtype)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)
-    scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
     order = watch.head_order
     seen = (query, key) if order is None else (query[..., order], key[..., order])
     call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
+    if _many(query, key) and all(observer.takes_rows() for observer in watch.observers):
+        output = _by_rows(call, query, key, value.to(own), watch.observers)
+        for observer in watch.observers:
+            observer.see(call, None)
+        return output.transpose(1, 2).contiguous().to(own), None
+    scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
     for observer in watch.observers:
         observer.edit_scores(call, scores)
     if softcap is not None:
@@ -132,6 +139,32 @@ def attention(
     for observer in watch.observers:
         observer.see(call, pattern)
     return output.transpose(1, 2).contiguous().to(own), pattern
+
+
+def _many(query: Tensor, key: Tensor) -> bool:
+    """Whether scores would be so many that they are better made and used some rows at a time."""
+    batch, n_heads, length, _ = query.shape
+    return not query.requires_grad and batch * n_heads * length * key.shape[2] > 2 * SCORES_AT_ONCE
+
+
+def _by_rows(
+    call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, observers: tuple[Observer, ...]
+) -> Float[Tensor, "batch head dest d_head"]:
+    """The same attention, some destinations at a time: no tensor has all pairs of tokens."""
+    batch, n_heads, length, _ = query.shape
+    keys, values = per_query_head(key, n_heads).transpose(2, 3), per_query_head(value, n_heads)
+    step = max(1, SCORES_AT_ONCE // (batch * n_heads * key.shape[2]))
+    output = values.new_empty(batch, n_heads, length, values.shape[-1])
+    for first in range(0, length, step):
+        rows = slice(first, first + step)
+        logits = softcap(torch.matmul(query[:, :, rows], keys).mul_(call.scale), call.softcap)
+        if call.mask is not None:
+            logits = logits.add_(call.mask[:, :, rows])
+        pattern = torch.softmax(logits, dim=-1)
+        output[:, :, rows] = torch.matmul(pattern.to(values.dtype), values)
+        for observer in observers:
+            observer.see_rows(call, first, logits, pattern)
+    return output
 
 
 def _first(offers: Iterable[Tensor | None]) -> Tensor | None:

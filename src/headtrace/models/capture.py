@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtrace.models.fields import Recorded
+from headtrace.models.fields import BLOCK, Recorded
 from headtrace.models.norms import norm_eps, norm_scale
 from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
 
@@ -60,7 +60,23 @@ class Capture(Observer):
     def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
         return self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
 
-    def see(self, call: AttentionCall, pattern: Tensor) -> None:
+    def takes_rows(self) -> bool:
+        return "patterns" not in self.tensors
+
+    def see_rows(self, call: AttentionCall, first: int, logits: Tensor, pattern: Tensor) -> None:
+        if "log_normalisers" in self.tensors:
+            rows = slice(first, first + pattern.shape[2])
+            self.tensors["log_normalisers"][call.layer, :, :, rows] = logits.logsumexp(dim=-1)
+        if "column_maxima" in self.tensors:
+            for start in range(first // BLOCK * BLOCK, first + pattern.shape[2], BLOCK):
+                mine = pattern[:, :, max(start - first, 0) : start + BLOCK - first]
+                into = self.tensors["column_maxima"][call.layer, :, :, start // BLOCK]
+                if start < first:  # a block that the rows before have begun
+                    torch.maximum(into, mine.amax(dim=2), out=into)
+                else:
+                    into.copy_(mine.amax(dim=2))
+
+    def see(self, call: AttentionCall, pattern: Tensor | None) -> None:
         scale = call.scale
         if self.model.architecture.query_prescaled:
             scale = self.model.d_head**-0.5

@@ -47,6 +47,12 @@ class Recorded:
         try:
             return recording.tensors[self.name]
         except KeyError:
+            if self.name == "patterns" and "log_normalisers" in recording.tensors:
+                raise InputError(
+                    "The patterns of this recording were not kept: they are computed again where they are read "
+                    "(recording.pattern(layer), recording.attention). To keep them: model.record(prompt, "
+                    'patterns="keep").'
+                ) from None
             raise InputError(
                 f"This recording was made without {self.name!r}. Keep it: "
                 f"model.record(prompt, keep=[..., {self.name!r}]), or leave keep out."
@@ -60,6 +66,7 @@ class Recorded:
         of_axis = {
             "batch": slice(prompt, prompt + 1),
             **dict.fromkeys(("token", "dest", "src"), slice(length)),
+            "block": slice(n_blocks(length)),
         }
         return tensor[tuple(of_axis.get(axis, slice(None)) for axis in self.axes)]
 
@@ -86,6 +93,14 @@ class RecordedIf(Recorded):
         return super()._read(recording) if self.when(recording.model.architecture) else None
 
 
+BLOCK = 128
+"""Destinations whose largest attention weights are kept together, where patterns are not."""
+
+
+def n_blocks(length: int) -> int:
+    return -(-length // BLOCK)
+
+
 def axis_sizes(model: Model, batch: int, length: int, kept: int) -> dict[str, int]:
     """The size of every axis that a recorded tensor can have."""
     return {
@@ -93,6 +108,7 @@ def axis_sizes(model: Model, batch: int, length: int, kept: int) -> dict[str, in
         "layer_and_final": model.n_layers + 1,
         "batch": batch,
         **dict.fromkeys(("token", "dest", "src"), length),
+        "block": n_blocks(length),
         "kept": kept,
         "head": model.n_heads,
         "kv_head": model.n_kv_heads,

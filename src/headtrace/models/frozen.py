@@ -257,7 +257,7 @@ class Gradients:
         """What rounding of the values that each head component of a layer moves contributes to J."""
         rec, group = self.recording, self.recording.model.weights.group
         rounding = rec.value_roundings(layer).repeat_interleave(group, dim=1)
-        return rec.patterns[layer] * (self.values[layer] @ rounding.transpose(-1, -2))
+        return rec.pattern(layer) * (self.values[layer] @ rounding.transpose(-1, -2))
 
     def roundings(self) -> Float[Tensor, "layer batch token"]:
         """What all rounding in a layer contributes to J, by the token where it was rounded (half precision)."""
@@ -268,7 +268,7 @@ class Gradients:
     def heads(self, layer: int) -> Float[Tensor, "batch head dest src"]:
         """What each head component of a layer contributes to J: ``A[d, s] v[s] W_O . g[d]``."""
         rec = self.recording
-        return rec.patterns[layer] * (
+        return rec.pattern(layer) * (
             self.values[layer] @ rec.bare_values[layer].transpose(0, 1).transpose(-1, -2)
         )
 
@@ -278,7 +278,7 @@ class Gradients:
         """The direction of the residual at ``src`` along which a head component carries content to J."""
         rec, weights = self.recording, self.recording.model.weights
         W_V = weights.W_V[layer, head // weights.group]
-        strength = rec.patterns[layer, prompt, head, dest, src] / rec.norm_scales[layer, prompt, src]
+        strength = rec.attention.at(layer, prompt, head, dest, src) / rec.norm_scales[layer, prompt, src]
         return strength * (W_V @ self.values[layer, prompt, head, dest])
 
 
@@ -321,7 +321,7 @@ def _through_values(
 ) -> Float[Tensor, "batch token d_model"]:
     """Directions of mixtures of values, as a direction of the residual that attention reads."""
     weights = recording.model.weights
-    moved = recording.patterns[layer].transpose(-1, -2) @ onto
+    moved = recording.attention.turned(layer, onto)
     moved = moved.unflatten(1, (-1, weights.group)).sum(dim=2)
     W_V = weights.W_V[layer]
     read = moved.transpose(1, 2).flatten(2) @ W_V.transpose(1, 2).reshape(-1, W_V.shape[1])

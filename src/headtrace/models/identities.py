@@ -237,7 +237,7 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
 
 def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
     """Errors of logits grow with their size, and a softmax passes them on: so they are relative to it."""
-    recorded = recording.patterns[layer]
+    recorded = recording.pattern(layer)
     size = recording.raw_logits(layer).masked_fill_(~recording.visible[layer][:, None], 0).abs_()
     error = (recording.attention_logits(layer).softmax(dim=-1) - recorded).abs_().amax(dim=-1)
     error = error / size.amax(dim=-1).clamp_min(1.0)

@@ -10,8 +10,9 @@ import psutil
 import torch
 
 from headtrace.errors import OutOfMemoryError
+from headtrace.models.attention import SCORES_AT_ONCE
 from headtrace.models.fields import axis_sizes, choose
-from headtrace.models.record import Recording
+from headtrace.models.record import Recording, patterns_kept
 from headtrace.tables import human
 
 if TYPE_CHECKING:
@@ -28,8 +29,21 @@ def recording_bytes(
     recorded = sum(math.prod(fields[name].shape(sizes)) for name in fields)
     # While a layer runs: scores and their softmax, the MLP's hidden units, and the output logits once more.
     hidden = getattr(model.hf.config, "intermediate_size", None) or 4 * model.d_model
-    working = batch * (3 * model.n_heads * length**2 + 4 * length * hidden + kept * model.d_vocab)
+    scores = 3 * batch * model.n_heads * length**2
+    if "patterns" not in fields:  # then some rows at a time, and masks of all pairs
+        scores = min(scores, 6 * SCORES_AT_ONCE) + 2 * batch * length**2
+    working = scores + batch * (4 * length * hidden + kept * model.d_vocab)
     return torch.finfo(model.dtype).bits // 8 * (recorded + working)
+
+
+def tracing_bytes(model: Model, length: int) -> int:
+    """Bytes that tracing one firing of a prompt takes at its peak, its recording included, weights not: what is read of
+    every upstream value on both sides, values and plain writes by prompt, and contributions over tokens."""
+    keep = patterns_kept(model, None, "auto", 1, length)
+    d_head, width = model.d_head, torch.finfo(model.dtype).bits // 8
+    upstream = model.n_layers * model.n_heads * length * d_head
+    plain = (model.n_layers + 1) * length * (model.d_model + 4 * d_head)
+    return recording_bytes(model, length, 1, 1, keep) + width * (3 * upstream + plain)
 
 
 def available_bytes() -> int:

@@ -18,7 +18,7 @@ from headtrace.models import door
 from headtrace.models.architectures import find_architecture
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
-from headtrace.models.record import Recording, record
+from headtrace.models.record import PatternsKept, Recording, patterns_kept, record
 from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
 from headtrace.models.view import FoldedWeights, fold_weights
@@ -192,6 +192,7 @@ class Model:
         bos: bool | None = None,
         last_logits: bool | int = False,
         keep: Iterable[str] | None = None,
+        patterns: PatternsKept = "auto",
     ) -> Recording:
         """One forward pass on a prompt, or on many at once, kept as components that sum exactly.
 
@@ -200,6 +201,8 @@ class Model:
         beginning-of-sequence token comes before text; ``last_logits=True`` keeps output logits at each prompt's last
         position only (a number: at as many);
         ``keep`` names the tensors to record (default: all that a trace needs; `Recording.FIELDS` lists them).
+        ``patterns`` says whether attention patterns are kept (``"keep"``) or computed again from queries and keys when
+        they are read (``"recompute"``); ``"auto"`` keeps them as long as they take at most 2 GB.
 
         >>> import headtrace
         >>> model = headtrace.load("builtin")
@@ -209,6 +212,7 @@ class Model:
         ids = [self.reader.ids(prompt, bos) for prompt in as_prompts(prompts)]
         batch, lengths = self._padded(ids)
         kept = None if not last_logits else int(last_logits)
+        keep = patterns_kept(self, keep, patterns, len(ids), batch.shape[1])
         require_memory(self, batch.shape[1], len(ids), kept, keep)
         with self.settled():
             return record(self, batch, lengths, last_logits=kept or 0, keep=keep)

@@ -81,8 +81,23 @@ class Observer:
     def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"] | None:
         """Another mixture of values than ``pattern @ values``, or None."""
 
-    def see(self, call: AttentionCall, pattern: Float[Tensor, "batch head dest src"]) -> None:
-        """Called with the pattern of a layer."""
+    def takes_rows(self) -> bool:
+        """Whether it has no need of a layer's scores and pattern as a whole: then long prompts are attended to some
+        rows at a time."""
+        return not any(map(self.wants, ("edit_scores", "pattern_buffer", "mix", "see")))
+
+    def see_rows(
+        self,
+        call: AttentionCall,
+        first: int,
+        logits: Float[Tensor, "batch head dest src"],
+        pattern: Float[Tensor, "batch head dest src"],
+    ) -> None:
+        """Called with some rows of a layer's attention, from the destination ``first`` on, where rows are taken;
+        ``see`` is called afterwards, without a pattern."""
+
+    def see(self, call: AttentionCall, pattern: Float[Tensor, "batch head dest src"] | None) -> None:
+        """Called with the pattern of a layer (None for an observer that takes rows)."""
 
     def attention_write(self, layer: int, write: Tensor) -> Tensor | None:
         """What attention adds to the residual, after its norm if it has one: (batch, token, d_model)."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,6 +38,7 @@ from headtrace.models.identities import (
 )
 from headtrace.models.norms import norm_eps, norm_scale
 from headtrace.models.observer import Rotary
+from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns
 from headtrace.tables import html_table, human
 from headtrace.vocabulary import Component, Firing, head_name
 
@@ -75,6 +76,11 @@ class Recording:
     values = Recorded("layer batch kv_head token d_head")
     """Queries, keys and values as attention uses them: after biases, QK-norm and rotary positions."""
     patterns = Recorded("layer batch head dest src")
+    """Attention, unless it is computed again from queries and keys (``patterns="recompute"``); `attention` has both."""
+    log_normalisers = Recorded("layer batch head token", by_default=False)
+    """Instead of the patterns: the logarithm of the sum that each row of attention was divided by."""
+    column_maxima = Recorded("layer batch head block token", by_default=False)
+    """Instead of the patterns: the largest attention to every source, in each block of destinations."""
     mlp_writes = Recorded("layer batch token d_model")
     norm_scales = Recorded("layer_and_final batch token")
     """The frozen scale of the norm before each layer's attention (one where there is none), and of the final norm."""
@@ -231,9 +237,10 @@ class Recording:
     def strongest_firings(self, prompt: int = 0, *, skip_first: bool = True) -> list[tuple[Firing, float]]:
         """Every head's strongest firing: where it attends most, by default past the first token (the usual sink)."""
         n, first = self.lengths[prompt], 1 if skip_first and self.lengths[prompt] > 1 else 0
-        flat = self.patterns[:, prompt, :, first:n, first:n].flatten(2)
-        values, places = flat.max(dim=-1)
         width = n - first
+        layers = range(self.model.n_layers)
+        found = [self.pattern(l)[prompt, :, first:n, first:n].flatten(1).max(dim=-1) for l in layers]
+        values, places = (torch.stack(each) for each in zip(*found, strict=True))
         return [
             (Firing(layer, head, place // width + first, place % width + first), value)
             for layer, row in enumerate(zip(values.tolist(), places.tolist(), strict=True))
@@ -260,6 +267,19 @@ class Recording:
                 f"{firing}: in layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it "
                 f"sees {first} to {last}, others are not visible. A firing is head, destination, source: L9H6:14:3."
             )
+
+    # -- attention -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def attention(self) -> Patterns:
+        """Attention weights by parts, whether patterns were kept or are computed again (`models.patterns`)."""
+        if "patterns" in self.tensors or "log_normalisers" not in self.tensors:
+            return KeptPatterns(self)
+        return RecomputedPatterns(self)
+
+    def pattern(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """The attention patterns of one layer."""
+        return self.attention.of_layer(layer)
 
     # -- components ------------------------------------------------------------------------------------------
 
@@ -318,13 +338,20 @@ class Recording:
             return self.roundings[layer]
         if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
             raise InputError(f"{component} is not something that writes into the residual.")
-        pattern, values = self.patterns[layer][:, head], self.bare_values[layer, head]
-        mixed = pattern @ values if src is None else pattern[:, :, src, None] * values[:, None, src]
+        mixed = self._mixed(layer, head, src)
         return self._after_post_norm(mixed @ self.model.weights.W_O[layer, head], layer)
+
+    def _mixed(self, layer: int, head: int, src: int | None) -> Float[Tensor, "batch token d_head"]:
+        """A head's mixture of values, of all sources or of one."""
+        values = self.bare_values[layer, head]
+        if src is None:
+            return self.attention.of_head(layer, head) @ values
+        batch, tokens = (torch.arange(n, device=values.device) for n in values.shape[:2])
+        return self.attention.at(layer, batch[:, None], head, tokens, src)[..., None] * values[:, None, src]
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """All that a layer adds to the residual, put together from its components."""
-        mixed = self.patterns[layer] @ self.bare_values[layer].transpose(0, 1)
+        mixed = self.attention.mixed(layer, self.bare_values[layer].transpose(0, 1))
         heads = torch.einsum("bhtr,hrd->btd", mixed, self.model.weights.W_O[layer])
         return self._after_post_norm(heads, layer) + self.attention_bias(layer) + self.mlp_writes[layer]
 
@@ -439,6 +466,33 @@ def record(
         scales=tuple(seen.scales),
         softcaps=tuple(seen.softcaps),
     )
+
+
+PatternsKept = Literal["keep", "recompute", "auto"]
+PATTERNS_BYTES = 2_000_000_000
+"""Patterns that take more than this are computed again, unless it is said otherwise."""
+INSTEAD = ("queries", "keys", "log_normalisers", "column_maxima")
+"""What patterns are computed from."""
+
+
+def patterns_kept(
+    model: Model, keep: Iterable[str] | None, patterns: PatternsKept, batch: int, length: int
+) -> list[str] | None:
+    """The tensors to record, with patterns or with what they are computed from."""
+    if patterns not in get_args(PatternsKept):
+        raise InputError(f"patterns={patterns!r}: choose {', '.join(map(repr, get_args(PatternsKept)))}.")
+    size = model.n_layers * batch * model.n_heads * length**2 * torch.finfo(model.dtype).bits // 8
+    names = list(choose(Recording.FIELDS, keep, model))
+    asked = (
+        keep is not None and "patterns" in names and "queries" not in names
+    )  # for themselves, not for a trace
+    if (
+        patterns == "keep"
+        or (patterns == "auto" and (size <= PATTERNS_BYTES or asked))
+        or "patterns" not in names
+    ):
+        return None if keep is None else names
+    return [name for name in names if name != "patterns"] + [name for name in INSTEAD if name not in names]
 
 
 def _logit_positions(lengths: tuple[int, ...], width: int, last: int) -> Int[Tensor, "batch kept"]:

@@ -115,7 +115,9 @@ def fold_weights(
         ordered = (tensor[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
         for name, tensor in zip(reads, (*ordered, W_V, b_V, W_O, bias), strict=True):
             reads[name].append(tensor)
-    stacked = {name: torch.stack(tensors) for name, tensors in reads.items()}
+    stacked = {
+        name: _stacked(tensors, turned=name in ("W_Q", "W_K", "W_V")) for name, tensors in reads.items()
+    }
     final = hf.get_submodule(architecture.final_norm)
     unembedding: Any = hf.get_output_embeddings()  # type: ignore[operator]
     gain = norm_gain(final, architecture).detach().clone()
@@ -131,6 +133,16 @@ def fold_weights(
         b_U=b_U,
         output_bias=output_bias if b_U is None else output_bias + b_U,
     )
+
+
+def _stacked(layers: list[Tensor], *, turned: bool) -> Tensor:
+    """All layers in one tensor. What reads is laid out as models have it, turned around: copying it otherwise would
+    cost more than a forward pass of a short prompt."""
+    whole = layers[0].new_empty(len(layers), *(layers[0].mT if turned else layers[0]).shape)
+    whole = whole.mT if turned else whole
+    for into, layer in zip(whole, layers, strict=True):
+        into.copy_(layer)
+    return whole
 
 
 def _fold_write(

@@ -56,6 +56,8 @@ _PLANNED = {
     "root": pa.string(),
     "problem": pa.string(),
 }
+_SELDOM = ("evidence",)
+"""Columns that are there only where they say something: no trace fills them, and shards of earlier runs are without."""
 _PLAIN = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 
 
@@ -168,7 +170,7 @@ def _part(shape: type, row: Row) -> dict[str, Any]:
     return {
         name: json.loads(row[name]) if kind is None else row[name]
         for name, kind in _kinds(shape).items()
-        if row[name] is not None
+        if row.get(name) is not None  # earlier tables have fewer columns
     }
 
 
@@ -179,6 +181,8 @@ def _columns(shape: type, parts: Sequence[Any]) -> dict[str, pa.Array]:
     columns: dict[str, pa.Array] = {}
     for name, kind in _kinds(shape).items():
         values = [getattr(part, name) for part in parts]
+        if name in _SELDOM and not any(values):
+            continue
         if kind is None:
             values = [None if value is None else json.dumps(plain(value)) for value in values]
         columns[name] = pa.array(values, pa.string() if kind is None else kind)

@@ -91,5 +91,6 @@ def _head_shares(
         values = recording.bare_values[:top, :, prompt, :length]
         mine = read if len(rows) == len(places) else read[..., rows]
         positions = [places[row].position for row in rows]
-        patterns = recording.patterns[:top, prompt, :, :, :length][:, :, positions]
-        out[rows] = (values @ mine).permute(3, 0, 1, 2) * patterns.permute(2, 0, 1, 3)
+        at = torch.tensor(positions, device=values.device)
+        patterns = recording.attention.rows(top, torch.full_like(at, prompt), at, length)
+        out[rows] = (values @ mine).permute(3, 0, 1, 2) * patterns

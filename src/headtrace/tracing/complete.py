@@ -243,7 +243,7 @@ class CompleteSweep:
         for number, prompt in enumerate(self.prompts):
             rec, trace = self.recording, prompt.trace
             for site in [s for s in trace.influence if s.kind == "head" and s.layer == layer]:
-                trace.attention[site] = float(rec.patterns[layer, number, site.head, site.dest, site.src])
+                trace.attention[site] = float(rec.attention.at(layer, number, site.head, site.dest, site.src))
                 visible = int(rec.visible_keys[layer, number, site.dest])
                 trace.thresholds[site] = self.method.threshold(visible)
 
@@ -300,7 +300,7 @@ class CompleteSweep:
         head, src = site.head or 0, site.src or 0
         if rec.post_norm_scales is not None:
             wanted = wanted / rec.post_norm_scales[layer, number, site.dest]
-        strength = rec.patterns[layer, number, head, site.dest, src] / rec.norm_scales[layer, number, src]
+        strength = rec.attention.at(layer, number, head, site.dest, src) / rec.norm_scales[layer, number, src]
         return strength * (weights.W_V[layer, head // weights.group] @ (weights.W_O[layer, head] @ wanted))
 
     # -- MLPs ------------------------------------------------------------------------------------------------

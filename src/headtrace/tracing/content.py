@@ -109,7 +109,7 @@ class Content:
             )
         head, src = site.head or 0, site.src or 0
         moved = g.values[layer, prompt, head, dest] @ rec.bare_values[layer, head, prompt, src]
-        return float(rec.patterns[layer, prompt, head, dest, src] * moved)
+        return float(rec.attention.at(layer, prompt, head, dest, src) * moved)
 
     def _rounding(self, prompt: int, site: Site) -> float:
         """What rounding added to the residual in a layer contributes; behind the last one, to the logits themselves."""

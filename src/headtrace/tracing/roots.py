@@ -284,7 +284,7 @@ def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) 
                 f"There is no {head_name(layer, head)}: the model has layers 0 to {model.n_layers - 1} and heads 0 to "
                 f"{model.n_heads - 1}."
             )
-        row = recording.patterns[layer, prompt, head, last, : last + 1]
+        row = recording.attention.row(layer, prompt, head, last)[: last + 1]
         src = int(row.argmax())
         found.append(Cause(Site("head", layer, head, last, src), float(row[src])))
     root = replace(root, value=sum(cause.weight for cause in found), position=last)

@@ -78,7 +78,7 @@ def write_at(recording: Recording, prompt: int, site: Site) -> Float[Tensor, " d
         written = weights.attention_bias[layer]
     else:
         head, src = site.head or 0, site.src or 0
-        strength = recording.patterns[layer, prompt, head, dest, src]
+        strength = recording.attention.at(layer, prompt, head, dest, src)
         written = strength * (recording.bare_values[layer, head, prompt, src] @ weights.W_O[layer, head])
     post = recording.post_norm_scales
     return written if post is None else written / post[layer, prompt, dest]

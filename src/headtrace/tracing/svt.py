@@ -116,7 +116,7 @@ class SVT(Method):
             causes: list[Cause] = []
             for number in chosen[f].nonzero()[:, 0].tolist():
                 layer, head = divmod(number, n_heads)
-                src = int(recording.patterns[layer, p, head, t, : t + 1].argmax())
+                src = int(recording.attention.row(layer, p, head, t)[: t + 1].argmax())
                 causes.append(
                     Cause(Site("head", layer, head, t, src), float(contributions[f, number]), channels)
                 )

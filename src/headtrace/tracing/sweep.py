@@ -93,7 +93,7 @@ class Known:
             new |= {(causes.prompt, s): None for s in heads if (causes.prompt, s) not in self.attention}
         if new:
             f = Firings.of(list(new), recording.model.device)
-            strength = recording.patterns[f.layer, f.prompt, f.head, f.dest, f.src].tolist()
+            strength = recording.attention.at(f.layer, f.prompt, f.head, f.dest, f.src).tolist()
             keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
             self.attention |= dict(zip(new, zip(strength, keys, strict=True), strict=True))
         return list(new)

@@ -43,6 +43,7 @@ from headtrace.vocabulary import Firing, Prompt
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.models.record import PatternsKept
 
 
 class Tracer:
@@ -52,7 +53,8 @@ class Tracer:
     ``options``, such as ``tau``, a number or a function of the number of visible keys (default
     ``min(1, 2.5 / keys)``); or a method that is made already (`headtrace.tracing.methods`). ``max_firings`` and
     ``min_influence`` are the budget that keeps circuits readable (by default the influence that is followed is at least
-    0 for attention and 0.02 for content and complete circuits).
+    0 for attention and 0.02 for content and complete circuits). ``patterns`` says whether attention patterns are kept
+    in memory (``"keep"``) or computed again where they are read (``"recompute"``; ``"auto"``: by their size).
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Tracer:
         method: str | Method = "acc++",
         max_firings: int | None = Budget.max_firings,
         min_influence: float | None = None,
+        patterns: PatternsKept = "auto",
         **options: Any,
     ) -> None:
         if max_firings is not None and max_firings < 1:
@@ -70,7 +73,7 @@ class Tracer:
             raise InputError(f"min_influence={min_influence}: a share of influence is between 0 and 1.")
         self.model = model
         self.method = make_method(method, **options)
-        self.max_firings, self.min_influence = max_firings, min_influence
+        self.max_firings, self.min_influence, self.patterns = max_firings, min_influence, patterns
         self.composer = Composer(model)
 
     def trace(
@@ -168,7 +171,9 @@ class Tracer:
     def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
         """Why does this head attend here? The causes of one firing, side by side."""
         wanted = Firing.parse(firing)
-        recording = self.model.record([self.model.to_ids(prompt, bos=bos)], last_logits=True)
+        recording = self.model.record(
+            [self.model.to_ids(prompt, bos=bos)], last_logits=True, patterns=self.patterns
+        )
         found = self.trace_firings(recording, [wanted])[0]
         return Explanation(found, recording.tokens(), self.model.name)
 
@@ -206,14 +211,18 @@ class Tracer:
         budget, keep = self._budget(paths), None if paths == "attention" else NEEDED
         ids = [question.ids for question in questions]
         with self.model.settled():
-            recording = self.model.record(ids, last_logits=needed, keep=keep)
+            recording = self.model.record(ids, last_logits=needed, keep=keep, patterns=self.patterns)
             roots = [
                 seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
             ]
             if paths == "attention":
                 traces = sweep(recording, roots, self.method, budget, self.composer, progress)
             else:
-                other = None if counterfactual is None else self.model.record(counterfactual, last_logits=1)
+                other = (
+                    None
+                    if counterfactual is None
+                    else self.model.record(counterfactual, last_logits=1, patterns=self.patterns)
+                )
                 content = self._content(recording, questions, roots, other, paths, steps)
                 complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
                 traces = complete.run(progress)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from headtrace.models.view import FoldedWeights
 
 COMPOSED_BYTES = 1_000_000_000
-"""Composed weights are kept for models whose full set takes at most this much.
+"""Composed weights are kept up to this much; what was not used for longest goes first.
 
-SmolLM2-135M takes 0.77 GB, GPT-2 small 0.31 GB.
+The full set of SmolLM2-135M takes 0.77 GB, that of GPT-2 small 0.31 GB, that of Llama-3.2-1B 2.5 GB.
 """
 
 CANDIDATES_AT_ONCE = 3_000_000
@@ -127,13 +128,17 @@ class Composer:
 
     model: Model
     kept: dict[tuple[str, int, int], Tensor] = field(default_factory=dict[tuple[str, int, int], Tensor])
+    """In the order of their last use."""
+    held: int = 0
+    """Bytes that they take."""
     made_from: FoldedWeights | None = None
+    lock: Lock = field(default_factory=Lock, repr=False)
 
     def __post_init__(self) -> None:
         m = self.model
         pairs = m.n_heads * m.n_layers * (m.n_layers - 1) // 2 * (m.n_heads + m.n_kv_heads)
         width = torch.finfo(m.dtype).bits // 8
-        self.keep = pairs * m.d_head**2 * width <= COMPOSED_BYTES
+        self.all_fit = pairs * m.d_head**2 * width <= COMPOSED_BYTES
 
     def read(
         self,
@@ -146,23 +151,30 @@ class Composer:
         """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
         weights = self.model.weights
         if weights is not self.made_from:  # the model's weights were changed
-            self.kept, self.made_from = {}, weights
+            self.kept, self.held, self.made_from = {}, 0, weights
         W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
         W_O = weights.W_O[:layer].flatten(0, 1)
         d_model, d_head = W.shape
         # Which order of the three factors costs less depends on the number of rows.
-        if not self.keep and values.shape[1] * (d_model - d_head) < d_head * d_model:
+        if not self.all_fit and values.shape[1] * (d_model - d_head) < d_head * d_model:
             torch.matmul(values @ W_O, W, out=out)
         else:
             torch.bmm(values, self._composed(side, layer, head, W_O, W), out=out)
 
     def _composed(self, side: str, layer: int, head: int, W_O: Tensor, W: Tensor) -> Tensor:
         key = (side, layer, head)
-        if key in self.kept:
-            return self.kept[key]
+        with self.lock:
+            composed = self.kept.pop(key, None)
+            if composed is not None:
+                self.kept[key] = composed
+                return composed
         composed = W_O @ W
-        if self.keep:
+        with self.lock:
+            if key not in self.kept:
+                self.held += composed.nbytes
             self.kept[key] = composed
+            while self.held > COMPOSED_BYTES and len(self.kept) > 1:
+                self.held -= self.kept.pop(next(iter(self.kept))).nbytes
         return composed
 
 
@@ -266,7 +278,7 @@ class Upstream:
     ) -> Float[Tensor, "firing head_up src"]:
         """How strongly every upstream head component writes at one token per firing (over post-norm scales)."""
         rec, b = self.recording, firings.prompt
-        rows = rec.patterns[: self.layer, :, :, :, : self.length][:, b, :, token]
+        rows = rec.attention.rows(self.layer, b, token, self.length)
         if rec.post_norm_scales is not None:
             rows = rows / rec.post_norm_scales[: self.layer, b, token].T[:, :, None, None]
         return rows.flatten(1, 2)
@@ -277,7 +289,7 @@ class Upstream:
         """How strongly some head components write at every token."""
         rec, n_heads = self.recording, self.recording.model.n_heads
         layer, head, p = head_up // n_heads, head_up % n_heads, prompt[:, None]
-        columns = rec.patterns[:, :, :, : self.length][layer, p, head, :, src]
+        columns = rec.attention.columns(layer, p, head, src, self.length)
         if rec.post_norm_scales is not None:
             columns = columns / rec.post_norm_scales[layer, p, : self.length]
         return columns
@@ -285,7 +297,8 @@ class Upstream:
     def attended(
         self, firings: Firings, weight: Float[Tensor, "firing token"]
     ) -> Float[Tensor, "firing head_up src"]:
-        """``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j; one product per prompt."""
+        """At least ``sum over t of weight[t] A_h[t, j]`` for every upstream head h and source j: that sum where
+        patterns are kept, in one product per prompt."""
         rec, l, n = self.recording, self.layer, self.length
         out = weight.new_empty(len(firings), l, rec.model.n_heads, n)
         rows_of: dict[int, list[int]] = {}
@@ -295,7 +308,7 @@ class Upstream:
             rows = weight if len(mine) == len(weight) else weight[mine]
             if rec.post_norm_scales is not None:
                 rows = (rows / rec.post_norm_scales[:l, prompt, None, :n])[:, None]
-            out[mine] = (rows @ rec.patterns[:l, prompt, :, :n, :n]).permute(2, 0, 1, 3)
+            out[mine] = rec.attention.reach(l, prompt, rows).permute(2, 0, 1, 3)
         return out.flatten(1, 2)
 
     def _below(self, firings: Firings) -> Float[Tensor, "firing layer"]:

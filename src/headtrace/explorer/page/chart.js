@@ -2,7 +2,7 @@
 
 import { draw, emptyChart, litParts } from "./drawing.js";
 import { filterEdges, sideShown, wayToRoot } from "./graph.js";
-import { layout, pointOn } from "./layout.js";
+import { layout, placeEdge, pointOn } from "./layout.js";
 import { createViewport } from "./viewport.js";
 
 const SAMPLES = [0.04, 0.14, 0.24, 0.34, 0.44, 0.54, 0.64, 0.74, 0.84, 0.94];
@@ -34,7 +34,7 @@ export function createChart(host, graph, label) {
     const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
     chart.geometry = layout(graph, selection, [width, height], partner);
     chart.samples = null;
-    viewport.show(graph, chart.geometry);
+    viewport.show(graph, chart.geometry, filters.words);
     host.setAttribute("aria-busy", "true");
     return new Promise((resolve) => {
       chart.drawn = draw(parts, graph, chart.geometry, (drawn) => {
@@ -63,14 +63,14 @@ export function createChart(host, graph, label) {
     pressed?.setAttribute("aria-pressed", "false");
     pressed = chart.drawn.nodes.get(chart.pinned);
     pressed?.setAttribute("aria-pressed", "true");
-    viewport.lightTags([]);
+    viewport.light({ nodes: [], edges: [] });
     if (!target) return parts.lit.replaceChildren();
     const edges = node ? [...node.into, ...node.from].filter(chart.passes) : [graph.edges[target.edge]];
     const way = node ? wayToRoot(graph, node.id, chart.passes).filter((edge) => !edges.includes(edge)) : [];
     const nodes = new Set([...edges.flatMap((edge) => [edge.source, edge.target]), ...way.map((edge) => edge.target)]);
     if (node) nodes.add(node.id);
     parts.lit.replaceChildren(...litParts(graph, chart.geometry, chart.drawn, { edges, way, nodes, self: node?.id }));
-    viewport.lightTags([...nodes]);
+    viewport.light({ nodes: [...nodes], edges: node ? edges.map((edge) => placeEdge(graph, chart.geometry.nodes, edge)) : [] });
   };
 
   /** Whether an edge can be seen: its ends are placed, and its side is shown. */

@@ -1,13 +1,16 @@
 // The controls: filters (which are also the legend), detail, search, theme, the choice of circuits.
 
+import { oneOf, wholeNumber } from "./address.js";
 import { byId, el, svg } from "./dom.js";
 import { shape } from "./drawing.js";
 import { FILTERS, KINDS, PATHS, SIDES, hasBoth } from "./graph.js";
 import { componentName, percent, plural, thousands, tokenLabel } from "./text.js";
+import { hasWords, unsupported } from "./words.js";
 
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
 const OF_BOTH = 70; // why heads attend and what is moved lie on top of each other
+const WORDED = 40; // words need room
 
 export function freshFilters() {
   return structuredClone(FILTERS);
@@ -16,6 +19,7 @@ export function freshFilters() {
 /** How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. */
 export function firstDetail(graphs) {
   const most = Math.max(...graphs.map((graph) => graph.edges.length));
+  if (graphs.some(hasWords) && most > WORDED) return WORDED;
   return most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
 }
 
@@ -29,9 +33,10 @@ export function createControls(graphs, changed) {
   const kinds = new Set(graphs.flatMap((graph) => [...graph.nodes.values()].map((node) => node.kind)));
   const sideLabels = Object.keys(SIDES).filter((side) => sides.has(side)).map((side) => [side, side]);
   const kindLabels = Object.keys(KINDS).filter((kind) => kinds.has(kind) && kind !== "root").map((kind) => [kind, KINDS[kind].label]);
-  chips("sides", sideLabels, filters.sides, sideSample, () => changed(filters));
+  const pressSides = chips("sides", sideLabels, filters.sides, sideSample, () => changed(filters));
   const paths = pathSwitch(filters, () => changed(filters));
-  chips("kinds", kindLabels, filters.kinds, kindSample, () => changed(filters));
+  const pressKinds = chips("kinds", kindLabels, filters.kinds, kindSample, () => changed(filters));
+  const pressWords = chips("words", [["words", "words"]], filters, () => quote("“ ”"), () => changed(filters));
 
   const detail = byId("detail");
   const most = () => Math.max(1, ...active.map((graph) => graph.edges.length));
@@ -53,20 +58,27 @@ export function createControls(graphs, changed) {
   });
 
   const weight = byId("weight");
-  weight.addEventListener("input", () => {
+  const weigh = () => {
     filters.minWeight = (Number(weight.value) / 100) ** 2;
     const limit = filters.minWeight === 0 ? "any" : `≥ ${percent(filters.minWeight)} of the heaviest`;
     byId("weight-value").textContent = limit;
+  };
+  weight.addEventListener("input", () => {
+    weigh();
     wait();
   });
 
   const [low, high] = [byId("layer-low"), byId("layer-high")];
-  const layersChanged = () => {
+  const limitLayers = () => {
     const limits = [Number(low.value), Number(high.value)];
     filters.layers = [Math.min(...limits), Math.max(...limits)];
-    wait();
   };
-  for (const input of [low, high]) input.addEventListener("input", layersChanged);
+  for (const input of [low, high]) {
+    input.addEventListener("input", () => {
+      limitLayers();
+      wait();
+    });
+  }
 
   const match = byId("match");
   match.addEventListener("change", () => {
@@ -86,10 +98,48 @@ export function createControls(graphs, changed) {
     filters.layers = [0, Infinity];
     filters.match = match.value = "all";
     byId("match-control").hidden = active.length < 2;
+    byId("words").hidden = !active.some(hasWords);
     paths.reset(active.some(hasBoth));
     showLegend(active);
   }
-  return { filters, reset };
+
+  /** What the controls say, by name, as far as it is not what they say at first. */
+  function tell() {
+    const hidden = [filters.sides, filters.kinds].flatMap((shown) => Object.keys(shown).filter((name) => !shown[name]));
+    const layers = `${filters.layers[0]}-${Math.min(filters.layers[1], Number(high.max))}`;
+    return {
+      paths: filters.paths === "both" ? null : filters.paths,
+      hide: hidden.join(",") || null,
+      detail: filters.detail === firstDetail(active) ? null : filters.detail === Infinity ? "all" : filters.detail,
+      weight: Number(weight.value) || null,
+      layers: layers === `0-${high.max}` ? null : layers,
+      match: filters.match === "all" ? null : filters.match,
+      words: filters.words ? null : "off",
+    };
+  }
+
+  /** The same backwards: the controls say what they are told, and what they say at first where they are told nothing. */
+  function take(values) {
+    const hidden = (values.hide ?? "").split(",");
+    for (const shown of [filters.sides, filters.kinds]) for (const name of Object.keys(shown)) shown[name] = !hidden.includes(name);
+    filters.kinds.root = true; // `root` is the side
+    filters.words = values.words !== "off";
+    for (const press of [pressSides, pressKinds, pressWords]) press();
+    paths.choose(active.some(hasBoth) ? (oneOf(values.paths, PATHS) ?? "both") : "both");
+    filters.detail = values.detail === "all" ? Infinity : (wholeNumber(values.detail, 1, Number.MAX_SAFE_INTEGER) ?? firstDetail(active));
+    detail.value = valueFor(filters.detail);
+    sayDetail();
+    weight.value = wholeNumber(values.weight, 0, 100) ?? 0;
+    weigh();
+    const top = Number(high.max);
+    const limits = (values.layers ?? "").split("-").map((text) => wholeNumber(text, 0, top));
+    const whole = limits.length !== 2 || limits.includes(null);
+    [low.value, high.value] = whole ? [0, top] : limits;
+    if (whole) filters.layers = [0, Infinity];
+    else limitLayers();
+    filters.match = match.value = active.length > 1 && ["shared", "only"].includes(values.match) ? values.match : "all";
+  }
+  return { filters, reset, tell, take };
 }
 
 /** Which paths are shown: offered where a circuit has several. Sides that are on none of them cannot be chosen. */
@@ -112,10 +162,14 @@ function pathSwitch(filters, changed) {
   /** What was chosen stays, as long as there is a choice. */
   function reset(offered) {
     group.hidden = !offered;
-    if (!offered) choose("both");
-    group.querySelector(`[value="${filters.paths}"]`).checked = true;
+    set(offered ? filters.paths : "both");
   }
-  return { reset };
+
+  function set(name) {
+    choose(name);
+    group.querySelector(`[value="${name}"]`).checked = true;
+  }
+  return { reset, choose: set };
 }
 
 /** What the lines mean, in words, where there are more of them than chips can say. */
@@ -128,11 +182,13 @@ function showLegend(active) {
     edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: what made its query, its key"),
     content && entry("content", [sideSample("value")], "what is moved: into the value of a head, the input of an MLP, the root"),
     opposing && entry("opposing", [opposingSample()], "opposing: takes away from the root"),
+    active.some(hasWords) && entry("words", [quote("“ ”")], `what a head looks for${edges.some(unsupported) ? "; with “?”: did not pass its test" : ""}`),
   ];
   byId("legend").replaceChildren(...entries.filter(Boolean));
-  byId("legend").hidden = !content && !opposing;
+  byId("legend").hidden = !content && !opposing && !edges.some(unsupported);
 }
 
+/** Buttons that show and hide; returns what makes them say again what is shown. */
 function chips(id, labels, values, sample, changed) {
   const buttons = labels.map(([name, label]) => {
     const attributes = { type: "button", class: "chip", "data-name": name, "aria-pressed": "true" };
@@ -145,6 +201,13 @@ function chips(id, labels, values, sample, changed) {
     return button;
   });
   byId(id).replaceChildren(...buttons);
+  return () => {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(values[button.dataset.name]));
+  };
+}
+
+function quote(mark) {
+  return el("span", { class: "quote", "aria-hidden": "true" }, mark);
 }
 
 function sideSample(side) {

@@ -3,7 +3,8 @@
 import { el } from "./dom.js";
 import { effectValue } from "./drawing.js";
 import { KINDS, SIDES, amountOf, unexpanded } from "./graph.js";
-import { brief, componentName, inert, inertLines, number, percent, plural, shorten, signed, tokenExact } from "./text.js";
+import { brief, componentName, inert, inertLines, number, pValue, percent, plural, shorten, signed, tokenExact } from "./text.js";
+import { readable, unsupported, wordsOf } from "./words.js";
 
 const TITLE = 160;
 
@@ -136,19 +137,68 @@ function unitOf(graph, edge) {
   return SIDES[edge.side].attention ? "attention" : graph.data.root_measure;
 }
 
-function description(edge) {
-  return edge.description ? el("p", { class: "description" }, el("bdi", {}, inert(edge.description))) : null;
+const WORDS = 600; // letters of a description
+const PIECE = 160; // letters of a piece of an example
+
+/** What an edge says in words, whether a test bore it out, and the examples behind it; `show` puts these into an element. */
+function said(edge, show) {
+  if (!edge.description) return null;
+  const text = el("p", { class: "description" }, el("bdi", {}, shorten(inert(readable(edge.description.slice(0, 2 * WORDS))), WORDS)));
+  const tested = edge.evidence ? [verdict(edge.evidence), show(edge.evidence.examples ?? [])] : [];
+  return el("div", { class: unsupported(edge) ? "said unsupported" : "said" }, text, ...tested);
+}
+
+function verdict({ supported, p_value: p, accuracy, interval, judged, explainer, judge }) {
+  const range = interval ? ` (${interval.map((end) => percent(end)).join(" to ")})` : "";
+  const by = explainer && (judge && judge !== explainer ? `words by ${explainer}, judged by ${judge}` : `words by ${explainer}`);
+  const facts = [
+    p == null ? "not judged" : `p ${pValue(p)}`,
+    accuracy != null && `right about ${percent(accuracy)} of ${plural(judged ?? 0, "pair")}${range}`,
+    by && inert(by),
+  ];
+  return el("p", { class: "verdict" }, el("span", { class: "badge" }, supported ? "✓ supported" : "? unsupported"), facts.filter(Boolean).join(" · "));
+}
+
+/** The two tokens of each example are underlined: the one that attends with a line, the one attended to with dashes. */
+function exampleList(examples) {
+  const key = el("p", { class: "examples-key" }, el("span", { class: "pair dest" }, "attends"), " to ", el("span", { class: "pair src" }, "this"), "; ✓: the words hold");
+  return [key, el("ul", { class: "examples" }, examples.map(exampleItem))];
+}
+
+function exampleItem({ pieces, dest, src, score, holds }) {
+  const shown = pieces.flatMap((piece, i) => {
+    const role = `${i === dest ? " dest" : ""}${i === src ? " src" : ""}`;
+    const text = shorten(inert(piece.slice(0, 2 * PIECE)), PIECE);
+    const space = text.length - (text.trimStart() || text).length;
+    return role ? [text.slice(0, space), el("span", { class: `pair${role}` }, text.slice(space))] : text;
+  });
+  const label = holds == null ? "" : holds ? "✓" : "✗";
+  const told = [score == null ? null : number(score), label].filter(Boolean).join(" ");
+  return el("li", {}, el("bdi", {}, shown), told ? el("span", { class: "score" }, `  ${told}`) : null);
+}
+
+/** In the panel, examples are opened when they are wanted. */
+function folded(examples) {
+  return examples.length ? el("details", {}, el("summary", {}, plural(examples.length, "example")), exampleList(examples)) : null;
+}
+
+const ON_CARD = 2;
+
+/** A card cannot be worked: it shows the first of them. */
+function first(examples) {
+  return examples.length ? el("div", {}, exampleList(examples.slice(0, ON_CARD))) : null;
 }
 
 /** The card under the pointer. */
 export function nodeCard(graph, node) {
   const title = node.kind === "root" ? graph.data.question : node.name;
   const kind = el("p", { class: "kind" }, KINDS[node.kind].words);
-  return [el("h3", {}, heading(title)), kind, nodeFacts(graph, node)];
+  const words = wordsOf(node).slice(0, ON_CARD).map((edge) => said(edge, () => null));
+  return [el("h3", {}, heading(title)), kind, nodeFacts(graph, node), ...words];
 }
 
 export function edgeCard(graph, edge) {
-  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), passage(graph, edge), measurements(graph, edge), description(edge)];
+  return [el("h3", { class: edge.side }, SIDES[edge.side].card), edgeFacts(graph, edge), passage(graph, edge), measurements(graph, edge), said(edge, first)];
 }
 
 /** A token of the axis, in full. */
@@ -205,7 +255,7 @@ function edgeList(graph, edges, end, choose, name = oneEnd) {
         el("span", { class: "weight" }, number(amount)),
       ),
       end === "target" ? passage(graph, edge) : null,
-      description(edge),
+      said(edge, folded),
     );
   });
   if (edges.length > 60) items.push(el("li", { class: "more" }, `and ${edges.length - 60} weaker ones`));
@@ -303,6 +353,14 @@ function keys() {
   ]));
 }
 
+/** How many edges say something, and how many of them passed the test. */
+function wordsFacts(graph) {
+  const worded = graph.edges.filter((edge) => edge.description);
+  const failed = worded.filter(unsupported).length;
+  const tested = worded.some((edge) => edge.evidence) ? `, ${failed} unsupported` : "";
+  return worded.length ? [["words", `on ${plural(worded.length, "edge")}${tested}`]] : [];
+}
+
 /** The panel when nothing is pinned. */
 export function overviewPanel(graph, choose) {
   const { data } = graph;
@@ -318,6 +376,7 @@ export function overviewPanel(graph, choose) {
       ["method", heading(data.method.name)],
       ["size", `${plural(data.heads, "firing")}, ${plural(graph.edges.length, "edge")}`],
       data.influence_kept != null && ["influence kept", percent(data.influence_kept)],
+      ...wordsFacts(graph),
       data.unexplained.length > 0 && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
     ]),
     tokens(graph, choose),

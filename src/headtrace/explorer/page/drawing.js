@@ -4,6 +4,7 @@ import { pathOf, svg } from "./dom.js";
 import { KINDS, edgeWidth, unexpanded } from "./graph.js";
 import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
 import { brief, componentName, inert, number, percent, plural, shorten, signed, tokenExact, tokenLabel } from "./text.js";
+import { unsupported, wordsOf } from "./words.js";
 
 const SLICE = 250;
 
@@ -23,8 +24,8 @@ export function emptyChart(label) {
     parts.worlds.push(world);
     parts.layers.push(parts[layer]);
   }
-  parts.chart.append((parts.tags = svg("g", { class: "tags", ...hidden })));
-  parts.over.append((parts.litTags = svg("g", { class: "tags" })), (parts.axes = svg("g", { class: "axes" })));
+  parts.chart.append((parts.tags = svg("g", { class: "tags", ...hidden })), (parts.words = svg("g", { class: "words", ...hidden })));
+  parts.over.append((parts.litTags = svg("g", { class: "tags" })), (parts.litWords = svg("g", { class: "words" })), (parts.axes = svg("g", { class: "axes" })));
   const spoken = { role: "application", "aria-roledescription": "circuit diagram", "aria-label": label };
   for (const [name, value] of Object.entries(spoken)) parts.chart.setAttribute(name, value);
   for (const [name, value] of [["role", "group"], ["aria-label", "Components"]]) parts.nodes.setAttribute(name, value);
@@ -44,8 +45,9 @@ export function draw(parts, graph, geometry, done) {
     drawn.sources.set(mark.id, sourceMark(mark));
     parts.sources.append(drawn.sources.get(mark.id));
   }
-  for (const chip of effectChips(graph, geometry)) {
-    drawn.effects.set(Number(chip.dataset.index), chip);
+  for (const place of effectPlaces(graph, geometry)) {
+    const chip = effectChip(graph, place);
+    drawn.effects.set(place.index, chip);
     parts.effects.append(chip);
   }
   const places = [...geometry.nodes.values()].sort((a, b) => a.dot - b.dot || a.y - b.y || a.x - b.x);
@@ -179,6 +181,8 @@ export function describeNode(graph, node) {
   parts.push(plural(node.into.length, "cause"), plural(node.from.length, "effect"));
   if (unexpanded(node)) parts.push("not expanded");
   if (!node.explained) parts.push("unexplained");
+  const [words] = wordsOf(node);
+  if (words) parts.push(`looks for, ${unsupported(words) ? "unsupported" : "in words"}: ${inert(words.description)}`);
   return parts.join(", ");
 }
 
@@ -248,10 +252,13 @@ export function effectValue(edge) {
   return key === undefined ? null : { key, value: edge.effect[key] };
 }
 
+const CHIP = 7; // half of its height
+
 /** Measured effects on the edges, strongest first, each where it covers neither a component nor another effect. */
-function effectChips(graph, geometry) {
+export function effectPlaces(graph, geometry) {
+  if (geometry.effects) return geometry.effects;
   const taken = [...geometry.nodes.values()].map(({ x, y, w, h }) => [x - w / 2, y - h / 2, x + w / 2, y + h / 2]);
-  const chips = [];
+  geometry.effects = [];
   for (const place of geometry.edges.slice(0, 150)) {
     const effect = effectValue(graph.edges[place.index]);
     if (!effect) continue;
@@ -259,19 +266,21 @@ function effectChips(graph, geometry) {
     const half = 3.1 * text.length + 3;
     for (const t of [0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74]) {
       const [x, y] = pointOn(place, t);
-      const box = [x - half, y - 7, x + half, y + 7];
+      const box = [x - half, y - CHIP, x + half, y + CHIP];
       if (taken.some((other) => overlap(box, other))) continue;
       taken.push(box);
-      chips.push(
-        svg(
-          "g",
-          { class: `effect ${graph.edges[place.index].side}`, "data-index": place.index, transform: `translate(${x},${y})` },
-          svg("rect", { x: -half, y: -7, width: 2 * half, height: 14, rx: 7 }),
-          svg("text", { y: 3.2 }, text),
-        ),
-      );
+      geometry.effects.push({ index: place.index, x, y, w: 2 * half, h: 2 * CHIP, text });
       break;
     }
   }
-  return chips;
+  return geometry.effects;
+}
+
+function effectChip(graph, { index, x, y, w, h, text }) {
+  return svg(
+    "g",
+    { class: `effect ${graph.edges[index].side}`, "data-index": index, transform: `translate(${x},${y})` },
+    svg("rect", { x: -w / 2, y: -h / 2, width: w, height: h, rx: CHIP }),
+    svg("text", { y: 3.2 }, text),
+  );
 }

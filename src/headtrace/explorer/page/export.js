@@ -15,6 +15,7 @@ const PROPERTIES = {
   opacity: "1",
   "font-size": null,
   "font-weight": "400",
+  "font-style": "normal",
   "text-anchor": "start",
   "paint-order": "normal",
 };

@@ -57,12 +57,14 @@ export function indexCircuit(data) {
     node.into.sort(stronger);
     node.from.sort(stronger);
   }
+  const ranked = [...edges].sort(stronger);
   const layers = data.nodes.flatMap((node) => (node.layer === null ? [] : [node.layer]));
   return {
     data,
     nodes,
     edges,
-    ranked: [...edges].sort(stronger),
+    ranked,
+    worded: byTurns(firstPerTarget(ranked.filter((edge) => edge.description)), ranked.filter((edge) => !edge.description)),
     root,
     tokens: data.prompt.tokens,
     amounts: tokenAmounts(data.prompt.contributions ?? null),
@@ -144,6 +146,19 @@ export function stronger(a, b) {
   return b.strength - a.strength || b.weight - a.weight || a.index - b.index;
 }
 
+/** Of each target the first edge, then all others. */
+function firstPerTarget(edges) {
+  const seen = new Set();
+  const first = edges.filter(({ target }) => !seen.has(target) && seen.add(target));
+  return [...first, ...edges.filter((edge) => !first.includes(edge))];
+}
+
+/** One of each in turn, as long as there are both: content is stronger than signals, and only signals have words. */
+function byTurns(some, others) {
+  const both = Math.min(some.length, others.length);
+  return [...some.slice(0, both).flatMap((edge, i) => [edge, others[i]]), ...some.slice(both), ...others.slice(both)];
+}
+
 function largest(edges) {
   return edges.reduce((most, edge) => Math.max(most, Math.abs(edge.weight)), 0) || 1;
 }
@@ -182,6 +197,7 @@ export const FILTERS = {
   kinds: all(KINDS),
   layers: [0, Infinity],
   match: "all",
+  words: true,
 };
 
 /** Whether an edge is of a side, and on a path, that is shown. */
@@ -194,7 +210,7 @@ export function filterEdges(graph, filters) {
   const passes = (node) =>
     filters.kinds[node.kind] &&
     (node.layer === null || (node.layer >= filters.layers[0] && node.layer <= filters.layers[1]));
-  const kept = graph.ranked.filter(
+  const kept = (filters.words ? graph.worded : graph.ranked).filter(
     (edge) =>
       sideShown(graph, edge, filters) &&
       relativeWeight(graph, edge) >= filters.minWeight &&

@@ -18,6 +18,8 @@ export function makeInteractive(chart, app) {
   function targetOf(event) {
     const group = event.target.closest?.(".node");
     if (group) return { node: Number(group.dataset.id) };
+    const words = event.target.closest?.(".word");
+    if (words) return { edge: Number(words.dataset.index), words: true };
     const [x, y] = place(event);
     const column = chart.viewport.columnAt(x, y);
     if (column !== null) return { column };
@@ -66,7 +68,10 @@ export function makeInteractive(chart, app) {
     if (moved) return;
     const target = targetOf(event);
     if (target?.node !== undefined) app.pin(chart, target.node);
-    else if (target?.edge !== undefined) app.pin(chart, chart.graph.edges[target.edge].source);
+    else if (target?.edge !== undefined) {
+      const edge = chart.graph.edges[target.edge];
+      app.pin(chart, target.words ? edge.target : edge.source); // words are about what the target looks for
+    }
     else app.pin(chart, null);
   });
   surface.addEventListener("pointercancel", () => (drag = null));

@@ -357,7 +357,7 @@ function placeRoot(graph, columns, width, enlarged) {
 }
 
 /** A cubic curve from the source up into the target: each side enters at its own place. */
-function placeEdge(graph, nodes, edge) {
+export function placeEdge(graph, nodes, edge) {
   const [source, target] = [nodes.get(edge.source), nodes.get(edge.target)];
   return { index: edge.index, ...curve(source, target, edge.side, inOneColumn(graph, edge)) };
 }

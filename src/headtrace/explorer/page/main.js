@@ -1,5 +1,6 @@
 // Puts the page together: which circuits are on the screen, and what happens when something is looked at.
 
+import { createAddress, wholeNumber } from "./address.js";
 import { createChart } from "./chart.js";
 import { comparePanel, counterparts, markShared, unmark } from "./compare.js";
 import { createControls, debounced, search } from "./controls.js";
@@ -17,8 +18,9 @@ const SUBTITLE = 270; // letters: what a complete circuit has to say of its size
 export function start() {
   const data = JSON.parse(byId("data").textContent);
   const graphs = data.circuits.map(indexCircuit);
-  const state = { chosen: [0], charts: [], withPositions: false };
+  const state = { chosen: [0], charts: [], withPositions: false, panel: null };
   const controls = createControls(graphs, (filters) => redraw(filters));
+  const address = createAddress((values) => restore(values));
   createTheme();
 
   const app = {
@@ -28,6 +30,7 @@ export function start() {
       for (const other of state.charts) other.light(null);
       showCounterparts(chart, chart.pinned);
       showPanel();
+      remember(true);
     },
     hover(chart, target) {
       chart.light(target);
@@ -50,8 +53,11 @@ export function start() {
     if (place) chart.viewport.reveal(place);
   }
 
+  const pinned = () => state.charts.find((chart) => chart.pinned !== null);
+  const pinName = (chart) => (chart ? `${state.charts.indexOf(chart) ? "B" : ""}${chart.pinned}` : null);
+
   function panelContent() {
-    const chart = state.charts.find((candidate) => candidate.pinned !== null);
+    const chart = pinned();
     const [first, second] = state.charts;
     if (chart) {
       const node = chart.graph.nodes.get(chart.pinned);
@@ -64,6 +70,36 @@ export function start() {
   function showPanel() {
     // A new element, which starts at its top: to set the scroll position would lay out the whole page at once.
     byId("panel").replaceChildren(el("div", { class: "panel-content" }, panelContent()));
+    state.panel = pinName(pinned());
+  }
+
+  // The address says what is looked at: which circuits, what the controls say, what is pinned.
+
+  const first = data.compare && graphs.length === 2 ? [0, 1] : [0];
+
+  function remember(step = false) {
+    const circuits = String(state.chosen) === String(first) ? null : state.chosen.map((i) => i + 1).join();
+    address.write({ circuits, ...controls.tell(), pin: pinName(pinned()) }, step);
+  }
+
+  function restore(values) {
+    const chosen = [...new Set((values.circuits ?? "").split(",").map((text) => wholeNumber(text, 1, graphs.length)))];
+    const before = String(state.charts.length ? state.chosen : "");
+    state.chosen = chosen.includes(null) || chosen.length > 2 ? first : chosen.map((number) => number - 1);
+    [byId("first").value, byId("second").value] = [state.chosen[0], state.chosen[1] ?? ""];
+    if (String(state.chosen) !== before) return build(values);
+    take(values);
+    redraw(controls.filters);
+    showPanel();
+  }
+
+  /** What an address says of the circuits that are on the screen; of what it does not say, what is there at first. */
+  function take(values) {
+    controls.take(values);
+    for (const chart of state.charts) chart.pinned = null;
+    const [, side, id] = /^(B?)(\d+)$/.exec(values.pin ?? "") ?? [];
+    const chart = state.charts[side ? 1 : 0];
+    if (id !== undefined && chart?.graph.nodes.has(Number(id))) chart.pinned = Number(id);
   }
 
   const soon = debounced((run) => run());
@@ -76,7 +112,7 @@ export function start() {
     else soon(() => redraw(controls.filters));
   });
 
-  function build() {
+  function build(values = null) {
     hideCard();
     const shown = state.chosen.map((i) => graphs[i]);
     graphs.forEach(unmark);
@@ -93,6 +129,7 @@ export function start() {
       sizes.observe(chart.host);
     }
     controls.reset(shown);
+    if (values) take(values);
     describe(shown);
     redraw(controls.filters);
     showPanel();
@@ -106,6 +143,10 @@ export function start() {
     byId("status").textContent = state.charts.length === 2 ? "" : status(state.charts[0]);
     Promise.all(drawings).then(() => {
       find(byId("search").value, false);
+      if (state.panel !== pinName(pinned())) showPanel(); // what was pinned may be filtered out
+      const chart = pinned();
+      if (chart) showCounterparts(chart, chart.pinned);
+      remember();
       page.drawn = String(Number(page.drawn ?? 0) + 1);
       page.ready = "true";
     });
@@ -156,6 +197,7 @@ export function start() {
     state.chosen = second === "" || second === first ? [Number(first)] : [Number(first), Number(second)];
     if (second === first) byId("second").value = "";
     build();
+    remember(true);
   }
 
   // Search: matches are ringed as one types, Enter walks through them.
@@ -208,8 +250,6 @@ export function start() {
 
   if (innerWidth <= 860) byId("toolbar").open = false;
   fillChoices();
-  if (data.compare && graphs.length === 2) state.chosen = [0, 1];
-  [byId("first").value, byId("second").value] = [state.chosen[0], state.chosen[1] ?? ""];
-  build();
+  restore(address.read());
   return state;
 }

@@ -69,6 +69,11 @@ export function number(value) {
   return text.replace("-", "−");
 }
 
+/** A p-value: two digits, or a power of ten. */
+export function pValue(value) {
+  return value >= 0.001 || value === 0 ? String(Number(value.toPrecision(2))) : value.toExponential(0).replace("-", "−");
+}
+
 /** A number whose sign says for or against. */
 export function signed(value) {
   return value > 0 ? `+${number(value)}` : number(value);

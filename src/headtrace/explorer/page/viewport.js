@@ -1,8 +1,10 @@
 // What part of the drawing is seen: fit, zoom, pan; the axes and the labels that keep their size on the screen.
 
 import { svg } from "./dom.js";
+import { effectPlaces } from "./drawing.js";
 import { SIZE, overlap } from "./layout.js";
 import { componentName, shorten, tokenExact, tokenLabel } from "./text.js";
+import { grown, wordLabels } from "./words.js";
 
 const LEFT = 40;
 const TOP = 2;
@@ -22,6 +24,7 @@ export function createViewport(host, parts) {
   let geometry = null;
   let graph = null;
   let labelled = [];
+  let worded = false;
 
   function resize(width, height) {
     if (width === view.width && height === view.height) return;
@@ -33,8 +36,8 @@ export function createViewport(host, parts) {
   }
 
   /** Show a drawing anew: where the view was moved to, or else as a whole. */
-  function show(newGraph, newGeometry) {
-    [graph, geometry] = [newGraph, newGeometry];
+  function show(newGraph, newGeometry, words) {
+    [graph, geometry, worded] = [newGraph, newGeometry, words];
     if (view.moved) apply(true);
     else fit(true);
   }
@@ -99,7 +102,8 @@ export function createViewport(host, parts) {
     waiting = false;
     drawAxes();
     parts.tags.replaceChildren(...tags([...geometry.nodes.values()]));
-    lightTags(lit);
+    parts.words.replaceChildren(...words(geometry.edges, [...geometry.nodes.values()], effectPlaces(graph, geometry)));
+    light(lit);
   }
 
   function drawAxes() {
@@ -247,11 +251,26 @@ export function createViewport(host, parts) {
     return made;
   }
 
-  let lit = [];
-  /** Labels for the nodes that are lit up, whatever else is dimmed. */
-  function lightTags(ids) {
-    lit = ids;
-    parts.litTags.replaceChildren(...tags(ids.map((id) => geometry.nodes.get(id)).filter(Boolean)));
+  /** What edges look for, where it covers none of these components and numbers. */
+  function words(places, nodes, numbers) {
+    if (!worded) return [];
+    const [w, h] = [view.width - RIGHT, view.height - view.bottom];
+    const taken = [...nodes.filter((place) => !place.dot), ...numbers].map((place) => grown(onScreen(place), 2));
+    return wordLabels(graph, places, view, taken, [LEFT, TOP, w, h]);
+  }
+
+  function onScreen({ x, y, w, h }) {
+    const [left, top] = [view.x + (x - w / 2) * view.scale, view.y + (y - h / 2) * view.scale];
+    return [left, top, left + w * view.scale, top + h * view.scale];
+  }
+
+  let lit = { nodes: [], edges: [] };
+  /** Labels for the nodes and edges (by their curves) that are lit up, whatever else is dimmed. */
+  function light({ nodes, edges }) {
+    lit = { nodes, edges };
+    const places = nodes.map((id) => geometry.nodes.get(id)).filter(Boolean);
+    parts.litTags.replaceChildren(...tags([...places]));
+    parts.litWords.replaceChildren(...words(edges, places, []));
   }
 
   /** The column under a point of the token axis; null elsewhere. */
@@ -263,5 +282,5 @@ export function createViewport(host, parts) {
 
   const toWorld = (x, y) => [(x - view.x) / view.scale, (y - view.y) / view.scale];
   const inside = (x, y) => x > LEFT && y < view.height - view.bottom;
-  return { view, columnAt, skippedAt, lightTags, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
+  return { view, columnAt, skippedAt, light, room, resize, show, fit, zoom, pan, reveal, toWorld, inside };
 }

@@ -1,0 +1,258 @@
+"""Attention patterns of a recording, kept whole or computed again from queries and keys where they would not fit.
+
+All patterns of a prompt of n tokens are ``layers x heads x n x n`` numbers: 18 GB for SmolLM2-135M at 4,096 tokens.
+What a trace reads of them are rows (what a token attends to), columns (who attends to a token) and single weights, and
+each follows from the recorded queries and keys and one number per row, the logarithm of its sum.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from headtrace.models.fields import BLOCK, n_blocks
+
+if TYPE_CHECKING:
+    from headtrace.models.record import Recording
+
+NUMBERS_AT_ONCE = 16_000_000
+"""Attention weights that are computed at once (64 MB in float32)."""
+
+Place = int | Int[Tensor, "*n"]
+
+
+class Patterns(ABC):
+    """The attention of every head, by parts."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    @abstractmethod
+    def at(self, layer: Place, prompt: Place, head: Place, dest: Place, src: Place) -> Float[Tensor, "*n"]:
+        """Single weights."""
+
+    @abstractmethod
+    def row(self, layer: int, prompt: int, head: int, dest: int) -> Float[Tensor, " src"]:
+        """All that one head attends to from one destination."""
+
+    @abstractmethod
+    def rows(
+        self, top: int, prompt: Int[Tensor, " n"], dest: Int[Tensor, " n"], length: int
+    ) -> Float[Tensor, "n layer head src"]:
+        """Rows of all heads below a layer, of one destination in each of some prompts."""
+
+    @abstractmethod
+    def columns(
+        self,
+        layer: Int[Tensor, "a n"],
+        prompt: Int[Tensor, "a 1"],
+        head: Int[Tensor, "a n"],
+        src: Int[Tensor, "a n"],
+        length: int,
+    ) -> Float[Tensor, "a n dest"]:
+        """Columns: how strongly destinations attend to one source of one head."""
+
+    @abstractmethod
+    def reach(
+        self, top: int, prompt: int, weight: Float[Tensor, "*layer n dest"]
+    ) -> Float[Tensor, "layer head n src"]:
+        """No less than ``sum over dest of weight[dest] A[dest, src]`` (weights are not negative), for all heads below a
+        layer; ``weight`` may have an axis of layers, before it one for heads."""
+
+    @abstractmethod
+    def of_head(self, layer: int, head: int) -> Float[Tensor, "batch dest src"]:
+        """The pattern of one head, whole."""
+
+    @abstractmethod
+    def of_layer(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """The patterns of one layer, whole."""
+
+    @abstractmethod
+    def mixed(
+        self, layer: int, values: Float[Tensor, "batch head src d_head"]
+    ) -> Float[Tensor, "batch head dest d_head"]:
+        """``A @ values`` of one layer."""
+
+    @abstractmethod
+    def turned(
+        self, layer: int, onto: Float[Tensor, "batch head dest d_head"]
+    ) -> Float[Tensor, "batch head src d_head"]:
+        """``A^T @ onto`` of one layer."""
+
+
+class KeptPatterns(Patterns):
+    """Patterns that are in memory."""
+
+    @property
+    def tensor(self) -> Float[Tensor, "layer batch head dest src"]:
+        return self.recording.tensors["patterns"]
+
+    def at(self, layer: Place, prompt: Place, head: Place, dest: Place, src: Place) -> Float[Tensor, "*n"]:
+        return self.tensor[layer, prompt, head, dest, src]
+
+    def row(self, layer: int, prompt: int, head: int, dest: int) -> Float[Tensor, " src"]:
+        return self.tensor[layer, prompt, head, dest]
+
+    def rows(self, top: int, prompt: Tensor, dest: Tensor, length: int) -> Float[Tensor, "n layer head src"]:
+        return self.tensor[:top, :, :, :, :length][:, prompt, :, dest]
+
+    def columns(
+        self, layer: Tensor, prompt: Tensor, head: Tensor, src: Tensor, length: int
+    ) -> Float[Tensor, "a n dest"]:
+        return self.tensor[:, :, :, :length][layer, prompt, head, :, src]
+
+    def reach(
+        self, top: int, prompt: int, weight: Float[Tensor, "*layer n dest"]
+    ) -> Float[Tensor, "layer head n src"]:
+        n = weight.shape[-1]
+        return weight @ self.tensor[:top, prompt, :, :n, :n]
+
+    def of_head(self, layer: int, head: int) -> Float[Tensor, "batch dest src"]:
+        return self.tensor[layer][:, head]
+
+    def of_layer(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        return self.tensor[layer]
+
+    def mixed(self, layer: int, values: Tensor) -> Float[Tensor, "batch head dest d_head"]:
+        return self.tensor[layer] @ values
+
+    def turned(self, layer: int, onto: Tensor) -> Float[Tensor, "batch head src d_head"]:
+        return self.tensor[layer].transpose(-1, -2) @ onto
+
+
+class RecomputedPatterns(Patterns):
+    """Patterns that are computed again, part by part, from queries, keys and the logarithms of their rows' sums."""
+
+    @cached_property
+    def _scales(self) -> Float[Tensor, " layer"]:
+        return self.recording.queries.new_tensor(self.recording.scales)
+
+    @cached_property
+    def _caps(self) -> Float[Tensor, " layer"]:
+        """Softcaps, zero where there is none."""
+        return self.recording.queries.new_tensor([cap or 0.0 for cap in self.recording.softcaps])
+
+    @cached_property
+    def _masks(self) -> tuple[list[Bool[Tensor, "batch dest src"]], Int[Tensor, " layer"]]:
+        """The masks that there are, and which one each layer has."""
+        masks: list[Tensor] = []
+        kinds: list[int] = []
+        for mask in self.recording.visible:
+            same = [i for i, known in enumerate(masks) if known.data_ptr() == mask.data_ptr()]
+            kinds.append(same[0] if same else len(masks))
+            if not same:
+                masks.append(mask)
+        return masks, torch.tensor(kinds, device=self.recording.token_ids.device)
+
+    @property
+    def _group(self) -> int:
+        return self.recording.model.weights.group
+
+    def _attention(self, layer: Place, logits: Tensor, normaliser: Tensor, visible: Tensor) -> Tensor:
+        """Weights from logits before scale and softcap."""
+        logits = logits * self._scales[layer]
+        caps = self._caps[layer]
+        if bool((self._caps > 0).any()):
+            safe = caps.clamp_min(1e-30)
+            logits = torch.where(caps > 0, torch.tanh(logits / safe) * safe, logits)
+        return (logits - normaliser).exp() * visible
+
+    def _visible(self, layer: Place, prompt: Place, dest: Place, src: Place) -> Tensor:
+        masks, kinds = self._masks
+        found = masks[0][prompt, dest, src]
+        for i, mask in enumerate(masks[1:], 1):
+            found = torch.where(kinds[layer] == i, mask[prompt, dest, src], found)
+        return found
+
+    def at(self, layer: Place, prompt: Place, head: Place, dest: Place, src: Place) -> Float[Tensor, "*n"]:
+        rec = self.recording
+        logits = (
+            rec.queries[layer, prompt, head, dest] * rec.keys[layer, prompt, head // self._group, src]
+        ).sum(-1)
+        normaliser = rec.log_normalisers[layer, prompt, head, dest]
+        return self._attention(layer, logits, normaliser, self._visible(layer, prompt, dest, src))
+
+    def row(self, layer: int, prompt: int, head: int, dest: int) -> Float[Tensor, " src"]:
+        rec = self.recording
+        logits = rec.keys[layer, prompt, head // self._group] @ rec.queries[layer, prompt, head, dest]
+        normaliser = rec.log_normalisers[layer, prompt, head, dest]
+        return self._attention(layer, logits, normaliser, rec.visible[layer][prompt, dest])
+
+    def rows(self, top: int, prompt: Tensor, dest: Tensor, length: int) -> Float[Tensor, "n layer head src"]:
+        rec = self.recording
+        n, n_heads = len(prompt), rec.model.n_heads
+        out = rec.queries.new_empty(n, top, n_heads, length)
+        for layer in range(top):
+            queries = rec.queries[layer][prompt, :, dest].unflatten(1, (-1, self._group))
+            logits = queries @ rec.keys[layer, :, :, :length][prompt].transpose(-1, -2)
+            normaliser = rec.log_normalisers[layer][prompt, :, dest][..., None]
+            seen = rec.visible[layer][prompt, dest, :length][:, None]
+            out[:, layer] = self._attention(layer, logits.flatten(1, 2), normaliser, seen)
+        return out
+
+    def columns(
+        self, layer: Tensor, prompt: Tensor, head: Tensor, src: Tensor, length: int
+    ) -> Float[Tensor, "a n dest"]:
+        rec, model = self.recording, self.recording.model
+        prompt = prompt.expand_as(layer)
+        out = rec.queries.new_empty(*layer.shape, length)
+        which = (prompt * model.n_layers + layer) * model.n_heads + head
+        for number in which.unique().tolist():
+            rest, h = divmod(number, model.n_heads)
+            p, l = divmod(rest, model.n_layers)
+            mine = which == number
+            sources = src[mine]
+            logits = rec.keys[l, p, h // self._group][sources] @ rec.queries[l, p, h, :length].T
+            seen = rec.visible[l][p, :length][:, sources].T
+            out[mine] = self._attention(l, logits, rec.log_normalisers[l, p, h, :length], seen)
+        return out
+
+    def reach(
+        self, top: int, prompt: int, weight: Float[Tensor, "*layer n dest"]
+    ) -> Float[Tensor, "layer head n src"]:
+        """From the largest weight of every block of destinations: a bound, without looking at each of them."""
+        n = weight.shape[-1]
+        blocks = n_blocks(n)
+        padded = torch.nn.functional.pad(weight, (0, blocks * BLOCK - n))
+        return (
+            padded.unflatten(-1, (blocks, BLOCK)).sum(-1)
+            @ self.recording.column_maxima[:top, prompt, :, :blocks, :n]
+        )
+
+    def blocks(self, layer: int) -> Iterator[tuple[slice, Float[Tensor, "batch head dest src"]]]:
+        """The patterns of one layer, some destinations at a time."""
+        rec = self.recording
+        batch, n_heads, length, _ = rec.queries[layer].shape
+        step = max(1, NUMBERS_AT_ONCE // (batch * n_heads * length))
+        keys = rec.keys[layer].transpose(-1, -2)[:, :, None]
+        for first in range(0, length, step):
+            some = slice(first, first + step)
+            queries = rec.queries[layer][:, :, some].unflatten(1, (-1, self._group))
+            logits = (queries @ keys).flatten(1, 2)
+            normaliser = rec.log_normalisers[layer][:, :, some][..., None]
+            yield some, self._attention(layer, logits, normaliser, rec.visible[layer][:, None, some])
+
+    def of_head(self, layer: int, head: int) -> Float[Tensor, "batch dest src"]:
+        rec = self.recording
+        logits = rec.queries[layer][:, head] @ rec.keys[layer][:, head // self._group].transpose(-1, -2)
+        return self._attention(
+            layer, logits, rec.log_normalisers[layer][:, head, :, None], rec.visible[layer]
+        )
+
+    def of_layer(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        return torch.cat([block for _, block in self.blocks(layer)], dim=2)
+
+    def mixed(self, layer: int, values: Tensor) -> Float[Tensor, "batch head dest d_head"]:
+        return torch.cat([block @ values for _, block in self.blocks(layer)], dim=2)
+
+    def turned(self, layer: int, onto: Tensor) -> Float[Tensor, "batch head src d_head"]:
+        total = torch.zeros_like(onto)
+        for some, block in self.blocks(layer):
+            total += block.transpose(-1, -2) @ onto[:, :, some]
+        return total

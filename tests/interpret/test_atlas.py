@@ -127,6 +127,7 @@ def test_an_atlas_opens_again_as_it_was_made(made) -> None:
     assert again.heads.equals(made.heads)
     assert again.channels.equals(made.channels)
     assert again.pairs.equals(made.pairs)
+    assert again.n_pairs == again.pairs.height
     assert again.heads.height == 12
     assert again.channels.height == 36
     shares = again.heads["shares"].to_list()

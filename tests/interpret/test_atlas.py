@@ -59,12 +59,8 @@ def by_hand(pattern, ids) -> dict[str, list[float]]:
 def test_measures_of_heads_are_what_they_say(model) -> None:
     texts = ["When Mary and John went to the store, John gave a drink to Mary. Mary gave John a drink"]
     recording = model.record(texts)
-    sums, again = HeadSums.empty(model), HeadSums.empty(model)
+    sums = HeadSums.empty(model)
     sums.add(recording)
-    again.add(model.record(texts, keep=KEPT, patterns="recompute"))  # as in a long chunk
-    for name, table in again.measures().items():
-        allowed = rounding(torch.float32, 64 * len(recording.token_ids[0]), float(table.max()))
-        assert torch.allclose(table, sums.measures()[name], rtol=0, atol=allowed), name
     for layer, head in ((0, 1), (1, 2), (2, 3)):
         expected = by_hand(recording.patterns[layer, 0, head], recording.token_ids[0].tolist())
         for name, table in sums.measures().items():

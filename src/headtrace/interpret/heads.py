@@ -92,7 +92,7 @@ class HeadSums:
             if length > 1
         ]
         for layer in range(recording.model.n_layers):
-            patterns = _patterns(recording, layer)
+            patterns = recording.patterns[layer]
             for prompt, places in prompts:
                 pattern = patterns[prompt, :, : lengths[prompt], : lengths[prompt]]
                 self._add_layer(layer, pattern, places)
@@ -142,11 +142,6 @@ class _Places:
 def _mass(pattern: Float[Tensor, "head dest src"], where: Bool[Tensor, "dest src"]) -> tuple[Tensor, int]:
     """Attention to some places, and how many destinations have any."""
     return (pattern * where).sum((-2, -1)), int(where.any(-1).sum())
-
-
-def _patterns(recording: Recording, layer: int) -> Float[Tensor, "batch head dest src"]:
-    """As they were kept, or computed again where they would not fit."""
-    return recording.patterns[layer] if "patterns" in recording.tensors else recording.pattern(layer)
 
 
 @torch.inference_mode()

@@ -22,8 +22,8 @@ import headtrace.models
 from headtrace.circuits import write_parquet
 from headtrace.cli import app
 
-CASES = 30
-"""Command lines per command."""
+CASES = int(os.environ.get("HEADTRACE_FUZZ_CASES", "12"))
+"""Command lines per command; by hand, more: HEADTRACE_FUZZ_CASES=300 pytest tests/cli/test_fuzz_command_lines.py."""
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 PATHS = str.split("""
     c.json many.parquet many.parquet#1 many.parquet#9 folder folder/ folder#0 empty prompts.jsonl prompt.txt broken.json

@@ -26,6 +26,7 @@ def scored(
     texts: Iterable[Sequence[int]],
     channels: Sequence[int] | None = None,
     first: int = 0,
+    kept: int = KEPT,
 ) -> SignalExamples:
     """What a scan keeps of some channels of a head (all of them, if not given) over some texts.
 
@@ -52,9 +53,9 @@ def scored(
     Random(name).shuffle(pairs)
     # Equal scores stay in their drawn order, whatever a CPU makes of their last bits.
     pairs.sort(key=lambda pair: -round(min(pair.score, enough) / enough, 6))
-    others = Random(f"{name} random").sample(pairs, KEPT)
+    others = Random(f"{name} random").sample(pairs, kept)
     signal = ScoredSignal(name, layer, head, "channel", tuple(chosen))
-    return SignalExamples(signal, tuple(pairs[:KEPT]), tuple(others), n_pairs=len(pairs))
+    return SignalExamples(signal, tuple(pairs[:kept]), tuple(others), n_pairs=len(pairs))
 
 
 def of_known(name: str, head: str, channels: Sequence[int] | None = None) -> SignalExamples:

@@ -22,8 +22,8 @@ class MadeUpScan:
     def signals(self) -> tuple[ScoredSignal, ...]:
         return tuple(each.signal for each in self.found.values())
 
-    def examples(self, signal: str) -> SignalExamples:
-        return self.found[signal]
+    def examples(self, signal: ScoredSignal) -> SignalExamples:
+        return self.found[signal.id]
 
 
 def made_up_scan(model: Any, corpus: Any, *, signals: list[Circuit], seed: int = 0, **_: Any) -> MadeUpScan:

@@ -8,10 +8,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
-Answer = str | int | tuple[int, dict[str, str]] | None
-"""Text of the answer, or a status (with headers); None hangs."""
+
+class Raw(NamedTuple):
+    """A response as it goes over the wire, for servers that keep to no form."""
+
+    body: str
+    status: int = 200
+    content_type: str = "application/json"
+
+
+Answer = str | int | tuple[int, dict[str, str]] | Raw | None
+"""Text of the answer, a status (with headers), or a whole response; None hangs."""
 
 
 class Server:
@@ -20,6 +30,8 @@ class Server:
     def __init__(self, answer: Callable[[int, list[dict[str, str]]], Answer]) -> None:
         self.answer, self.asked, self.headers = answer, 0, list[dict[str, str]]()
         self.messages: list[list[dict[str, str]]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.times: list[float] = []
         self.lock, self.done = threading.Lock(), threading.Event()
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.http.daemon_threads = True
@@ -27,6 +39,11 @@ class Server:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def die(self) -> None:
+        """No more connections, and no answer to those that there are."""
+        self.http.socket.close()
+        self.done.set()
 
     def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
@@ -40,45 +57,44 @@ class Server:
                     number = server.asked
                     server.headers.append({name.lower(): value for name, value in self.headers.items()})
                     server.messages.append(body["messages"])
+                    server.bodies.append(body)
+                    server.times.append(monotonic())
                 found = server.answer(number, body["messages"])
                 if found is None:
                     server.done.wait(20)
                     self.close_connection = True
                     return
-                status, headers = _status(found)
-                refused = f"status {status} for {self.headers.get('Authorization')}"
-                content: dict[str, Any] = {"error": {"message": refused}}
-                if isinstance(found, str):
-                    choice = {
-                        "index": 0,
-                        "finish_reason": "stop",
-                        "message": {"role": "assistant", "content": found},
-                    }
-                    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
-                    content = {
-                        "id": "x",
-                        "object": "chat.completion",
-                        "created": 0,
-                        "model": "m",
-                        "choices": [choice],
-                    }
-                    content["usage"] = usage
-                raw = json.dumps(content).encode()
-                self.send_response(status)
+                self.reply(*_response(found, str(self.headers.get("Authorization"))))
+
+            def reply(self, raw: Raw, headers: dict[str, str]) -> None:
+                body = raw.body.encode()
+                self.send_response(raw.status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
+                self.send_header("Content-Type", raw.content_type)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(raw)
+                self.wfile.write(body)
 
         return Handler
 
 
-def _status(found: str | int | tuple[int, dict[str, str]]) -> tuple[int, dict[str, str]]:
+def _response(found: str | int | tuple[int, dict[str, str]] | Raw, key: str) -> tuple[Raw, dict[str, str]]:
+    if isinstance(found, Raw):
+        return found, {}
     if isinstance(found, str):
-        return 200, {}
-    return found if isinstance(found, tuple) else (found, {})
+        return completion(
+            found, usage={"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+        ), {}
+    status, headers = (found, {}) if isinstance(found, int) else found
+    return Raw(json.dumps({"error": {"message": f"status {status} for {key}"}}), status), headers
+
+
+def completion(text: str | None, **more: Any) -> Raw:
+    """An answer in the form of the protocol; ``usage`` is left out by some servers."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    told = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return Raw(json.dumps(told | more))
 
 
 @contextmanager
@@ -99,7 +115,8 @@ def good(_: int, messages: list[dict[str, str]]) -> str:
     """Says that pairs have a same token, and finds those that do (by the marks in the text)."""
     if '{"description"' in messages[0]["content"]:
         return json.dumps({"description": "The source is an earlier occurrence of the destination token."})
-    lines = re.findall(r"^\d+\. .*$", messages[1]["content"], re.MULTILINE)
+    asked = next(each for each in reversed(messages) if "Examples:" in each["content"])
+    lines = re.findall(r"^\d+\. .*$", asked["content"], re.MULTILINE)
     return json.dumps({"labels": [_same(line) for line in lines]})
 
 

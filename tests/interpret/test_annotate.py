@@ -35,7 +35,7 @@ def circuit(model):
 
 @pytest.fixture
 def scanned(monkeypatch):
-    monkeypatch.setattr(running, "_scanner", lambda: made_up_scan)
+    monkeypatch.setattr(running, "scan", made_up_scan)
 
 
 def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
@@ -149,7 +149,7 @@ def test_the_command_writes_everything_and_show_prints_the_words(scanned, circui
     result = CliRunner().invoke(app, [*line, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["schema"] == "headtrace.interpretation/1"
-    assert "Explaining and judging: about" in result.stderr
+    assert "Explaining and judging 4 signals: about" in result.stderr
     shown = CliRunner().invoke(app, ["show", str(out / "circuit.json"), "--depth", "30"]).stdout
     assert "earlier occurrence of the destination token" in shown or "just before" in shown
     assert "supported" in CliRunner().invoke(app, line).stdout

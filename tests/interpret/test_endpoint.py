@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from runpy import run_path
+from signal import SIGINT, default_int_handler, pthread_kill, signal
+from time import monotonic
 
 import pytest
 
 from headtrace.errors import InputError
-from headtrace.interpret import EndpointError, EndpointExplainer, EndpointJudge, Failure, interpret_examples
-from headtrace.interpret.endpoint import KEY, Malformed, read_description, read_labels
+from headtrace.interpret import (
+    Description,
+    EndpointError,
+    EndpointExplainer,
+    EndpointJudge,
+    Failure,
+    interpret_examples,
+)
+from headtrace.interpret.asking import KEY, Malformed
+from headtrace.interpret.endpoint import read_description, read_labels
 from headtrace.interpret.protocols import Budget, Setting
-from tests.interpret.made_up_signals import same_token, signal_by
-from tests.interpret.serving import good, serving
+from tests.interpret.made_up_signals import previous, same_token, signal_by, to_animal
+from tests.interpret.serving import Answer, Raw, Server, completion, good, serving
 
 SIGNALS = [signal_by(same_token, f"L0H0:{channel}", seed=channel) for channel in range(4)]
 
@@ -48,10 +64,7 @@ def test_a_run_through_an_endpoint_has_right_statistics(tmp_path):
 
 def test_judges_are_not_told_scores_or_kinds():
     with serving(good) as server:
-        EndpointJudge(server.url, "m", retries=0).judge(
-            read_description('{"description": "x"}'),  # type: ignore[arg-type]
-            SIGNALS[0].top[:3],
-        )
+        EndpointJudge(server.url, "m", retries=0).judge(Description("x"), SIGNALS[0].top[:3])
         text = json.dumps(server.messages)
     assert "score" not in text
     assert "top" not in text.replace("stop", "")
@@ -83,11 +96,160 @@ def test_malformed_answers_are_asked_for_once_more_and_then_fail():
     assert "not what was asked for" in found[1].reason
 
 
-def test_a_rate_limit_is_waited_for():
-    with serving(lambda n, m: (429, {"Retry-After": "0.2"}) if n <= 2 else good(n, m)) as server:
+def test_a_rate_limit_is_waited_for_as_long_as_the_endpoint_says():
+    with serving(lambda n, m: (429, {"Retry-After": "1"}) if n == 1 else good(n, m)) as server:
         found = _explainer(server.url, retries=3, concurrency=1).explain_all(SIGNALS[:1])
-        assert server.asked == 3
+        assert server.asked == 2
+        assert server.times[1] - server.times[0] >= 0.99, "without the header it is half a second at most"
     assert not isinstance(found[0], Failure)
+
+
+def _refusing(refused: str, status: int, told: str) -> Callable[[Server], Callable[..., Answer]]:
+    """A server that answers only requests without a parameter (or without a part of it)."""
+    return lambda server: (
+        lambda n, m: Raw(told, status) if refused in json.dumps(server.bodies[n - 1]) else good(n, m)
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "told", "instead"),
+    [
+        # llama-cpp-python: a validation error with status 500; it knows the form under another name.
+        (
+            "json_schema",
+            500,
+            "{\"error\": {\"message\": \"('body', 'response_format', 'type') should be text\"}}",
+            "json_object",
+        ),
+        # A server that says only that something is wrong, and knows no form at all.
+        ("response_format", 400, '{"detail": "Bad Request"}', "temperature"),
+        # OpenAI's own newer models.
+        (
+            "max_tokens",
+            400,
+            '{"error": {"message": "Unsupported parameter: \'max_tokens\'", "param": "max_tokens"}}',
+            "max_completion_tokens",
+        ),
+        (
+            "temperature",
+            400,
+            '{"error": {"message": "\'temperature\' does not support 0 with this model."}}',
+            "max_tokens",
+        ),
+    ],
+)
+def test_what_a_server_refuses_is_left_out_from_then_on(refused, status, told, instead):
+    with serving(lambda n, m: answer(n, m)) as server:
+        answer = _refusing(refused, status, told)(server)
+        found = _explainer(server.url, concurrency=1).explain_all(SIGNALS[:3])
+        sent = [json.dumps(body) for body in server.bodies]
+    assert not any(isinstance(each, Failure) for each in found)
+    tried = sum(refused in each for each in sent)
+    assert [refused in each for each in sent] == [True] * tried + [False] * 3, "not tried again"
+    assert tried <= 2
+    assert all(instead in each for each in sent[tried:])
+
+
+def test_the_form_of_an_answer_is_asked_for():
+    with serving(good) as server:
+        EndpointJudge(server.url, "m", retries=0).judge(Description("x"), SIGNALS[0].top[:3])
+        (body,) = server.bodies
+    form = body["response_format"]["json_schema"]["schema"]["properties"]["labels"]
+    assert (form["minItems"], form["maxItems"], form["items"]) == (3, 3, {"type": "boolean"})
+
+
+def test_a_server_that_does_not_say_what_it_used_is_counted_by_the_length_of_questions():
+    with serving(lambda n, m: completion(good(n, m))) as server:
+        explainer = _explainer(server.url, budget=10**6)
+        explainer.explain_all(SIGNALS)
+        characters = sum(len(each["content"]) for messages in server.messages for each in messages)
+    assert explainer.setting is not None
+    assert characters / 3 < explainer.setting.budget.spent < characters
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        Raw("{half of it"),
+        Raw("[]"),
+        Raw("null"),
+        Raw('{"choices": []}'),
+        Raw('{"choices": [{"message": {"content": [1]}}]}'),
+        Raw("<html>a login page</html>", content_type="text/html"),
+        Raw('data: {"choices": [{"delta": {"content": "x"}}]}\n\n', content_type="text/event-stream"),
+        Raw("<html>Bad Gateway</html>", 502, "text/html"),
+        completion(None),
+    ],
+)
+def test_what_is_no_completion_is_a_failure(strange):
+    with serving(lambda n, m: strange if n == 1 else good(n, m)) as server:
+        found = _explainer(server.url, concurrency=1).explain_all(SIGNALS[:2])
+    assert isinstance(found[0], Failure)
+    assert not found[0].unreadable
+    assert not isinstance(found[1], Failure)
+
+
+def test_answers_that_cannot_be_read_are_counted_apart():
+    """A model that never keeps to the form was there and answered: that is a result, not an error."""
+    with serving(lambda *_: "I would say they are nice.") as server:
+        explains = _explainer(server.url, concurrency=1)
+        found = interpret_examples(
+            SIGNALS, explainer=explains, judge=EndpointJudge(server.url, "m", retries=0)
+        )
+    assert found.failures["signals"] == len(SIGNALS)
+    assert (found.fraction.of, found.asked.questions, found.asked.unreadable) == (0, 4, 4)
+    assert found.asked.unanswered == 0
+    assert "Of 4 questions to a language model 0 have no answer, and 4 one" in found.summary()
+
+
+def test_every_example_is_one_line_whatever_the_text_has():
+    (pair,) = (replace(SIGNALS[0].top[0], tokens=("\n", "a\r\n", "\u2028") * 6),)
+    with serving(lambda *_: '{"labels": [true]}') as server:
+        EndpointJudge(server.url, "m", retries=0).judge(Description("x"), [pair])
+        asked = server.messages[0][-1]["content"]
+    assert len(asked.splitlines()) == 4
+    assert "⏎" in asked
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 10])
+def test_worked_questions_have_as_many_pairs_as_are_asked_about(batch):
+    with serving(good) as server:
+        EndpointJudge(server.url, "m", retries=0, concurrency=1, batch=batch).judge(
+            Description("x"), SIGNALS[0].top[:10]
+        )
+        assert server.asked == -(-10 // batch)
+        told = [each["content"] for each in server.messages[0] if each["role"] == "assistant"]
+    assert {len(json.loads(each)["labels"]) for each in told} == {min(batch, 4)}
+    assert {label for each in told for label in json.loads(each)["labels"]} == {True, False}
+
+
+def _unsure(number: int, messages: list[dict[str, str]]) -> Answer:
+    """Labels that are right more often than not, and now and then no answer or one that cannot be read."""
+    text = good(number, messages)
+    if '{"description"' in messages[0]["content"]:
+        return text
+    drawn = Random(messages[-1]["content"])
+    if (fault := drawn.random()) < 0.15:
+        return 500 if fault < 0.1 else "Yes."
+    return json.dumps({"labels": [each != (drawn.random() < 0.3) for each in json.loads(text)["labels"]]})
+
+
+def test_every_number_of_a_result_is_that_of_its_labels(tmp_path):
+    """The study computes all numbers again from the raw labels, without headtrace's own statistics."""
+    studied = run_path(str(Path(__file__).parents[2] / "docs/studies/words_endpoint.py"))
+    rules = (same_token, previous, to_animal, lambda _: True)
+    signals = [signal_by(rules[i % 4], f"L0H{i}:0", noise=0.3 * (i % 4 < 3), seed=i) for i in range(12)]
+    with serving(_unsure) as server:
+        judge = EndpointJudge(server.url, "m", retries=0, batch=5)
+        found = interpret_examples(signals, explainer=_explainer(server.url), judge=judge)
+    told = json.loads(found.save(tmp_path).joinpath("interpretation.json").read_text())
+    studied["check_statistics"](told)
+    letters = {letter for each in told["signals"] for group in each["labels"].values() for letter in group}
+    assert letters == {"y", "n", "?"}
+    assert 0 < told["interpretable"]["count"] < told["interpretable"]["of"]
+    told["signals"][0]["labels"]["top"] = told["signals"][0]["labels"]["top"].swapcase()
+    with pytest.raises(AssertionError):
+        studied["check_statistics"](told)
 
 
 def test_an_endpoint_that_dies_loses_nothing_and_the_next_run_goes_on(tmp_path):
@@ -101,6 +263,25 @@ def test_an_endpoint_that_dies_loses_nothing_and_the_next_run_goes_on(tmp_path):
     assert again[:2] == found[:2]
 
 
+def test_an_interrupt_ends_the_asking_at_once_and_keeps_what_there_is(tmp_path):
+    def answer(number: int, messages: list[dict[str, str]]) -> Answer:
+        if number == 1:
+            return good(number, messages)
+        pthread_kill(threading.main_thread().ident or 0, SIGINT)
+        return None
+
+    before = signal(SIGINT, default_int_handler)  # a suite that runs in the background ignores it
+    try:
+        with serving(answer) as server:
+            explainer, start = _explainer(server.url, tmp_path, concurrency=1, timeout=15.0), monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                explainer.explain_all(SIGNALS)
+            assert monotonic() - start < 14, "not until the endpoint answers, or fails to"
+    finally:
+        signal(SIGINT, before)
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
 def test_a_damaged_answer_on_disk_is_asked_for_again(tmp_path):
     with serving(good) as server:
         _explainer(server.url, tmp_path).explain_all(SIGNALS[:1])
@@ -112,11 +293,8 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(tmp_path):
 
 def test_failures_of_the_judge_are_never_negatives():
     with serving(lambda n, m: good(n, m) if n % 2 else 500) as server:
-        labels = EndpointJudge(
-            server.url, "m", retries=0, concurrency=1
-        ).judge(
-            read_description('{"description": "x"}'),  # type: ignore[arg-type]
-            SIGNALS[0].top[:20],
+        labels = EndpointJudge(server.url, "m", retries=0, concurrency=1).judge(
+            Description("x"), SIGNALS[0].top[:20]
         )
     assert labels[:10] == (True,) * 10
     assert labels[10:] == (None,) * 10
@@ -180,6 +358,7 @@ def test_a_password_in_the_address_is_refused():
         '{"labels": [true]}',
         '{"labels": [1, 0]}',
         '{"labels": [true, false], "why": ""}',
+        'Either {"labels": [true, false]} or {"labels": [true, true]}',
         "[" * 9999,
     ],
 )
@@ -190,6 +369,8 @@ def test_labels_are_read_strictly(text):
 
 def test_labels_and_descriptions_as_asked_for_are_read():
     assert read_labels('```json\n{"labels": [true, false]}\n```', 2) == (True, False)
+    assert read_labels('<think>{"labels": [false]} or so?</think>\n{"labels": [true]}', 1) == (True,)
+    assert read_labels('So: {"labels": [true]}, as I said', 1) == (True,)
     assert read_description('{"description": null}') == ""
     with pytest.raises(Malformed):
         read_description('{"description": "half \\ud83d"}')

@@ -16,11 +16,13 @@ from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
 
-@pytest.fixture(autouse=True)
-def few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that prompts of a few tokens are attended to in several steps, and have several blocks of destinations."""
-    monkeypatch.setattr("headtrace.models.attention.SCORES_AT_ONCE", 100)
+@pytest.fixture(autouse=True, params=["in steps", "at once"])
+def few_rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of a few tokens are attended to in several steps, or in one, and have several blocks of destinations."""
+    if request.param == "in steps":
+        monkeypatch.setattr("headtrace.models.attention.SCORES_AT_ONCE", 100)
     monkeypatch.setattr("headtrace.models.patterns.NUMBERS_AT_ONCE", 100)
+    monkeypatch.setattr("headtrace.models.patterns.SINGLED", 2)
     for module in ("fields", "capture", "patterns"):
         monkeypatch.setattr(f"headtrace.models.{module}.BLOCK", 4)
 
@@ -54,6 +56,8 @@ def test_all_parts_of_recomputed_patterns_are_those_of_kept_ones(name: str) -> N
     weight = torch.rand(2, 9)
     exact, bound = kept.attention.reach(3, 0, weight), again.attention.reach(3, 0, weight)
     assert bool((bound >= exact * (1 - allowed)).all()), "a bound"
+    one = torch.nn.functional.one_hot(torch.tensor([8, 3]), 9).float()  # nothing is left for the blocks
+    same(again.attention.reach(3, 0, one), kept.attention.reach(3, 0, one))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,6 @@ from headtrace.cli.options import console, printable
 from headtrace.cli.verify import ModelChoice, ModelsOf
 
 if TYPE_CHECKING:
-    from headtrace.circuits import Circuit
     from headtrace.interpret import Interpretation
 
 OPENAI = "openai"
@@ -46,6 +45,16 @@ def interpret(
         typer.Option(metavar="URL", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1."),
     ] = None,
     model_name: Annotated[str | None, typer.Option(help="The model to ask there.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests under way at a time (default: 8; a slow server: 1).")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long to wait for an answer (default: 120).")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pairs per question to a judge (default: 10; a small model: 1 or 2)."),
+    ] = None,
     show: Annotated[int, typer.Option(min=0, help="How many descriptions to list.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of halves, samples and controls.")] = 0,
     model: ModelChoice = None,
@@ -71,15 +80,23 @@ def interpret(
       --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
     """
     from headtrace.circuits import named_circuits
-    from headtrace.interpret.run import estimate
+    from headtrace.interpret.run import count_signals, estimate
     from headtrace.interpret.run import interpret as put_into_words
     from headtrace.interpret.scan import scan
 
     check_engine(engine)
     options.check_folder_writable(out)
-    explains, judges = _explainer_and_judge(explainer, judge, base_url, model_name)
+    asking = {
+        "base_url": base_url,
+        "model_name": model_name,
+        "concurrency": concurrency,
+        "timeout": timeout,
+        "batch": batch,
+    }
+    explains, judges = _explainer_and_judge(explainer, judge, asking)
     circuits = [each for _, each in named_circuits(circuit)]
-    _tell_estimate(estimate(_signals(circuits, limit), explains, judges))
+    n_signals = count_signals(circuits, limit)
+    _tell_estimate(n_signals, estimate(n_signals, explains, judges), budget)
     loaded = ModelsOf(model, dtype, device)(circuits[0])
     with options.progress_bar("Scan and words") as progress:
         found = put_into_words(
@@ -101,40 +118,35 @@ def interpret(
     options.emit(found.to_dict(), as_json=json, show=lambda: _show(found, show))
 
 
-def _explainer_and_judge(
-    explainer: str, judge: str, base_url: str | None, model_name: str | None
-) -> tuple[Any, Any]:
-    """Both by name; where to ask goes to those who ask. An endpoint that cannot be asked is an error at once."""
+def _explainer_and_judge(explainer: str, judge: str, asking: dict[str, Any]) -> tuple[Any, Any]:
+    """Both by name; how to ask goes to those who ask. An endpoint that cannot be asked is an error at once."""
     from headtrace.errors import InputError
     from headtrace.interpret import make_explainer, make_judge
     from headtrace.interpret.protocols import Setting
 
-    given = {
-        name: value
-        for name, value in (("base_url", base_url), ("model_name", model_name))
-        if value is not None
-    }
+    given = {name: value for name, value in asking.items() if value is not None}
     if given and OPENAI not in (explainer, judge):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise InputError(f"{flags}: only --explainer openai or --judge openai asks an endpoint.")
-    explains = make_explainer(explainer, **(given if explainer == OPENAI else {}))
-    judges = make_judge(judge, **(given if judge == OPENAI else {}))
+    if "batch" in given and judge != OPENAI:
+        raise InputError("--batch: only --judge openai asks about pairs.")
+    to_judge = given if judge == OPENAI else {}
+    to_explainer = {name: value for name, value in given.items() if name != "batch"}
+    explains = make_explainer(explainer, **(to_explainer if explainer == OPENAI else {}))
+    judges = make_judge(judge, **to_judge)
     explains.prepare(Setting())
     judges.prepare(Setting())
     return explains, judges
 
 
-def _signals(circuits: list[Circuit], limit: int | None) -> int:
-    from headtrace.interpret.run import signal_edges
-
-    found = len(signal_edges(circuits))
-    return found if limit is None else min(found, limit)
-
-
-def _tell_estimate(estimate: Any) -> None:
+def _tell_estimate(n_signals: int, estimate: Any, budget: int | None) -> None:
     """What it will cost, before it starts."""
     asked = f"{estimate.requests} requests, about {estimate.tokens} tokens, " if estimate.requests else ""
-    options.note(f"Explaining and judging: {asked}about {max(1, round(estimate.seconds))} s after the scan")
+    spent = "" if budget is None or budget >= estimate.tokens else f"; the budget of {budget} will not do"
+    options.note(
+        f"Explaining and judging {n_signals} signals: {asked}about {max(1, round(estimate.seconds))} s after the "
+        f"scan{' (three seconds per request)' if estimate.requests else ''}{spent}"
+    )
 
 
 def _show(found: Interpretation, count: int) -> None:

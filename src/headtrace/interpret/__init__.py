@@ -6,16 +6,17 @@ pairs; ``atlas.py`` makes tables of what every head and its strongest channels a
 they hold of one.
 
 ``protocols.py`` says what explainers and judges are; ``lexical.py`` (with ``rules.py``), ``vocabulary.py`` and
-``endpoint.py`` are those at hand. ``judging.py`` keeps half of the examples from the explainer and asks the judge
-blind, ``statistics.py`` says whether the words are right, ``annotate.py`` writes them on circuits, ``run.py`` does it
-all.
+``endpoint.py`` (with ``asking.py``) are those at hand. ``judging.py`` keeps half of the examples from the explainer
+and asks the judge blind, ``statistics.py`` says whether the words are right, ``controls.py`` what passes although it
+should not, ``annotate.py`` writes words on circuits, ``run.py`` does it all, and ``results.py`` is what comes of it.
 """
 
 from headtrace.interpret.annotate import annotate
+from headtrace.interpret.asking import EndpointError
 from headtrace.interpret.atlas import Atlas, open_atlas
 from headtrace.interpret.atlas_entries import ChannelEntry, HeadEntry
 from headtrace.interpret.corpus import open_corpus
-from headtrace.interpret.endpoint import EndpointError, EndpointExplainer, EndpointJudge
+from headtrace.interpret.endpoint import EndpointExplainer, EndpointJudge
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
 from headtrace.interpret.judging import Judged
 from headtrace.interpret.lexical import Lexical, LiteralJudge
@@ -29,7 +30,8 @@ from headtrace.interpret.protocols import (
     register_explainer,
     register_judge,
 )
-from headtrace.interpret.run import Interpretation, interpret, interpret_examples
+from headtrace.interpret.results import Interpretation
+from headtrace.interpret.run import interpret, interpret_examples
 from headtrace.interpret.scan import Scan, scan
 from headtrace.interpret.signals import find_signals
 from headtrace.interpret.statistics import Counts, Proportion

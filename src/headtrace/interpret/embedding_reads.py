@@ -49,15 +49,22 @@ def channel_reads(
 ) -> list[Reads]:
     """For some channels (head, channel) of a layer, the tokens at their ends."""
     tokens = _normed(model, layer)
+    query, key = (tokens @ side for side in channel_directions(model, layer, channels))
+    ends = [_ends(each * sign, most) for sign in (1, -1) for each in (query, key)]
+    return [Reads(*(end[place] for end in ends)) for place in range(len(channels))]
+
+
+def channel_directions(
+    model: Model, layer: int, channels: Sequence[tuple[int, int]]
+) -> tuple[Float[Tensor, "d_model channel"], Float[Tensor, "d_model channel"]]:
+    """What some channels (head, channel) of a layer read in the residual stream: at the destination, at the source."""
     weights, basis = model.weights, exact_channels(model).layer(layer)
     heads, numbers = (list(each) for each in zip(*channels, strict=True))
     to_query = basis.to_query[heads, :, numbers].to(weights.W_Q)
     to_key = basis.to_key[heads, :, numbers].to(weights.W_Q)
     groups = [head // weights.group for head in heads]
-    query = tokens @ torch.einsum("ndr,nr->dn", weights.W_Q[layer, heads], to_query)
-    key = tokens @ torch.einsum("ndr,nr->dn", weights.W_K[layer, groups], to_key)
-    ends = [_ends(each * sign, most) for sign in (1, -1) for each in (query, key)]
-    return [Reads(*(end[place] for end in ends)) for place in range(len(channels))]
+    query = torch.einsum("ndr,nr->dn", weights.W_Q[layer, heads], to_query)
+    return query, torch.einsum("ndr,nr->dn", weights.W_K[layer, groups], to_key)
 
 
 def _normed(model: Model, layer: int) -> Float[Tensor, "vocab d_model"]:

@@ -1,26 +1,24 @@
-"""Explainer and judge behind an OpenAI-compatible endpoint: vLLM, llama.cpp, Ollama, ``transformers serve`` and others.
+"""Explainer and judge behind an OpenAI-compatible endpoint: what is asked, and how answers are read.
 
-The key is read from the environment (``OPENAI_API_KEY``) and goes nowhere but into the request; an endpoint on this
-machine needs none. Answers are kept by the content of their question, so a run that was cut short asks only for what
-is missing. What cannot be had, for whatever reason, is a ``Failure``: it is counted apart and never taken for a "no".
+How it is asked is in ``asking.py``. Each question begins with one that is answered already: even a small model then
+keeps to the form. The judge may be asked about fewer pairs at a time (``batch``), which a small model needs.
+
+>>> read_labels('Of course: {"labels": [true, false]}', 2)
+(True, False)
+>>> read_description('{"description": "The source is a name."}').text
+'The source is a name.'
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
-import os
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
-from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, ClassVar
 
-from headtrace.errors import HeadtraceError, InputError, shown
+from headtrace.errors import InputError, shown
+from headtrace.interpret.asking import Asked, Asker, EndpointError, EndpointOptions, Malformed, Messages
 from headtrace.interpret.examples import Pair, SignalExamples
 from headtrace.interpret.protocols import (
     Description,
@@ -36,25 +34,16 @@ from headtrace.interpret.protocols import (
     register_judge,
 )
 from headtrace.progress import Progress
-from headtrace.writing import write_text
 
-T = TypeVar("T")
-Messages = list[dict[str, str]]
-
-KEY = "OPENAI_API_KEY"
-GIVE_UP = 8
-"""After so many failures in a row nothing more is asked: the endpoint is not there."""
-BATCH = 10
-"""Pairs per question to a judge."""
 LONGEST_DESCRIPTION = 400
 _SECONDS_PER_REQUEST = 3.0
-_TOKENS_PER_PAIR = 50
-_INSTRUCTIONS = 220
+_TOKENS_PER_PAIR = 45
+_INSTRUCTIONS = 270
 
 _TASK = (
     "An attention head of a language model reads text. Each example shows a pair of tokens that it connects: the "
     "source token is in [[double brackets]], the destination token, which looks back at it, in <<angle brackets>>. If "
-    "they are one and the same token it is in both."
+    "they are one and the same token it is in both. A line break is shown as ⏎."
 )
 _EXPLAIN = (
     f"{_TASK} Say in one short sentence what the pairs have in common: which tokens, which positions, which relation "
@@ -65,272 +54,82 @@ _JUDGE = (
     f"{_TASK} You get a description of such pairs, and examples. Decide for each example whether the description is "
     'true of it. Answer with JSON only: {"labels": [true, false, ...]}, one label per example, in their order.'
 )
-_REMINDER = "That was not the JSON that was asked for. Answer with the JSON object and nothing else."
+
+_WORKED = (
+    (" ... parked the[[ red]]<< car>> behind ...", True),
+    (" ...[[ heard]] a dog<< bark>> at ...", False),
+    (" ... under[[ the]] old<< bridge>> where ...", False),
+    (" ... with a[[ long]]<< letter>> from ...", True),
+)
+_WORKED_WORDS = "The source is an adjective right before the noun that it describes."
+"""Examples of a made-up signal, and whether its words hold there: they show the form of an answer."""
+_ANSWERED = (
+    ([excerpt for excerpt, holds in _WORKED if holds], _WORKED_WORDS),
+    (
+        [" ... sold[[ apples]] and pears ... likes<< apples>> and ...", "[[ Rain]] fell. More<< Rain>> fell"],
+        "The destination repeats the source token.",
+    ),
+    ([" ... of[[ my]] house ... at<< seven>> and ...", " ...[[;]] then it<< was>> gone ..."], None),
+)
+"""Pairs of made-up signals, and what they have in common. Of several kinds, so as to lean towards none."""
 
 
-class EndpointError(HeadtraceError):
-    """An endpoint gave no answer at all."""
+_LINE_BREAK = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
-class Malformed(ValueError):
-    """An answer that is not what was asked for."""
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
-@dataclass(frozen=True)
-class EndpointOptions:
-    """Where to ask, and how."""
-
-    base_url: str = "https://api.openai.com/v1"
-    """The address of the endpoint, with its version."""
-    model_name: str = ""
-    """The model to ask there."""
-    concurrency: int = 8
-    """How many requests are under way at a time."""
-    retries: int = 4
-    """How often a request that fails is repeated, after longer and longer pauses (or what the endpoint asks for)."""
-    timeout: float = 120.0
-    """Seconds after which an endpoint that does not answer has failed."""
-    setting: Setting | None = None
-    """What surrounds it in a run; a run gives it."""
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0:
-            raise InputError(
-                f"concurrency={self.concurrency}, retries={self.retries}, timeout={self.timeout}: at least one request "
-                "at a time, no fewer than 0 retries, and a time above 0."
-            )
-
-    def check(self) -> None:
-        """Raise ``InputError`` where the endpoint cannot even be asked."""
-        _require_client()
-        address = _address(self.base_url)
-        if not self.model_name:
-            raise InputError(
-                "The endpoint needs the name of a model: give --model-name (model_name='...'), as the server knows it."
-            )
-        if not os.environ.get(KEY) and not is_loopback(address.hostname or ""):
-            raise InputError(
-                f"There is no key for {self.base_url}: set {KEY} in the environment. Only an endpoint on this machine "
-                "(--base-url http://localhost:8000/v1) needs none."
-            )
+def _conversation(instructions: str, worked: Sequence[tuple[str, Any]], asked: str) -> Messages:
+    """Instructions, questions that are answered already, and the question."""
+    messages = [{"role": "system", "content": instructions}]
+    for question, answer in worked:
+        messages += [_user(question), {"role": "assistant", "content": json.dumps(answer)}]
+    return [*messages, _user(asked)]
 
 
-def _require_client() -> Any:
-    try:
-        import openai
-    except ImportError:
-        raise InputError(
-            "The package 'openai' is missing: pip install 'headtrace[interpret]'. Without it there are the explainers "
-            "lexical and vocabulary, and the judge lexical."
-        ) from None
-    return openai
+def _numbered(excerpts: Sequence[str]) -> str:
+    """One line per example, whatever line breaks the text has."""
+    lines = (_LINE_BREAK.sub("⏎", each) for each in excerpts)
+    return "Examples:\n" + "\n".join(f"{number}. {each}" for number, each in enumerate(lines, start=1))
 
 
-def _address(base_url: str) -> Any:
-    try:
-        address = urlsplit(base_url)
-        good = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
-    except ValueError:
-        good, address = False, urlsplit("")
-    if not good:
-        raise InputError(f"{shown(base_url)} is no address of an endpoint, like http://localhost:8000/v1.")
-    if address.username or address.password:
-        raise InputError(
-            f"The address of the endpoint holds a password, which would be written with the results: set {KEY} instead."
-        )
-    return address
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine.
-
-    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("localhost.example.org")
-    (True, True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-# -- asking --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Asked(Generic[T]):
-    """A question to a language model, and how its answer is read."""
-
-    messages: Messages
-    parse: Callable[[str], T]
-    """Raises ``Malformed`` for anything but what was asked for."""
-    answer_tokens: int
-
-
-class Asker:
-    """Asks an endpoint many questions at a time, within the budget, and each only once."""
-
-    def __init__(self, options: EndpointOptions) -> None:
-        options.check()
-        self.options = options
-        self.setting = options.setting or Setting()
-        self._key = os.environ.get(KEY) or ""
-        self._in_a_row, self._over = 0, ""
-
-    def ask_all(self, questions: Sequence[Asked[T]], progress: Progress | None = None) -> list[T | Failure]:
-        """Answers in the order of the questions. Works from within a notebook's own event loop, too."""
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(lambda: asyncio.run(self._all(questions, progress))).result()
-
-    async def _all(self, questions: Sequence[Asked[T]], progress: Progress | None) -> list[T | Failure]:
-        gate, done = asyncio.Semaphore(self.options.concurrency), 0
-
-        async def one(question: Asked[T]) -> T | Failure:
-            nonlocal done
-            async with gate:
-                found = await self._answer(client, question)
-            done += 1
-            if progress is not None:
-                progress(done, len(questions))
-            return found
-
-        async with self._client() as client:
-            found = await asyncio.gather(*(one(question) for question in questions))
-        if found and all(isinstance(each, Failure) for each in found):
-            reasons = {each.reason for each in found if isinstance(each, Failure)}
-            raise EndpointError(
-                f"None of {len(found)} questions was answered by {self.options.base_url}: {sorted(reasons)[0]} Nothing "
-                "is lost: give the same command again to go on."
-            )
-        return found
-
-    def _client(self) -> Any:
-        openai, more = _require_client(), {}
-        if is_loopback(_address(self.options.base_url).hostname or ""):
-            # A proxy of the environment does not lead to this machine.
-            more["http_client"] = openai.DefaultAsyncHttpxClient(
-                trust_env=False, timeout=self.options.timeout
-            )
-        return openai.AsyncOpenAI(
-            api_key=self._key or "none",
-            base_url=self.options.base_url,
-            max_retries=self.options.retries,
-            timeout=self.options.timeout,
-            **more,
-        )
-
-    async def _answer(self, client: Any, question: Asked[T]) -> T | Failure:
-        kept = self._kept(question)
-        if kept is not None:
-            return kept
-        messages, why = question.messages, ""
-        for _ in range(2):
-            text = await self._request(client, messages, question.answer_tokens)
-            if isinstance(text, Failure):
-                return text
-            try:
-                found = question.parse(text)
-            except Malformed as error:
-                why = str(error)
-                messages = [
-                    *question.messages,
-                    {"role": "assistant", "content": text[:500]},
-                    {"role": "user", "content": _REMINDER},
-                ]
-                continue
-            self._keep(question, text)
-            return found
-        return Failure(f"The answer is not what was asked for: {why}.")
-
-    async def _request(self, client: Any, messages: Messages, answer_tokens: int) -> str | Failure:
-        """One answer; every way in which there is none is a failure with its reason."""
-        if self._over:
-            return Failure(self._over)
-        budget, most = self.setting.budget, _tokens_of(messages) + answer_tokens
-        if not budget.allows(most):
-            return Failure(f"The budget of {budget.tokens} tokens is spent.")
-        budget.reserved += most
-        openai = _require_client()
-        try:
-            response = await client.chat.completions.create(
-                model=self.options.model_name, messages=messages, temperature=0, max_tokens=answer_tokens
-            )
-            text, used = _content(response), getattr(getattr(response, "usage", None), "total_tokens", None)
-        except openai.APIStatusError as error:
-            return self._failed(
-                f"The endpoint refused ({error.status_code}): {error.message}", error.status_code
-            )
-        except openai.APITimeoutError:
-            return self._failed(f"The endpoint did not answer within {self.options.timeout:g} seconds.")
-        except (openai.OpenAIError, ValueError) as error:
-            return self._failed(f"The endpoint could not be used: {error}")
-        finally:
-            budget.reserved -= most
-        budget.spent += used if isinstance(used, int) and used > 0 else most
-        self._in_a_row = 0
-        return text if text is not None else Failure("The endpoint sent no text.")
-
-    def _failed(self, reason: str, status: int | None = None) -> Failure:
-        """A failure, in words that do not hold the key; after many in a row, or where asking again is vain, the end."""
-        reason = " ".join((reason.replace(self._key, "[key]") if self._key else reason).split())[:300]
-        self._in_a_row += 1
-        if status in (401, 403, 404) or self._in_a_row >= GIVE_UP:
-            self._over = self._over or reason
-        return Failure(reason)
-
-    # Kept answers
-
-    def _file(self, question: Asked[Any]) -> Path | None:
-        if self.setting.folder is None:
-            return None
-        asked = {"model": self.options.model_name, "messages": question.messages}
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-        return self.setting.folder / "answers" / digest[:2] / f"{digest}.json"
-
-    def _kept(self, question: Asked[T]) -> T | None:
-        """The answer from an earlier run; one that is damaged is asked for again."""
-        file = self._file(question)
-        try:
-            return None if file is None else question.parse(json.loads(file.read_text("utf-8"))["answer"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-    def _keep(self, question: Asked[T], text: str) -> None:
-        file = self._file(question)
-        if file is not None:
-            write_text(file, json.dumps({"model": self.options.model_name, "answer": text}) + "\n")
-
-
-def _content(response: Any) -> str | None:
-    """The text of an answer; an answer of another form has none."""
-    try:
-        text = response.choices[0].message.content
-    except (AttributeError, IndexError, TypeError):
-        return None
-    return text if isinstance(text, str) else None
-
-
-def _tokens_of(messages: Messages) -> int:
-    """Rather too many: some three characters to a token."""
-    return sum(len(each["content"]) // 3 + 8 for each in messages)
+def _described(words: str, excerpts: Sequence[str]) -> str:
+    return f"Description: {words}\n\n{_numbered(excerpts)}"
 
 
 # -- reading answers -----------------------------------------------------------------------------------------
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 def _object(text: str, key: str) -> Any:
-    """What the one key of a JSON object holds; the object may stand in a code fence, and in nothing else."""
-    fenced = _FENCED.fullmatch(text.strip())
+    """What the one key of a JSON object holds: the answer itself, or the only such object that stands in it."""
+    bare = _THOUGHT.sub("", text, count=1).strip()
+    fenced = _FENCED.fullmatch(bare)
     try:
-        found: Any = json.loads(fenced[1] if fenced else text)
+        every: list[Any] = [json.loads(fenced[1] if fenced else bare)]
     except (ValueError, RecursionError):
-        raise Malformed(f"not JSON: {shown(text)}") from None
-    if not isinstance(found, dict) or set(found) != {key}:
+        every = [each for each in _objects(bare) if set(each) == {key}]
+        if len(every) != 1:
+            raise Malformed(f"not JSON: {shown(text)}") from None
+    if not isinstance(every[0], dict) or set(every[0]) != {key}:
         raise Malformed(f"expected an object with the key {key!r} alone, got {shown(text)}")
-    return found[key]
+    return every[0][key]
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects that stand in a text, one after the other."""
+    decoder, place = json.JSONDecoder(), text.find("{")
+    while place >= 0:
+        try:
+            found, place = decoder.raw_decode(text, place)
+            yield found
+        except (ValueError, RecursionError):
+            place += 1
+        place = text.find("{", place)
 
 
 def read_description(text: str) -> Description | str:
@@ -355,11 +154,12 @@ def read_labels(text: str, count: int) -> tuple[bool, ...]:
     return tuple(found)
 
 
+def _form(key: str, of: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with one key."""
+    return {"type": "object", "properties": {key: of}, "required": [key], "additionalProperties": False}
+
+
 # -- the explainer and the judge -----------------------------------------------------------------------------
-
-
-def _numbered(pairs: Sequence[Pair]) -> str:
-    return "\n".join(f"{number}. {pair.excerpt()}" for number, pair in enumerate(pairs, start=1))
 
 
 @dataclass(frozen=True)
@@ -367,6 +167,7 @@ class EndpointExplainer(EndpointOptions, Explainer):
     """Asks a language model what a signal's pairs have in common."""
 
     name: ClassVar[str] = "openai"
+    states_rules: ClassVar[bool] = False
 
     def prepare(self, setting: Setting) -> EndpointExplainer:
         self.check()
@@ -385,14 +186,13 @@ class EndpointExplainer(EndpointOptions, Explainer):
         return [None if isinstance(each, str) else each for each in found]
 
     def _asked(self, shown: SignalExamples) -> Asked[Description | str]:
-        messages = [
-            {"role": "system", "content": _EXPLAIN},
-            {"role": "user", "content": f"Examples:\n{_numbered(shown.top)}"},
-        ]
-        return Asked(messages, read_description, answer_tokens=150)
+        worked = [(_numbered(excerpts), {"description": words}) for excerpts, words in _ANSWERED]
+        asked = _numbered([pair.excerpt() for pair in shown.top])
+        form = _form("description", {"type": ["string", "null"]})
+        return Asked(_conversation(_EXPLAIN, worked, asked), read_description, answer_tokens=100, form=form)
 
     def estimate(self, signals: int, pairs: int) -> Estimate:
-        each = _INSTRUCTIONS + pairs * _TOKENS_PER_PAIR + 60
+        each = _INSTRUCTIONS + pairs * _TOKENS_PER_PAIR + 40
         return Estimate(signals, signals * each, _SECONDS_PER_REQUEST * signals / self.concurrency)
 
 
@@ -401,6 +201,14 @@ class EndpointJudge(EndpointOptions, Judge):
     """Asks a language model, some pairs at a time, whether a description is true of them."""
 
     name: ClassVar[str] = "openai"
+
+    batch: int = 10
+    """How many pairs to ask about at a time. A small model gives the right number of labels only for one or two."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch < 1:
+            raise InputError(f"batch={self.batch}: a question is about at least one pair.")
 
     def prepare(self, setting: Setting) -> EndpointJudge:
         self.check()
@@ -411,9 +219,9 @@ class EndpointJudge(EndpointOptions, Judge):
 
     def judge_all(self, questions: Sequence[Question], progress: Progress | None = None) -> list[Labels]:
         asked = [
-            (place, question.pairs[start : start + BATCH])
+            (place, question.pairs[start : start + self.batch])
             for place, question in enumerate(questions)
-            for start in range(0, len(question.pairs), BATCH)
+            for start in range(0, len(question.pairs), self.batch)
         ]
         texts = [self._asked(questions[place].description, pairs) for place, pairs in asked]
         labels: list[list[bool | None]] = [[] for _ in questions]
@@ -422,15 +230,30 @@ class EndpointJudge(EndpointOptions, Judge):
         return [tuple(each) for each in labels]
 
     def _asked(self, description: Description, pairs: Sequence[Pair]) -> Asked[tuple[bool, ...]]:
-        text = f"Description: {description.text}\n\nExamples:\n{_numbered(pairs)}"
-        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": text}]
+        asked = _described(description.text, [pair.excerpt() for pair in pairs])
+        of = {"type": "array", "items": {"type": "boolean"}, "minItems": len(pairs), "maxItems": len(pairs)}
         return Asked(
-            messages, lambda answer: read_labels(answer, len(pairs)), answer_tokens=20 + 8 * len(pairs)
+            _conversation(_JUDGE, self._worked(), asked),
+            lambda answer: read_labels(answer, len(pairs)),
+            answer_tokens=20 + 8 * len(pairs),
+            form=_form("labels", of),
         )
 
+    def _worked(self) -> list[tuple[str, Any]]:
+        """Two questions with as many pairs as will be asked about, as far as there are so many; at least one."""
+        size = min(self.batch, len(_WORKED))
+        parts = [_WORKED[start : start + size] for start in range(0, len(_WORKED) - size + 1, size)][:2]
+        return [
+            (
+                _described(_WORKED_WORDS, [excerpt for excerpt, _ in part]),
+                {"labels": [holds for _, holds in part]},
+            )
+            for part in parts
+        ]
+
     def estimate(self, questions: int, pairs: int) -> Estimate:
-        requests = questions * -(-pairs // BATCH)
-        tokens = requests * _INSTRUCTIONS + questions * pairs * (_TOKENS_PER_PAIR + 3)
+        requests = questions * -(-pairs // self.batch)
+        tokens = requests * (_INSTRUCTIONS + 30) + questions * pairs * (_TOKENS_PER_PAIR + 3)
         return Estimate(requests, tokens, _SECONDS_PER_REQUEST * requests / self.concurrency)
 
 

@@ -9,7 +9,7 @@ this channel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from zlib import crc32
 
@@ -22,9 +22,6 @@ from headtrace.progress import Progress
 
 LEAST_TOP = 8
 """A signal with fewer pairs above zero is not judged: half of them would say nothing."""
-MOST_HARD = 20
-"""How many hard negatives of a kind are judged."""
-
 NOTHING = Counts()
 
 Group = Literal["top", "random", "middle", "sibling"]
@@ -66,6 +63,8 @@ class Judged:
     """Why there are no words, where there are none."""
     examples: tuple[tuple[Pair, bool | None], ...] = ()
     """Held-out highest pairs, highest first, and whether the words hold there."""
+    labels: Mapping[Group, Labels] = field(default_factory=dict[Group, Labels], hash=False)
+    """Every label that the judge gave, by kind of pair: what the counts are counted from."""
 
     @property
     def p_value(self) -> float:
@@ -96,6 +95,7 @@ class Judged:
             "against_random": self.counts.to_dict(),
             "against_middle": self.against_middle.to_dict(),
             "against_sibling": self.against_sibling.to_dict(),
+            "labels": {group: letters(each) for group, each in self.labels.items()},
             "examples": [
                 {"text": pair.text, "marked": pair.excerpt(), "score": pair.score, "holds": label}
                 for pair, label in self.examples
@@ -103,18 +103,31 @@ class Judged:
         }
 
 
+def letters(labels: Labels) -> str:
+    """Labels in a file: a letter each.
+
+    >>> letters((True, False, None))
+    'yn?'
+    """
+    return "".join("?" if label is None else "ny"[label] for label in labels)
+
+
 def split(
     examples: SignalExamples, siblings: Iterable[SignalExamples] = (), seed: int = 0
 ) -> tuple[SignalExamples, HeldOut]:
-    """What the explainer sees, and what it does not. Pairs of one text stay together where they can."""
+    """What the explainer sees, and what it does not. Pairs of one text stay together where they can.
+
+    There are no more hard negatives of a kind than there are highest pairs to tell from them.
+    """
     random = _random(seed, examples.signal.id)
     above = [pair for pair in examples.top if pair.score > 0]
     top, held_top = _halves(above, random)
     own = {_place(pair) for pair in above}
     others, held_others = _halves([p for p in examples.random if _place(p) not in own], random)
     shown = replace(examples, top=tuple(top), random=tuple(others), middle=())
-    middle = tuple(pair for pair in examples.middle if _place(pair) not in own)[:MOST_HARD]
-    return shown, HeldOut(tuple(held_top), tuple(held_others), middle, _of_siblings(examples, siblings, own))
+    middle = tuple(pair for pair in examples.middle if _place(pair) not in own)[: len(held_top)]
+    sibling = _of_siblings(examples, siblings, own, len(held_top))
+    return shown, HeldOut(tuple(held_top), tuple(held_others), middle, sibling)
 
 
 def _random(seed: int, name: str) -> np.random.Generator:
@@ -143,7 +156,7 @@ def _halves(pairs: Sequence[Pair], random: np.random.Generator) -> tuple[list[Pa
 
 
 def _of_siblings(
-    examples: SignalExamples, siblings: Iterable[SignalExamples], own: set[tuple[str, int, int]]
+    examples: SignalExamples, siblings: Iterable[SignalExamples], own: set[tuple[str, int, int]], most: int
 ) -> tuple[Pair, ...]:
     """The highest pairs of other channels of the head, by turns."""
     signal = examples.signal
@@ -156,7 +169,7 @@ def _of_siblings(
     found: dict[tuple[str, int, int], Pair] = {}
     for rank in range(max(map(len, others), default=0)):
         for pairs in others:
-            if rank < len(pairs) and len(found) < MOST_HARD:
+            if rank < len(pairs) and len(found) < most:
                 found.setdefault(_place(pairs[rank]), pairs[rank])
     return tuple(found.values())
 
@@ -211,6 +224,7 @@ def _judged(
         Counts.of(labels["top"], labels["sibling"]),
         reason="The judge did not answer for most of the pairs." if missing else "",
         examples=tuple(zip(held.top, labels["top"], strict=True)),
+        labels=labels,
     )
 
 

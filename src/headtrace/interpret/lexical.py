@@ -129,6 +129,7 @@ class LiteralJudge(Judge):
     """Applies rules to the letter."""
 
     name: ClassVar[str] = "lexical"
+    needs_rules: ClassVar[bool] = True
 
     def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:
         if description.structure is None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headtrace.errors import InputError
 from headtrace.interpret.examples import Pair, SignalExamples
 from headtrace.progress import Progress
 from headtrace.registry import Registry, made
@@ -41,6 +42,8 @@ class Failure:
     """No answer: an endpoint that refuses, hangs, or sends what cannot be read. Never a negative."""
 
     reason: str
+    unreadable: bool = False
+    """There was an answer, and it was not in the form that was asked for."""
 
 
 @dataclass
@@ -57,6 +60,34 @@ class Budget:
         return self.tokens is None or self.spent + self.reserved + tokens <= self.tokens
 
 
+@dataclass
+class Ledger:
+    """What was asked of language models in a run, and what came back."""
+
+    questions: int = 0
+    unanswered: int = 0
+    """Questions without an answer: the endpoint refused, hung, or was not there."""
+    unreadable: int = 0
+    """Questions whose answer was not in the form that was asked for, twice."""
+
+    @property
+    def answered(self) -> int:
+        """Questions with any answer, of whatever form."""
+        return self.questions - self.unanswered
+
+    def add(self, questions: int, failed: Sequence[Failure]) -> None:
+        unreadable = sum(each.unreadable for each in failed)
+        self.questions += questions
+        self.unreadable += unreadable
+        self.unanswered += len(failed) - unreadable
+
+    def __add__(self, other: Ledger) -> Ledger:
+        return Ledger(*(getattr(self, name) + value for name, value in vars(other).items()))
+
+    def __sub__(self, other: Ledger) -> Ledger:
+        return Ledger(*(getattr(self, name) - value for name, value in vars(other).items()))
+
+
 @dataclass(frozen=True)
 class Setting:
     """What surrounds explainers and judges in a run."""
@@ -66,6 +97,9 @@ class Setting:
     folder: Path | None = None
     """Where answers may be kept, so that none is asked for twice."""
     budget: Budget = field(default_factory=Budget)
+    ledger: Ledger = field(default_factory=Ledger)
+    gone: dict[str, str] = field(default_factory=dict[str, str])
+    """Endpoints that are asked nothing more in this run, and why."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +135,17 @@ class Explainer(ABC):
     """Reads examples of a signal and says in words what it looks for. The fields are the options."""
 
     name: ClassVar[str]
+    states_rules: ClassVar[bool] = True
+    """Whether its words may come with rules that a program can apply."""
 
     def prepare(self, setting: Setting) -> Explainer:
         """The explainer with what it needs of a run; raises ``InputError`` where something is missing."""
         return self
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where questions to a language model are counted, if it asks one."""
+        return None
 
     @abstractmethod
     def explain(self, shown: SignalExamples) -> Description | None:
@@ -123,7 +164,7 @@ class Explainer(ABC):
 
     def estimate(self, signals: int, pairs: int) -> Estimate:
         """What explaining so many signals by so many pairs each will cost."""
-        return Estimate(seconds=5e-3 * signals * pairs)
+        return Estimate(seconds=2e-3 * signals * pairs)
 
 
 @dataclass(frozen=True)
@@ -131,10 +172,17 @@ class Judge(ABC):
     """Labels pairs by a description alone. The fields are the options."""
 
     name: ClassVar[str]
+    needs_rules: ClassVar[bool] = False
+    """Whether it can only apply rules, and not read."""
 
     def prepare(self, setting: Setting) -> Judge:
         """The judge with what it needs of a run; raises ``InputError`` where something is missing."""
         return self
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where questions to a language model are counted, if it asks one."""
+        return None
 
     @abstractmethod
     def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:
@@ -152,6 +200,15 @@ class Judge(ABC):
     def estimate(self, questions: int, pairs: int) -> Estimate:
         """What labelling so many pairs for each of so many descriptions will cost."""
         return Estimate(seconds=1e-5 * questions * pairs)
+
+
+def check_together(explainer: Explainer, judge: Judge) -> None:
+    """Raise ``InputError`` where a judge cannot read what an explainer says: before anything is paid for."""
+    if judge.needs_rules and not explainer.states_rules:
+        raise InputError(
+            f"The judge {judge.name!r} applies rules, and the words of the explainer {explainer.name!r} have none. "
+            "Choose a judge that reads (--judge openai), or an explainer that states rules (lexical, vocabulary)."
+        )
 
 
 def _is_explainer(found: object) -> bool:

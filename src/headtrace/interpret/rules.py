@@ -90,6 +90,11 @@ RELATIONS: dict[str, tuple[Callable[[Pair], bool], str]] = {
 }
 """What holds between destination, source and context: a test of the pair, and how it reads."""
 
+_THEMES = {"same_place": "distance"} | dict.fromkeys(
+    ("same_token", "after_same", "source_repeated", "destination_repeated"), "repetition"
+)
+"""Relations that are about the same, and what that is."""
+
 TOKENS: dict[str, tuple[Callable[[Pair], int], str]] = {
     "source_token": (lambda pair: pair.src, "the source token is"),
     "destination_token": (lambda pair: pair.dest, "the destination token is"),
@@ -118,6 +123,25 @@ class Condition:
     def cost(self) -> int:
         """How much there is to remember: each listed token counts."""
         return max(1, len(self.ids))
+
+    @property
+    def themes(self) -> set[str]:
+        """What it is about, on whichever side: the listed tokens, the distance, repetition, a shape.
+
+        >>> sorted(Condition("source_token", ids=(5, 6), tokens=(" a", ",")).themes)
+        ['token ,', 'token a']
+        >>> Condition("same_token").themes == Condition("destination_repeated").themes == {"repetition"}
+        True
+        """
+        if self.feature in TOKENS:
+            return {f"token {_word(token).lower()}" for token in self.tokens}
+        shape = self.feature.partition("_")[2]
+        return {_THEMES.get(self.feature) or (shape if shape in SHAPES else self.feature)}
+
+    @property
+    def implied(self) -> set[str]:
+        """Shapes that the listed tokens have."""
+        return {shape for shape, (test, _) in SHAPES.items() if any(map(test, self.tokens))}
 
     def holds(self, pair: Pair) -> bool:
         if self.feature in RELATIONS:

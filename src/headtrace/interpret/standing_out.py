@@ -14,14 +14,39 @@ of the pairs, or less than twice as often as elsewhere, does not stand out.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
+
+from headtrace.interpret.examples import Pair
+from headtrace.interpret.rules import Condition
 
 FEWEST = 3
 LEAST = 2.0
+
+
+_SHAPES = {
+    "capitalised": "begins with a capital",
+    "number": "is a number",
+    "punctuation": "is punctuation",
+    "continues_word": "continues a word",
+    "line_break": "has a line break",
+}
+_TOLD = {
+    "itself": Condition("same_place"),
+    "the same token": Condition("same_token"),
+    "the token before": Condition("distance", low=1, high=1),
+    "2 to 4 tokens before": Condition("distance", low=2, high=4),
+    "more than 32 tokens before": Condition("distance", low=33),
+    "right after an earlier occurrence": Condition("after_same"),
+} | {
+    f"{side} {words}": Condition(f"{side}_{shape}")
+    for side in ("destination", "source")
+    for shape, words in _SHAPES.items()
+}
+"""The conditions of ``rules.py`` that are looked for, and what they are called in a table."""
 
 
 class Place(NamedTuple):
@@ -72,43 +97,21 @@ def relations_standing_out(
 
 
 def relations(place: Place, labels: Mapping[int, str]) -> Iterable[str]:
-    """All that is true of a pair."""
-    ids, dest, src = place
-    distance = dest - src
-    if distance == 0:
-        yield "itself"
-    elif ids[dest] == ids[src]:
-        yield "the same token"
-    if distance == 1:
-        yield "the token before"
-    elif 2 <= distance <= 4:
-        yield "2 to 4 tokens before"
-    elif distance > 32:
-        yield "more than 32 tokens before"
-    if 0 < src <= dest and ids[src - 1] == ids[dest]:
-        yield "right after an earlier occurrence"
-    for side, position in (("destination", dest), ("source", src)):
-        for shape in shapes(labels[ids[position]]):
-            yield f"{side} {shape}"
+    """All that is true of a pair.
 
-
-def shapes(token: str) -> Iterable[str]:
-    """What a token looks like.
-
-    >>> list(shapes(" Mary")), list(shapes("ing")), list(shapes(".")), list(shapes("42"))
-    (['begins with a capital'], ['continues a word'], ['is punctuation'], ['is a number'])
+    >>> list(relations(Place((5, 7, 5), 2, 0), {5: " Mary", 7: "."}))
+    ['the same token', '2 to 4 tokens before', 'destination begins with a capital', 'source begins with a capital']
     """
-    core = token.strip()
-    if not core:
-        yield "is a line break" if "\n" in token else "is blank"
-    elif core[0].isupper():
-        yield "begins with a capital"
-    elif core.isdecimal():
-        yield "is a number"
-    elif all(unicodedata.category(letter)[0] in "PS" for letter in core):
-        yield "is punctuation"
-    elif token[0].isalpha():
-        yield "continues a word"
+    return _true_of(place, labels[place.token_ids[place.dest]], labels[place.token_ids[place.src]])
+
+
+@lru_cache(4096)  # the sample of a scan is compared with every channel of a layer
+def _true_of(place: Place, dest_label: str, src_label: str) -> tuple[str, ...]:
+    ids, dest, src = place
+    texts = {dest: dest_label, src: src_label}
+    tokens = tuple(texts.get(position, "") for position in range(len(ids)))
+    pair = Pair("", dest, src, 0.0, ids, tokens)
+    return tuple(name for name, condition in _TOLD.items() if condition.holds(pair))
 
 
 def _compared(

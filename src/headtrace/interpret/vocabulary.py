@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from headtrace.errors import InputError
-from headtrace.interpret.embedding_reads import Ends, channel_reads
+from headtrace.interpret.embedding_reads import Ends, channel_directions, channel_reads
 from headtrace.interpret.examples import ScoredSignal, SignalExamples
 from headtrace.interpret.protocols import Description, Explainer, Setting, register_explainer
 from headtrace.interpret.rules import Condition, Rule, Rules
@@ -66,10 +66,8 @@ class Vocabulary(Explainer):
 @torch.inference_mode()
 def written_tokens(model: Model, signal: ScoredSignal, channel: int, most: int) -> list[int]:
     """The tokens whose unembeddings lie most along what a channel reads at the source."""
-    weights = model.weights
-    W_K = weights.W_K[signal.layer, signal.head // weights.group]
-    key = W_K @ model.channels.at(signal.layer, signal.head).to_key[:, channel]
-    along = weights.W_U @ (weights.final_gain * key)
+    _, key = channel_directions(model, signal.layer, [(signal.head, channel)])
+    along = model.weights.W_U @ (model.weights.final_gain * key[:, 0])
     return along.topk(min(most, len(along))).indices.tolist()
 
 

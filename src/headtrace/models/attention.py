@@ -116,7 +116,8 @@ def attention(
     order = watch.head_order
     seen = (query, key) if order is None else (query[..., order], key[..., order])
     call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
-    if _many(query, key) and all(observer.takes_rows() for observer in watch.observers):
+    needed = any(observer.needs_rows() for observer in watch.observers)
+    if needed or (_many(query, key) and all(observer.takes_rows() for observer in watch.observers)):
         output = _by_rows(call, query, key, value.to(own), watch.observers)
         for observer in watch.observers:
             observer.see(call, None)

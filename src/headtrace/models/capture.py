@@ -63,6 +63,9 @@ class Capture(Observer):
     def takes_rows(self) -> bool:
         return "patterns" not in self.tensors
 
+    def needs_rows(self) -> bool:
+        return "log_normalisers" in self.tensors
+
     def see_rows(self, call: AttentionCall, first: int, logits: Tensor, pattern: Tensor) -> None:
         if "log_normalisers" in self.tensors:
             rows = slice(first, first + pattern.shape[2])

@@ -86,6 +86,10 @@ class Observer:
         rows at a time."""
         return not any(map(self.wants, ("edit_scores", "pattern_buffer", "mix", "see")))
 
+    def needs_rows(self) -> bool:
+        """Whether it is to be shown rows whatever the length of the prompt; no other observer may then need a whole."""
+        return False
+
     def see_rows(
         self,
         call: AttentionCall,

@@ -21,6 +21,8 @@ from headtrace.models.fields import BLOCK, n_blocks
 if TYPE_CHECKING:
     from headtrace.models.record import Recording
 
+SINGLED = 32
+"""Destinations whose attention is added up exactly for a bound."""
 NUMBERS_AT_ONCE = 16_000_000
 """Attention weights that are computed at once (64 MB in float32)."""
 
@@ -161,7 +163,7 @@ class RecomputedPatterns(Patterns):
         if bool((self._caps > 0).any()):
             safe = caps.clamp_min(1e-30)
             logits = torch.where(caps > 0, torch.tanh(logits / safe) * safe, logits)
-        return (logits - normaliser).exp() * visible
+        return (logits - normaliser).masked_fill(~visible, -torch.inf).exp()
 
     def _visible(self, layer: Place, prompt: Place, dest: Place, src: Place) -> Tensor:
         masks, kinds = self._masks
@@ -216,14 +218,20 @@ class RecomputedPatterns(Patterns):
     def reach(
         self, top: int, prompt: int, weight: Float[Tensor, "*layer n dest"]
     ) -> Float[Tensor, "layer head n src"]:
-        """From the largest weight of every block of destinations: a bound, without looking at each of them."""
+        """The few destinations that weigh most one by one, the others from the largest attention of their blocks."""
         n = weight.shape[-1]
         blocks = n_blocks(n)
-        padded = torch.nn.functional.pad(weight, (0, blocks * BLOCK - n))
-        return (
-            padded.unflatten(-1, (blocks, BLOCK)).sum(-1)
-            @ self.recording.column_maxima[:top, prompt, :, :blocks, :n]
-        )
+        heaviest = weight.flatten(0, -3).amax(dim=0) if weight.ndim > 2 else weight
+        singled = heaviest.topk(min(SINGLED, n), dim=-1).indices
+        rest = weight.scatter(-1, singled.expand(*weight.shape[:-1], -1), 0.0)
+        padded = torch.nn.functional.pad(rest, (0, blocks * BLOCK - n))
+        by_block = padded.unflatten(-1, (blocks, BLOCK)).sum(-1)
+        bound = by_block @ self.recording.column_maxima[:top, prompt, :, :blocks, :n]
+        for row, dest in enumerate(singled):
+            attention = self.rows(top, torch.full_like(dest, prompt), dest, n)
+            own = weight[..., row, dest].reshape(-1, len(dest)).expand(top, -1)
+            bound[:, :, row] += torch.einsum("ld,dlhs->lhs", own, attention)
+        return bound
 
     def blocks(self, layer: int) -> Iterator[tuple[slice, Float[Tensor, "batch head dest src"]]]:
         """The patterns of one layer, some destinations at a time."""

@@ -120,6 +120,19 @@ def test_a_head_shows_its_channels_side_by_side_with_their_pairs(opened, folder)
     assert page.errors == []
 
 
+def test_titles_and_names_stay_in_view_while_the_table_is_scrolled(opened) -> None:
+    page = opened("index.html", width=420)
+    page.page.set_viewport_size({"width": 420, "height": 420})
+    table = page.page.locator(".table")
+    table.evaluate("(e) => e.scrollTo(200, 150)")
+    assert table.evaluate("(e) => [e.scrollLeft, e.scrollTop]") == [200, 150]
+    box = table.bounding_box()
+    title, name = (page.page.locator(each).first.bounding_box() for each in ("thead th", "tbody th"))
+    assert abs(title["y"] - box["y"]) <= 2
+    assert abs(title["x"] - box["x"]) <= 2
+    assert abs(name["x"] - box["x"]) <= 2
+
+
 @pytest.mark.parametrize("name", ["index.html", "heads/L1H2.html"])
 def test_tokens_of_a_corpus_are_shown_and_do_nothing(opened, name) -> None:
     page = opened(name)

@@ -123,6 +123,7 @@ def test_an_atlas_opens_again_as_it_was_made(made) -> None:
     assert again.heads.equals(made.heads)
     assert again.channels.equals(made.channels)
     assert again.pairs.equals(made.pairs)
+    assert again.n_pairs == again.pairs.height
     assert again.heads.height == 12
     assert again.channels.height == 36
     shares = again.heads["shares"].to_list()
@@ -209,7 +210,7 @@ def test_the_command_writes_tables_and_pages_and_goes_on(tmp_path, capsys) -> No
     assert "holds a scan with another" in capsys.readouterr().err
 
 
-def test_a_bad_corpus_ends_with_one_message(tmp_path, capsys) -> None:
+def test_a_bad_corpus_or_engine_ends_with_one_message(tmp_path, capsys) -> None:
     (tmp_path / "empty.txt").write_text("")
     assert run("atlas", "builtin", "--corpus", tmp_path / "empty.txt", "--out", tmp_path / "atlas") == 2
     assert "holds no text" in capsys.readouterr().err
@@ -217,3 +218,10 @@ def test_a_bad_corpus_ends_with_one_message(tmp_path, capsys) -> None:
         run("atlas", "builtin", "--corpus", "sampled:100", "--channels", "most", "--out", tmp_path / "b") == 2
     )
     assert "neither channels nor a file" in capsys.readouterr().err
+    asked = ("atlas", "builtin", "--corpus", "sampled:100", "--out", tmp_path / "c")
+    for options, says in (
+        (("--engine", "slurm"), "choose local or ray"),
+        (("--ray-address", "a:1"), "engine='ray'"),
+    ):
+        assert run(*asked, *options) == 2
+        assert says in capsys.readouterr().err

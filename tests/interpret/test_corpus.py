@@ -198,21 +198,23 @@ for source in sys.argv[1:]:
 def test_a_dataset_of_the_hub_is_streamed_and_no_code_of_it_is_run(model, tmp_path) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed: pip install 'headtrace[interpret]'")
     texts = [SENTENCE * 12, None, "", SENTENCE]
-    tables = {"rows.parquet": {"number": range(4), "text": texts}, "numbers.parquet": {"text": [5]}}
-    for name, table in tables.items():
-        pl.DataFrame(table).write_parquet(tmp_path / name)
+    pl.DataFrame({"number": range(4), "text": texts}).write_parquet(tmp_path / "rows.parquet")
     readme = b"""---
 configs:
-- {config_name: default, data_files: [{split: train, path: rows.parquet}, {split: numbers, path: numbers.parquet}]}
-- {config_name: again, data_files: rows.parquet}
+- {config_name: default, data_files: rows.parquet}
+- {config_name: other, data_files: [{split: late, path: rows.parquet}]}
 ---
 """
     lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts if text)
-    files = {name: (tmp_path / name).read_bytes() for name in tables}
-    datasets = {"owner/name": {**files, "README.md": readme}, "owner/lines": {"train.jsonl": lines}}
-    datasets["owner/code"] = {"code.py": b"print('code was run')"}
-    asked = ["hub:owner/name", "owner/lines", "hub:owner/name:again", "hub:owner/name:default:numbers"]
-    wrong = ["hub:owner/name:nothing", "hub:owner/nobody", "hub:owner/code"]
+    rows = (tmp_path / "rows.parquet").read_bytes()
+    datasets = {
+        "owner/name": {"README.md": readme, "rows.parquet": rows},
+        "owner/lines": {"train.jsonl": lines},
+        "owner/numbers": {"train.jsonl": b'{"body": "words"}\n'},
+        "owner/code": {"code.py": b"print('code was run')"},
+    }
+    asked = ["hub:owner/name", "owner/lines", "hub:owner/name:other:late"]
+    wrong = ["hub:owner/numbers", "hub:owner/name:nothing", "hub:owner/nobody", "hub:owner/code"]
     with dataset_hub(datasets) as hub:
         said = subprocess.run(
             [sys.executable, "-c", READ, *asked, *wrong],
@@ -229,11 +231,13 @@ configs:
         )
         assert any(each.startswith("GET") and each.endswith("rows.parquet") for each in hub.asked)
     assert "code was run" not in said.stdout
-    by_row, by_line, again, *problems = map(json.loads, said.stdout.splitlines())
+    by_row, by_line, late, *problems = map(json.loads, said.stdout.splitlines())
     (tmp_path / "same.jsonl").write_bytes(lines)
     own = [list(chunk.token_ids) for chunk in chunks(tmp_path / "same.jsonl", model)]
-    assert by_row == by_line == again == own
+    assert by_row == by_line == late == own
     for problem, says in zip(
-        problems, ("no field 'text' of text", "nothing", "nobody.*hub reachable", "owner/code"), strict=True
+        problems,
+        ("no field 'text' of text: it has 'body'", "nothing", "nobody.*hub reachable", "owner/code"),
+        strict=True,
     ):
         assert re.search(says, problem), problem

@@ -32,13 +32,6 @@ def undisturbed(model: headtrace.Model, prompts: TaskSet, tmp_path_factory: pyte
     return headtrace.run(model, prompts, out=tmp_path_factory.mktemp("runs") / "ioi", shard_size=SHARD)
 
 
-@pytest.fixture(scope="session")
-def in_shards_of_one(
-    model: headtrace.Model, prompts: TaskSet, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    return headtrace.run(model, prompts, out=tmp_path_factory.mktemp("runs") / "ones", shard_size=1)
-
-
 @pytest.fixture
 def again(model: headtrace.Model, prompts: TaskSet, tmp_path: Path) -> Callable[..., Run]:
     """The same run in a folder of the test's own; each call goes on with it."""

@@ -12,18 +12,13 @@ from headtrace.runs import Run
 from headtrace.runs.jobs import Job
 from headtrace.runs.processes import TRIES, work_in_processes
 from tests.runs.conftest import assert_same
-from tests.runs.killing import Killer, workers_of_this_process
+from tests.runs.killing import workers_of_this_process
 from tests.tiny import tiny_model
 
 
-def test_two_workers_one_of_them_killed_give_the_circuits_of_this_process(
-    again, in_shards_of_one: Run, tmp_path: Path
-) -> None:
-    killer = Killer("runs.processes", tmp_path / "two" / "shards")
-    killer.start()
-    run = again(out=tmp_path / "two", shard_size=1, workers=2)
-    assert killer.left > 0, "nobody was killed while there was work left"
-    assert_same(run, in_shards_of_one)
+def test_a_worker_of_this_machine_gives_the_circuits_of_this_process(again, undisturbed: Run) -> None:
+    """Two of them, and one that is killed: tests/interpret/test_scan_work.py, with another job."""
+    assert_same(again(workers=1), undisturbed)
     assert not workers_of_this_process("runs.processes"), "none is left behind"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.runs import Run, ray_data
+from headtrace.runs import ray_data
 from headtrace.runs.work import trace_job
 from tests.runs.conftest import assert_same
 from tests.runs.killing import Killer
@@ -21,14 +21,13 @@ from tests.tiny import tiny_model
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headtrace[ray]'")
 
 
-def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(
-    again, in_shards_of_one: Run, tmp_path: Path
-) -> None:
+def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(again, tmp_path: Path) -> None:
+    local = again(out=tmp_path / "local", shard_size=1)
     killer = Killer("ShardWorker", tmp_path / "ray" / "shards")
     killer.start()
     run = again(out=tmp_path / "ray", shard_size=1, engine="ray", workers=2)
     assert killer.left > 0, "nobody was killed while there was work left"
-    assert_same(run, in_shards_of_one)
+    assert_same(run, local)
 
 
 @pytest.fixture

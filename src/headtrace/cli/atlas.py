@@ -90,7 +90,7 @@ def atlas(
         "out": out,
         "heads": found.heads.height,
         "channels": found.channels.height,
-        "pairs": found.pairs.height,
+        "pairs": found.n_pairs,
         "highest": {name: found.find(name, 3)["head"].to_list() for name in _SHOWN},
     }
     options.emit(content, as_json=json, show=lambda: _show(found))

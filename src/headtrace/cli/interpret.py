@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine
 from headtrace.cli.export import CircuitSource
 from headtrace.cli.options import console, printable
 from headtrace.cli.verify import ModelChoice, ModelsOf
@@ -56,6 +58,9 @@ def interpret(
     show: Annotated[int, typer.Option(min=0, help="How many descriptions to list.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of halves, samples and controls.")] = 0,
     model: ModelChoice = None,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
@@ -77,7 +82,9 @@ def interpret(
     from headtrace.circuits import named_circuits
     from headtrace.interpret.run import count_signals, estimate
     from headtrace.interpret.run import interpret as put_into_words
+    from headtrace.interpret.scan import scan
 
+    check_engine(engine)
     options.check_folder_writable(out)
     asking = {
         "base_url": base_url,
@@ -102,6 +109,7 @@ def interpret(
             limit=limit,
             budget=budget,
             seed=seed,
+            scanning=partial(scan, engine=cast(Any, engine), workers=workers, ray_address=ray_address),
             progress=progress,
         )
     options.note(f"Wrote {out}: interpretation.json, descriptions.parquet and the circuits with words")

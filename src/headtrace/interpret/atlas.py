@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import pyarrow.parquet as pq
 
 from headtrace.errors import InputError, shown
 from headtrace.interpret.atlas_entries import ChannelEntry, HeadEntry
@@ -74,6 +75,11 @@ class Atlas:
     def pairs(self) -> pl.DataFrame:
         """All pairs of all channels."""
         return _read(self.folder, "pairs")
+
+    @property
+    def n_pairs(self) -> int:
+        """How many pairs there are; none is read."""
+        return pq.read_metadata(self.folder / "pairs.parquet").num_rows
 
     @cached_property
     def scan(self) -> Scan:

@@ -85,14 +85,18 @@ class HeadSums:
     @torch.inference_mode()
     def add(self, recording: Recording) -> None:
         """Count the prompts of a recording."""
-        for prompt, length in enumerate(recording.lengths):
-            if length < 2:
-                continue
-            places = _Places.of(recording.token_ids[prompt, :length])
-            for layer in range(recording.model.n_layers):
-                pattern = recording.patterns[layer, prompt, :, :length, :length]
+        lengths = recording.lengths
+        prompts = [
+            (prompt, _Places.of(recording.token_ids[prompt, :length]))
+            for prompt, length in enumerate(lengths)
+            if length > 1
+        ]
+        for layer in range(recording.model.n_layers):
+            patterns = recording.patterns[layer]
+            for prompt, places in prompts:
+                pattern = patterns[prompt, :, : lengths[prompt], : lengths[prompt]]
                 self._add_layer(layer, pattern, places)
-                self.parts[layer] += channel_parts(recording, layer, prompt).cpu()
+                self.parts[layer] += channel_parts(recording, layer, prompt, pattern).cpu()
 
     def _add_layer(self, layer: int, pattern: Float[Tensor, "head dest src"], places: _Places) -> None:
         """Means over destinations; each mean is weighted by how many of them there are."""
@@ -141,7 +145,9 @@ def _mass(pattern: Float[Tensor, "head dest src"], where: Bool[Tensor, "dest src
 
 
 @torch.inference_mode()
-def channel_parts(recording: Recording, layer: int, prompt: int) -> Float[Tensor, "head channel"]:
+def channel_parts(
+    recording: Recording, layer: int, prompt: int, pattern: Float[Tensor, "head dest src"]
+) -> Float[Tensor, "head channel"]:
     """What each channel does for the attention of a prompt: its terms where the head attends, less their mean."""
     length = recording.lengths[prompt]
     channels = exact_channels(recording.model).layer(layer)
@@ -151,6 +157,6 @@ def channel_parts(recording: Recording, layer: int, prompt: int) -> Float[Tensor
     a, b = queries @ channels.to_query, keys @ channels.to_key
     seen = recording.visible[layer][prompt, :length, :length].double()
     seen[:, 0] = 0
-    attended = recording.patterns[layer, prompt, :, :length, :length].double() * seen
+    attended = pattern.double() * seen
     even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
     return (a * ((attended - attended.sum(-1, keepdim=True) * even) @ b)).sum(1)

@@ -355,7 +355,9 @@ class Reader:
     def read(self, batch: list[Chunk]) -> HeadSums | None:
         """Score one batch, whole: what is kept of it does not depend on where a scan was interrupted, nor on what was
         read before. If heads are measured, the sums of the batch."""
-        recording = self.model.record([list(c.token_ids) for c in batch], last_logits=True, keep=self.keep)
+        recording = self.model.record(
+            [list(c.token_ids) for c in batch], last_logits=True, keep=self.keep, patterns="keep"
+        )
         tally, limit = self.state.tally, 64 * len(self.state.signals)
         blocks = self._blocks(max(recording.lengths))
         found, waiting = list[Hits](), 0

@@ -151,7 +151,8 @@ class _Joined:
     def begin(self) -> list[int]:
         """Take what an interrupted scan has left; the shards that are to be done."""
         for folder in (self.out / PARTS).glob("*"):
-            shard, rest = divmod(int(folder.name) - self.shards.first, self.shards.size)
+            start = int(folder.name) if folder.name.isdecimal() else -1
+            shard, rest = divmod(start - self.shards.first, self.shards.size)
             part = None if rest or not 0 <= shard < len(self.shards) else self._part(shard)
             if part is None:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -118,7 +118,7 @@ def top_channels(model: Model, corpus: Corpus, count: int) -> list[ScoredSignal]
         raise InputError("top:0 asks for no channels: write top:8 for eight of every head.")
     sums = HeadSums.empty(model)
     for chunk in islice(corpus.chunks(), FIRST_CHUNKS):
-        sums.add(model.record([list(chunk.token_ids)], last_logits=True, keep=KEPT))
+        sums.add(model.record([list(chunk.token_ids)], last_logits=True, keep=KEPT, patterns="keep"))
     order = sums.shares().argsort(dim=-1, descending=True, stable=True)
     ranks = exact_channels(model).rank.tolist()
     return [

@@ -11,7 +11,7 @@ export function showHead(data) {
   byId("main").append(
     el("dl", { class: "facts measures" }, ...measures),
     sharesChart(data.shares, new Set(data.channels.map((channel) => channel.number))),
-    el("p", { class: "legend" }, "Of each channel, the pairs it scores highest: ", mark("source", "src"), " is attended to from ", mark("destination", "dest"), data.sinks ? "." : "; pairs whose source is the first token are left out."),
+    el("p", { class: "legend" }, "Of each channel, the pairs it scores highest: ", mark("source", "src"), " is attended to from ", mark("destination", "dest"), data.sinks ? "." : "; pairs whose source is the first token are left out.", " What stands out: in how many of its highest pairs, and how many times as often as in random pairs."),
     el("div", { class: "channels" }, ...data.channels.map(channel)),
   );
 }
@@ -55,15 +55,17 @@ function standing(found) {
   return el("ul", { class: "standing" }, ...found.map(item));
 }
 
-function mark(text, side) {
-  return el("mark", { class: side }, text);
+function mark(content, side) {
+  return el("mark", { class: side }, content);
 }
 
 function pair(one) {
-  const words = one.tokens.map((token, place) => {
-    const text = inert(token);
-    const source = place === one.src ? mark(text, "src") : text;
-    return place === one.dest ? el("mark", { class: "dest" }, source) : source;
+  const words = one.tokens.flatMap((token, place) => {
+    if (place !== one.src && place !== one.dest) return [inert(token)];
+    const word = tokenLabel(token); // a mark does not begin with a blank, which could be alone at the end of a line
+    const source = place === one.src ? mark(word, "src") : word;
+    const space = token.trim() === "" ? [] : [token.slice(0, token.length - token.trimStart().length), token.slice(token.trimEnd().length)].map(inert);
+    return [space[0] ?? "", place === one.dest ? mark(source, "dest") : source, space[1] ?? ""];
   });
   const cut = (yes) => (yes ? "… " : "");
   return el("li", {}, el("span", { class: "weight" }, number(one.score)), el("span", { class: "context" }, cut(one.cut), ...words));

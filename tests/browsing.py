@@ -24,8 +24,9 @@ def browser_path() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    # Not for a whole session: while playwright is open, no other event loop can run in its thread.
     path = browser_path()
     if path is None:
         message = f"no browser found: looked for {', '.join(NAMES)}"

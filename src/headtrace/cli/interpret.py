@@ -80,9 +80,8 @@ def interpret(
       --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
     """
     from headtrace.circuits import named_circuits
-    from headtrace.interpret.run import count_signals, estimate
+    from headtrace.interpret.run import count_signals, estimate, scan
     from headtrace.interpret.run import interpret as put_into_words
-    from headtrace.interpret.scan import scan
 
     check_engine(engine)
     options.check_folder_writable(out)

@@ -127,7 +127,7 @@ def attention(
     if needed or (_many(query, key) and all(observer.takes_rows() for observer in watch.observers)):
         output = _by_rows(call, query, key, value.to(own), watch.observers)
         for observer in watch.observers:
-            observer.see(call, None)
+            observer.rows_seen(call)
         return output.transpose(1, 2).contiguous().to(own), None
     scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
     for observer in watch.observers:

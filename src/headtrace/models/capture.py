@@ -74,19 +74,28 @@ class Capture(Observer):
         return "log_normalisers" in self.tensors
 
     def see_rows(self, call: AttentionCall, first: int, logits: Tensor, pattern: Tensor) -> None:
+        rows = slice(first, first + pattern.shape[2])
+        if "patterns" in self.tensors:
+            self.tensors["patterns"][call.layer, :, :, rows] = pattern
         if "log_normalisers" in self.tensors:
-            rows = slice(first, first + pattern.shape[2])
             self.tensors["log_normalisers"][call.layer, :, :, rows] = logits.logsumexp(dim=-1)
         if "column_maxima" in self.tensors:
             for start in range(first // BLOCK * BLOCK, first + pattern.shape[2], BLOCK):
                 mine = pattern[:, :, max(start - first, 0) : start + BLOCK - first]
                 into = self.tensors["column_maxima"][call.layer, :, :, start // BLOCK]
-                if start < first:  # a block that the rows before have begun
-                    torch.maximum(into, mine.amax(dim=2), out=into)
-                else:
-                    into.copy_(mine.amax(dim=2))
+                largest = mine.amax(dim=2).to(into.device)
+                # A block that the rows before have begun goes on.
+                into.copy_(torch.maximum(into, largest) if start < first else largest)
 
-    def see(self, call: AttentionCall, pattern: Tensor | None) -> None:
+    def rows_seen(self, call: AttentionCall) -> None:
+        self._take(call)
+
+    def see(self, call: AttentionCall, pattern: Tensor) -> None:
+        if call.query.device != self.model.device:
+            self._keep("patterns", call.layer, pattern)
+        self._take(call)
+
+    def _take(self, call: AttentionCall) -> None:
         scale = call.scale
         if self.model.architecture.query_prescaled:
             scale = self.model.d_head**-0.5
@@ -94,8 +103,6 @@ class Capture(Observer):
                 self._keep("queries", call.layer, call.query / scale)
         else:
             self._keep("queries", call.layer, call.query)
-        if pattern is not None and call.query.device != self.model.device:
-            self._keep("patterns", call.layer, pattern)
         self._keep("keys", call.layer, call.key)
         self._keep("values", call.layer, call.value)
         self.scales.append(scale)

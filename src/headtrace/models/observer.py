@@ -97,11 +97,13 @@ class Observer:
         logits: Float[Tensor, "batch head dest src"],
         pattern: Float[Tensor, "batch head dest src"],
     ) -> None:
-        """Called with some rows of a layer's attention, from the destination ``first`` on, where rows are taken;
-        ``see`` is called afterwards, without a pattern."""
+        """Called with some rows of a layer's attention, from the destination ``first`` on, where rows are taken."""
 
-    def see(self, call: AttentionCall, pattern: Float[Tensor, "batch head dest src"] | None) -> None:
-        """Called with the pattern of a layer (None for an observer that takes rows)."""
+    def rows_seen(self, call: AttentionCall) -> None:
+        """Called after all rows of a layer, in the place of ``see``."""
+
+    def see(self, call: AttentionCall, pattern: Float[Tensor, "batch head dest src"]) -> None:
+        """Called with the pattern of a layer."""
 
     def attention_write(self, layer: int, write: Tensor) -> Tensor | None:
         """What attention adds to the residual, after its norm if it has one: (batch, token, d_model)."""

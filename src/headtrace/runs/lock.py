@@ -30,6 +30,8 @@ from headtrace.errors import HeadtraceError, InputError
 from headtrace.runs.store import Store, StoreError
 
 LOCK, LEASE = "lock", "lock.json"
+LEASE_BYTES = 256
+"""What a lease takes, filled up with blanks."""
 EXPIRES = 60.0
 """Seconds after which a lease that nobody renews has no owner."""
 RENEWED = 10.0
@@ -90,7 +92,8 @@ def _keep(store: Store, own: dict[str, Any], ended: threading.Event) -> None:
 
 
 def _renew(store: Store, own: dict[str, Any]) -> None:
-    store.write(LEASE, json.dumps(own | {"renewed": time.time()}).encode())
+    # Always as long: who reads it while it is written anew may take the old length for the new one.
+    store.write(LEASE, json.dumps(own | {"renewed": time.time()}).ljust(LEASE_BYTES).encode())
 
 
 def _refuse_if_held(store: Store, own: dict[str, Any]) -> None:

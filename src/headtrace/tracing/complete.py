@@ -313,7 +313,9 @@ class CompleteSweep:
         head, src = site.head or 0, site.src or 0
         if rec.post_norm_scales is not None:
             wanted = wanted / rec.post_norm_scales[layer, number, site.dest]
-        strength = rec.attention.at(layer, number, head, site.dest, src) / rec.norm_scales[layer, number, src]
+        strength = (
+            rec.attention.at(layer, number, head, site.dest or 0, src) / rec.norm_scales[layer, number, src]
+        )
         return strength * (weights.W_V[layer, head // weights.group] @ (weights.W_O[layer, head] @ wanted))
 
     # -- MLPs ------------------------------------------------------------------------------------------------

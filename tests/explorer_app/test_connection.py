@@ -18,13 +18,17 @@ def count(page):
     return page.page.locator(".heads .controls output")
 
 
-def in_turn(page, pattern: str, *answers) -> list[str]:
-    """Answer requests to an address in turn; afterwards they go to the server. Returns what was asked, as it grows."""
+def in_turn(page, pattern: str, answers) -> list[str]:
+    """Answer requests to an address in turn; afterwards they go to the server. Returns what was asked, as it grows.
+
+    What is shown between two attempts is there for a moment: who wants to see it lets many fail, and empties ``answers``
+    (a list) when it was seen.
+    """
     asked: list[str] = []
 
     def answer(route):
         asked.append(route.request.method)
-        given = answers[len(asked) - 1] if len(asked) <= len(answers) else None
+        given = answers.pop(0) if answers else None
         if given is None:
             route.continue_()
         elif given == "lost":
@@ -42,10 +46,12 @@ def in_turn(page, pattern: str, *answers) -> list[str]:
 def test_a_busy_server_is_waited_for_and_asked_again(explorer):
     page = explorer()
     busy = (429, {"Retry-After": "1"}, {"code": "busy", "message": "32 computations are waiting."})
-    asked = in_turn(page, "**/api/record", busy)
+    answers = [busy] * 100
+    asked = in_turn(page, "**/api/record", answers)
     page.page.locator("#text").fill(IOI)
     page.page.keyboard.press("Enter")
     expect(page.page.locator(".waiting")).to_contain_text("32 computations are waiting. Trying again in 1 s.")
+    answers.clear()
     expect(count(page)).to_have_text(DONE)
     expect(page.page.locator(".waiting")).to_be_hidden()
     assert len(asked) >= 2
@@ -53,10 +59,12 @@ def test_a_busy_server_is_waited_for_and_asked_again(explorer):
 
 def test_a_lost_connection_is_said_and_recovered_from(explorer):
     page = explorer()
-    in_turn(page, "**/api/record", "lost")
+    answers = ["lost"] * 100
+    in_turn(page, "**/api/record", answers)
     page.page.locator("#text").fill(IOI)
     page.page.keyboard.press("Enter")
     expect(page.page.locator(".waiting")).to_contain_text("connection to the server is lost")
+    answers.clear()
     expect(count(page)).to_have_text(DONE)
     expect(page.page.locator(".waiting")).to_be_hidden()
 
@@ -64,8 +72,8 @@ def test_a_lost_connection_is_said_and_recovered_from(explorer):
 def test_a_recording_that_the_server_dropped_is_recorded_again(explorer):
     page = explorer()
     gone = (404, {}, {"code": "not_kept", "message": "This recording is no longer kept."})
-    recorded = in_turn(page, "**/api/record")
-    asked = in_turn(page, "**/patterns", gone)
+    recorded = in_turn(page, "**/api/record", [])
+    asked = in_turn(page, "**/patterns", [gone])
     page.page.locator("#text").fill(IOI)
     page.page.keyboard.press("Enter")
     expect(count(page)).to_have_text(DONE)

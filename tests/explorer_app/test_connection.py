@@ -21,8 +21,8 @@ def count(page):
 def in_turn(page, pattern: str, answers) -> list[str]:
     """Answer requests to an address in turn; afterwards they go to the server. Returns what was asked, as it grows.
 
-    What is shown between two attempts is there for a moment: who wants to see it lets many fail, and empties ``answers``
-    (a list) when it was seen.
+    What is shown between two attempts is there for a moment: who wants to see it lets many fail, and empties
+    ``answers`` (a list) when it was seen.
     """
     asked: list[str] = []
 

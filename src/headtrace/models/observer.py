@@ -25,7 +25,7 @@ class AttentionCall:
     query: Float[Tensor, "batch head dest d_head"]
     key: Float[Tensor, "batch kv_head src d_head"]
     value: Float[Tensor, "batch kv_head src d_head"]
-    mask: Float[Tensor, "#batch 1 dest src"] | None
+    mask: Float[Tensor, "#batch #head dest src"] | None
     scale: float
     softcap: float | None
 

@@ -83,7 +83,7 @@ def with_values(module: nn.Module) -> Any:
     return twin
 
 
-def set_aside(module: nn.Module) -> Mapping[str, Tensor] | None:
+def set_aside(module: nn.Module) -> Any:
     """The weights of a module itself that wait elsewhere, by name; None if none do."""
     return next((hook.weights_map for hook in _hooks(module) if getattr(hook, "offload", False)), None)
 

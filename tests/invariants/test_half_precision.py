@@ -3,6 +3,7 @@ float32, and predictions come true in the running model."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import headtrace
 from headtrace.errors import IdentityError, InputError
-from headtrace.models.identities import ROUNDING_BOUND, tolerance_for
+from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Component
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_hf, top_two
@@ -76,16 +77,18 @@ def test_predictions_of_complete_circuits_come_true_in_the_running_model(
     assert report.max_prediction_error < rounding(torch.float32, forward_terms(model), 20.0)
 
 
+@both
 @each
-def test_circuits_in_float16_are_nearly_those_of_float32(name: str) -> None:
-    def edges(model: headtrace.Model) -> set[tuple[str, str, str]]:
-        answer, wrong = top_two(half_model(name, torch.float16), prompts()[0])
-        circuit = headtrace.Tracer(model).trace(prompts()[0], answer=answer, wrong=wrong)
-        assert circuit.edges
-        return {(circuit.node(e.source).name, circuit.node(e.target).name, e.side) for e in circuit.edges}
-
-    half, full = edges(half_model(name, torch.float16)), edges(headtrace.load(tiny_hf(name)))
-    assert len(half & full) >= 0.9 * len(half | full)
+def test_attention_is_that_of_float32_as_far_as_the_precision_goes(name: str, dtype: torch.dtype) -> None:
+    hf = tiny_hf(name).to(dtype)
+    half, full = (
+        headtrace.load(hf).record(prompts()[0]),
+        headtrace.load(deepcopy(hf).float()).record(prompts()[0]),
+    )
+    size = max(1.0, *(float(full.raw_logits(layer).abs().max()) for layer in range(full.model.n_layers)))
+    # No change of logits by x moves attention by more than x / 2.
+    allowed = torch.finfo(dtype).eps * (10 * full.model.n_layers) ** 0.5 * size
+    assert float((half.patterns - full.patterns).abs().max()) < allowed
 
 
 def test_likelihoods_batches_and_other_methods_add_up_in_half_precision() -> None:
@@ -124,14 +127,11 @@ def test_a_firing_that_rests_on_rounding_says_so(monkeypatch: pytest.MonkeyPatch
         return [node.rounding for node in circuit.nodes if node.rounding is not None]
 
     monkeypatch.setattr(assemble, "RESTS_ON_ROUNDING", 0.0)
-    moved = flagged()
-    assert moved
-    limit = sorted(moved)[len(moved) // 2]
-    monkeypatch.setattr(assemble, "RESTS_ON_ROUNDING", limit)
-    assert sorted(flagged()) == [m for m in sorted(moved) if m > limit]
-    recording = model.record([ids])
-    assert max(moved) < 64 * torch.finfo(torch.bfloat16).eps
-    assert recording.model.half
+    moved = sorted(flagged())
+    assert len(moved) > 1
+    widest = max(range(1, len(moved)), key=lambda i: moved[i] - moved[i - 1])
+    monkeypatch.setattr(assemble, "RESTS_ON_ROUNDING", (moved[widest - 1] + moved[widest]) / 2)
+    assert sorted(flagged()) == pytest.approx(moved[widest:], rel=1e-2)
 
 
 def test_models_are_loaded_in_half_precision_or_as_they_were_saved(tmp_path) -> None:
@@ -143,7 +143,3 @@ def test_models_are_loaded_in_half_precision_or_as_they_were_saved(tmp_path) -> 
     assert found == {"auto": "bfloat16", "float16": "float16", None: "float32"}
     with pytest.raises(InputError, match="'bfloat16', 'float16', 'float32', 'float64', or 'auto'"):
         headtrace.load(tmp_path / "saved", dtype="int8")
-
-
-def test_bounds_say_what_they_bound() -> None:
-    assert set(ROUNDING_BOUND) == {"residual", "queries", "keys", "values", "mlp", "logits"}

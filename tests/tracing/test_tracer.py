@@ -302,10 +302,10 @@ def test_firings_of_many_prompts_are_traced_together_as_one_by_one() -> None:
 def test_composed_weights_stay_within_their_budget_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, ids = tiny_model("llama"), prompts()[0]
+    model, ids = tiny_model("llama", dtype=torch.float64), prompts()[0]
     answer, wrong = top_two(model, ids)
     expected = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong)
-    one_reader = 3 * model.n_heads * model.d_head**2 * 4  # of the last layer, in bytes
+    one_reader = 3 * model.n_heads * model.d_head**2 * 8  # of the last layer, in bytes
     monkeypatch.setattr("headtrace.tracing.upstream.COMPOSED_BYTES", 2 * one_reader)
     tracer = headtrace.Tracer(model)
     tracer.composer.all_fit = True  # compose whatever it costs

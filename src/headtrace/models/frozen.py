@@ -266,17 +266,22 @@ class Gradients:
         layers = range(self.recording.model.n_layers)
         return torch.stack([(mlp_rounding(self.recording, l) * self.mlp[l]).sum(-1) for l in layers])
 
-    def value_roundings(self, layer: int) -> Float[Tensor, "batch head dest src"]:
-        """What rounding of the values that each head component of a layer moves contributes to J."""
-        rec, group = self.recording, self.recording.model.weights.group
-        rounding = rec.value_roundings(layer).repeat_interleave(group, dim=1)
-        return rec.pattern(layer) * (self.values[layer] @ rounding.transpose(-1, -2))
+    def value_rounding(self, layer: int, prompt: int, head: int, dest: int, src: int) -> Float[Tensor, ""]:
+        """What rounding of the value that one head component moves contributes to J."""
+        rec = self.recording
+        rounding = rec.value_roundings(layer)[prompt, head // rec.model.weights.group, src]
+        return rec.attention.at(layer, prompt, head, dest, src) * (
+            self.values[layer, prompt, head, dest] @ rounding
+        )
 
     def roundings(self) -> Float[Tensor, "layer batch token"]:
         """What all rounding in a layer contributes to J, by the token where it was rounded (half precision)."""
-        added = (self.recording.roundings * self.mlp).sum(-1) + self.mlp_roundings
-        layers = range(self.recording.model.n_layers)
-        return added + torch.stack([self.value_roundings(l).sum(dim=(1, 2)) for l in layers])
+        rec, group = self.recording, self.recording.model.weights.group
+        found = (rec.roundings * self.mlp).sum(-1) + self.mlp_roundings
+        for layer in range(rec.model.n_layers):
+            moved = rec.attention.turned(layer, self.values[layer]).unflatten(1, (-1, group)).sum(dim=2)
+            found[layer] += (moved * rec.value_roundings(layer)).sum(dim=(1, 3))
+        return found
 
     def heads(self, layer: int) -> Float[Tensor, "batch head dest src"]:
         """What each head component of a layer contributes to J: ``A[d, s] v[s] W_O . g[d]``."""

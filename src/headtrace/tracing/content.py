@@ -148,7 +148,7 @@ class Content:
         if site.kind == "mlp":
             rounding = g.mlp_roundings[layer, prompt, dest] if half else 0.0
             return float(g.mlp_constant[layer, prompt, dest] + rounding)
-        return float(g.value_roundings(layer)[prompt, site.head, dest, site.src]) if half else 0.0
+        return float(g.value_rounding(layer, prompt, site.head or 0, dest, site.src or 0)) if half else 0.0
 
     def gradient(self, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
         """The direction of what a head or an MLP writes that carries its contribution."""

@@ -10,8 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headtrace
-from headtrace.errors import InputError
+from headtrace.causal.changes import ComponentChange, rerun
+from headtrace.errors import HeadtraceError, InputError
 from headtrace.tracing.complete import Paths
+from headtrace.vocabulary import Site
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
@@ -90,6 +92,15 @@ def test_patterns_are_kept_as_long_as_they_are_small(monkeypatch: pytest.MonkeyP
         recording.patterns  # noqa: B018
     with pytest.raises(InputError, match="'keep', 'recompute', 'auto'"):
         model.record(prompts()[0], patterns="some")  # type: ignore[arg-type]
+
+
+def test_what_acts_on_whole_scores_is_refused_where_rows_are_shown() -> None:
+    model = tiny_model("llama")
+    recording = model.record(prompts()[0])
+    change = ComponentChange(Site("head", 1, 2))
+    with pytest.raises(HeadtraceError, match='patterns="keep"'):
+        rerun(recording, [change], keep=("queries", "keys", "log_normalisers"))
+    assert "patterns" in rerun(recording, [change]).tensors
 
 
 class PairsOfTokens(TorchDispatchMode):

@@ -14,6 +14,7 @@ from accelerate import cpu_offload
 import headtrace
 from headtrace.errors import InputError
 from headtrace.models import devices
+from tests.rounding import forward_terms, rounding
 from tests.tiny import prompts, tiny_hf, top_two
 
 FAMILIES = {  # with norms, biases and embeddings of every kind
@@ -60,7 +61,8 @@ def test_a_model_whose_weights_are_set_aside_is_the_same_model(family: str, how:
     answer, wrong = top_two(whole, IDS)
     circuits = [headtrace.Tracer(m).trace(IDS, answer, wrong, paths="complete") for m in (model, whole)]
     assert circuits[0].root.value == pytest.approx(circuits[1].root.value, rel=1e-4)
-    assert headtrace.verify(circuits[0], model, edges="top:3").max_prediction_error < 1e-3
+    allowed = rounding(torch.float32, forward_terms(model), 20.0)  # logits are below twenty
+    assert headtrace.verify(circuits[0], model, edges="top:3").max_prediction_error < allowed
 
 
 def test_weights_set_aside_in_memory_are_watched(tmp_path) -> None:

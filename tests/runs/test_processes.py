@@ -9,7 +9,7 @@ import pytest
 import headtrace
 from headtrace.errors import InputError
 from headtrace.runs import Run
-from headtrace.runs.jobs import Job
+from headtrace.runs.jobs import Job, ModelPlace
 from headtrace.runs.processes import TRIES, work_in_processes
 from tests.runs.conftest import assert_same
 from tests.runs.killing import workers_of_this_process
@@ -32,3 +32,9 @@ def test_work_that_kills_its_workers_is_an_error_and_not_a_loop() -> None:
 def test_a_model_that_no_worker_could_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no name or folder that a worker could load"):
         headtrace.run(tiny_model("llama"), [[1, 2, 3]], out=tmp_path, workers=2, top_k=1)
+
+
+def test_workers_load_a_model_in_its_own_precision() -> None:
+    place = ModelPlace.of(headtrace.load("builtin", dtype="bfloat16"))
+    assert place.dtype == "bfloat16"
+    assert place.load().half

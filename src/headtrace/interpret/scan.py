@@ -253,7 +253,7 @@ def _options(model: Model, corpus: Corpus, asked: Signals, **rest: Any) -> dict[
         "version": __version__,
         "model": model.name,
         "weights_sha256": model.weights_sha256,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.own_dtype,
         "corpus": corpus.identity,
         "signals": words,
         "sample": SAMPLE,

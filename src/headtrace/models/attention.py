@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from headtrace.errors import UnsupportedModelError
+from headtrace.errors import HeadtraceError, UnsupportedModelError
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.models.sound import raised
 
@@ -124,6 +124,11 @@ def attention(
     seen = (query, key) if order is None else (query[..., order], key[..., order])
     call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
     needed = any(observer.needs_rows() for observer in watch.observers)
+    if needed and not all(o.needs_rows() or o.takes_rows() for o in watch.observers):
+        raise HeadtraceError(
+            "A pass whose patterns are not kept shows attention some rows at a time, and an observer of this one "
+            'changes or reads it as a whole. Record with patterns="keep".'
+        )
     if needed or (_many(query, key) and all(observer.takes_rows() for observer in watch.observers)):
         output = _by_rows(call, query, key, value.to(own), watch.observers)
         for observer in watch.observers:

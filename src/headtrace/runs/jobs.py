@@ -122,7 +122,7 @@ class ModelPlace:
             place=place,
             name=model.name,
             revision=model.revision,
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=model.own_dtype,
             device="cpu" if model.device.type == "cpu" else "auto",
             weights_sha256=model.weights_sha256,
         )

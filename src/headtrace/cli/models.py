@@ -16,10 +16,6 @@ def register(app: typer.Typer) -> None:
     app.command("info")(info)
 
 
-PROBE = 16
-"""Random tokens by which the rounding of half precision is measured."""
-
-
 def models(json: options.Json = False) -> None:
     """List supported architectures and names that are ready to load.
 
@@ -148,21 +144,20 @@ def _memory(loaded: Any, tokens: int) -> str:
 
 
 def _rounding(loaded: Any) -> tuple[str, list[dict[str, float]]] | None:
-    """In half precision, what rounding adds to the residual in each layer: of a few tokens, drawn by a fixed seed."""
-    if not loaded.half:
-        return None
+    """In half precision, what rounding adds to the residual in each layer."""
     from dataclasses import asdict
+    from statistics import median
 
-    import torch
+    from headtrace.models.identities import PROBE, probe_rounding
 
-    drawn = torch.randint(loaded.d_vocab, (PROBE,), generator=torch.Generator().manual_seed(0))
-    report = loaded.record([drawn.tolist()]).check()
-    layers = [asdict(layer) for layer in report.rounding]
-    worst, median = max(l["worst"] for l in layers), sorted(l["median"] for l in layers)[len(layers) // 2]
+    layers = probe_rounding(loaded)
+    if not layers:
+        return None
+    worst, middle = max(layer.worst for layer in layers), median(layer.median for layer in layers)
     words = (
-        f"at most {worst:.1e} of a token's residual per layer, median {median:.1e} ({PROBE} random tokens)"
+        f"at most {worst:.1e} of a token's residual per layer, median {middle:.1e} ({PROBE} random tokens)"
     )
-    return words, layers
+    return words, [asdict(layer) for layer in layers]
 
 
 def _show_info(name: str, rows: list[tuple[str, str]]) -> None:

@@ -118,6 +118,23 @@ def rounding_sizes(recording: Recording) -> tuple[LayerRounding, ...]:
     return tuple(LayerRounding(*pair) for pair in zip(worst, median, strict=True))
 
 
+PROBE = 16
+"""Random tokens by which the rounding of a model in half precision is measured."""
+
+
+def probe_rounding(model: Model) -> tuple[LayerRounding, ...]:
+    """What rounding adds in each layer to a few tokens, drawn by a fixed seed; nothing in full precision.
+
+    >>> import headtrace
+    >>> len(probe_rounding(headtrace.load("builtin", dtype="bfloat16"))), probe_rounding(headtrace.load("builtin"))
+    (3, ())
+    """
+    if not model.half:
+        return ()
+    drawn = torch.randint(model.d_vocab, (PROBE,), generator=torch.Generator().manual_seed(0))
+    return model.record([drawn.tolist()]).check().rounding
+
+
 def roundings_of(recording: Recording) -> list[float] | list[None]:
     """By prompt, the largest part of a residual that rounding added in one layer; None in full precision."""
     if not recording.model.half:

@@ -1,4 +1,4 @@
-"""The causal study of docs/causal.md: ten IOI prompts on SmolLM2-135M. Writes tables, figures and results.json.
+"""The causal study: ten IOI prompts on SmolLM2-135M. Writes tables, figures and results.json.
 
     python docs/studies/causal_smollm2.py --out build/causal
 

@@ -1,4 +1,4 @@
-"""The study of docs/sinks.md: sinks of SmolLM2-135M on prompts of four tasks. Writes tables, figures and sinks.json.
+"""The study: sinks of SmolLM2-135M on prompts of four tasks. Writes tables, figures and sinks.json.
 
     python docs/studies/sinks_smollm2.py --out build/sinks
 

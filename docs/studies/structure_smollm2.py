@@ -1,4 +1,4 @@
-"""The structure study of docs/structure.md: 300 IOI prompts on SmolLM2-135M, merged by roles. Writes networks and
+"""The structure study: 300 IOI prompts on SmolLM2-135M, merged by roles. Writes networks and
 figures.
 
     python docs/studies/structure_smollm2.py --out build/structure

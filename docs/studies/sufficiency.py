@@ -1,4 +1,4 @@
-"""The table of docs/causal.md on sufficiency: what is enough, method by method. Writes tables, a figure, results.json.
+"""The table on sufficiency: what is enough, method by method. Writes tables, a figure, results.json.
 
     python docs/studies/sufficiency.py --out build/sufficiency
     python docs/studies/sufficiency.py --model builtin --tasks ioi:30 --out build/builtin

@@ -14,11 +14,11 @@ from headtrace.circuits.describe import describe_schema, example, field_docs
 from headtrace.circuits.files import loads
 from headtrace.circuits.roots import ROOTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "circuit-file.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "circuit-file.md"
 
 
 def test_the_page_is_what_the_types_say():
-    message = "make it anew: python -m headtrace.circuits.describe > docs/circuit-file.md"
+    message = "make it anew: python -m headtrace.circuits.describe > docs/reference/circuit-file.md"
     assert PAGE.read_text(encoding="utf-8") == describe_schema(), message
 
 

@@ -57,7 +57,7 @@ def test_no_family_is_both_known_and_unfit() -> None:
 
 
 def test_the_docs_list_every_family_that_is_known_and_every_one_that_is_unfit() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "load-a-model.md").read_text(encoding="utf-8")
     section = page[page.index("## Which families") : page.index("## When weights change")]
     known, unfit = section.split("**What does not fit**")
     assert {name for name in ARCHITECTURES if f"`{name}`" not in known} == set()

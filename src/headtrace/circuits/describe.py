@@ -1,6 +1,6 @@
 """The documentation of the circuit file, made from the types that read and write it.
 
-    python -m headtrace.circuits.describe > docs/circuit-file.md
+    python -m headtrace.circuits.describe > docs/reference/circuit-file.md
 
 >>> describe_schema().splitlines()[0]
 '# The circuit file'
@@ -82,8 +82,8 @@ Files of version 1 still load, and are saved as version 2:
 ## Other formats
 
 Many circuits go to one Parquet table, one row per edge: `headtrace.circuits.write_parquet(circuits, path)` and
-`read_parquet(path)` ([how to](how-to/trace-many-prompts.md)). Rows name their circuit by `circuit.content_id`, a hash
-of all it says; a part of a circuit is refused. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and
+`read_parquet(path)` ([how to](../how-to/trace-many-prompts.md)). Rows name their circuit by `circuit.content_id`, a
+hash of all it says; a part of a circuit is refused. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and
 `.to_neuronpedia()` speak to other tools.
 """
 

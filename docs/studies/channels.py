@@ -1,7 +1,7 @@
-"""Make the figures and numbers of docs/channels.md: SmolLM2 on IOI prompts, the built-in model in training.
+"""Make the figures and numbers: SmolLM2 on IOI prompts, the built-in model in training.
 
-python docs/channels_figures.py ioi                     # some minutes; writes docs/figures/channels-*
-python docs/channels_figures.py training CHECKPOINTS    # the folder of checkpoints that training saved
+python docs/studies/channels.py ioi                     # some minutes; writes docs/figures/channels-*
+python docs/studies/channels.py training CHECKPOINTS    # the folder of checkpoints that training saved
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headtrace.figures.survey import (
 from headtrace.tasks import TaskSet, load_task
 from headtrace.vocabulary import head_name
 
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parents[1] / "figures"
 ROTATIONS = 20
 
 

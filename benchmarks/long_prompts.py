@@ -4,9 +4,9 @@
     python benchmarks/long_prompts.py --lengths 16 128 512 --shape llama-3.2-1b
 
 Each length runs in a process of its own, so that its peak memory is its own. ``llama-3.2-1b`` has that model's shape
-and random weights. "first answer" is a whole trace, or with ``--only firing`` the causes of one firing, of a model
-that was just loaded: nothing folded, decomposed or composed yet, and no cache. Ratios are of processor time of all
-threads.
+and random weights. "first answer" is why one head attends where it does, asked of a model that was just loaded: nothing
+folded, decomposed or composed yet, and no cache; "first circuit" is the first one after that. Ratios are of processor
+time of all threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 128, 512])
     parser.add_argument("--shape", choices=("smollm2", "llama-3.2-1b"), default="smollm2")
-    parser.add_argument("--only", choices=("firing", "circuit", "both"), default="both")
+    parser.add_argument("--only", choices=("firing", "both"), default="both")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
@@ -73,19 +73,18 @@ def measure(shape: str, length: int, only: str) -> dict[str, Any]:
     asked: dict[str, Any] = {"root": "probability", "top_k": 1}
     found: dict[str, Any] = {"tokens": length, "weights_gb": peak(), "forward_s": forward}
     tracer = headtrace.Tracer(model)
-    if only != "firing":
-        once(found, "first answer", forward, lambda: tracer.trace(ids, **asked))
     recording = once(found, "record", forward, lambda: model.record([ids], last_logits=True))
     found["patterns"] = "kept" if "patterns" in recording.tensors else "recomputed"
-    if only != "circuit":
-        firing = strongest(recording)
-        causes = once(found, "firing", forward, lambda: tracer.trace_firings(recording, [firing])[0])
-        found |= {"traced": str(firing), "causes": len(causes.query.causes) + len(causes.key.causes)}
-    if only == "firing":
-        found["first answer"] = found["record"] + found["firing"]
-    else:
+    firing = strongest(recording)
+    causes = once(found, "first firing", forward, lambda: tracer.trace_firings(recording, [firing])[0])
+    found |= {"traced": str(firing), "causes": len(causes.query.causes) + len(causes.key.causes)}
+    found["first answer"] = found["record"] + found["first firing"]
+    once(found, "firing", forward, lambda: tracer.trace_firings(recording, [firing]))
+    if only == "both":
         del recording
-        circuit = once(found, "circuit", forward, lambda: tracer.trace(ids, **asked))
+        circuit = once(found, "first circuit", forward, lambda: tracer.trace(ids, **asked))
+        if length <= 1000:
+            once(found, "circuit", forward, lambda: tracer.trace(ids, **asked))
         found |= {"edges": len(circuit.edges), "expanded": sum(node.expanded for node in circuit.nodes)}
     return found | {"heads decomposed": model.channels.n_known, "peak_gb": peak()}
 

@@ -68,7 +68,13 @@ class Catalogue:
 
     def is_below(self, number: int, layer: int) -> bool:
         """Whether a component is there when a layer reads: written below it, or the reader's own."""
-        return number == 0 or self.is_own(number) or (self.component(number).layer or 0) < layer
+        return number == 0 or self.is_own(number) or self._layer(number) < layer
+
+    def _layer(self, number: int) -> int:
+        """The layer of a component that has one."""
+        if number >= self.n_plain:
+            return (number - self.n_plain) // (self.length * self.n_heads)
+        return (number - 1) % self.layer if number <= 2 * self.layer else number - 2 * self.layer - 2
 
     def component(self, number: int, reader: Site | None = None) -> Component:
         """The component behind a number; ``reader`` is the firing that reads it, whose own bias an offset is."""
@@ -97,6 +103,8 @@ class Catalogue:
         >>> rounded = Catalogue(layer=3, n_heads=4, length=5, rounded=True)
         >>> all(rounded.number(rounded.component(n)) == n for n in range(rounded.n_components))
         True
+        >>> [rounded.is_below(number, 1) for number in range(13)]  # embedding, MLPs, biases, offset, roundings
+        [True, True, False, False, True, False, False, True, True, False, False, True, True]
         """
         l, layer = self.layer, component.layer
         if component.kind == "embedding":

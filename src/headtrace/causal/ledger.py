@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["PASS", "FAIL", "NOTHING TO VERIFY"]
+"""What a verification comes to."""
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:

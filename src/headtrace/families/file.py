@@ -53,6 +53,7 @@ class FamiliesFile:
         return found
 
     def to_dict(self) -> dict[str, Any]:
+        """What the file holds, with its schema."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "more"}
         return {"schema": SCHEMA, **plain, "left_out": list(self.left_out), **(self.more or {})}
 

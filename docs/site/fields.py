@@ -26,6 +26,13 @@ _KINDS = {
     "dict": "object",
     "Mapping": "object",
     "Any": "anything",
+    "Number": "number",
+    "Flag": "true or false",
+    "Words": "list of text",
+    "Form": "`merged`, `trace`",
+    "EdgeKind": "`communication`, `attention`",
+    "Kind": "text",
+    "Side": "`query`, `key`, `value`, `input`, `root`",
 }
 
 
@@ -59,6 +66,8 @@ def _in_words(text: str) -> str:
         return f"list of {' or '.join(_plural(kind) for kind in kinds)}"
     if outer in ("dict", "Mapping") and inside:
         return f"object of {_plural(_in_words(inside[1]))}"
+    if outer == "Written":
+        return _in_words(inside[0])
     if outer == "Literal":
         return ", ".join(f"`{part.strip().strip(chr(34)).strip(chr(39))}`" for part in inside)
     return _KINDS.get(outer, "object")

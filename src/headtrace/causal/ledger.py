@@ -38,6 +38,7 @@ class Failure:
     where: str
     """The node or the edge that it belongs to; empty for the circuit as a whole."""
     in_file: Any
+    """What it is in the file."""
     measured: Any
     """What it is in the model."""
     allowed: float | None = None

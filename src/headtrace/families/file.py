@@ -31,6 +31,7 @@ class FamiliesFile:
     """What the file says. Families are numbered from 1 by falling size."""
 
     grain: Text
+    """What circuits were compared by: ``components``, ``edges`` or ``edge-channel``."""
     labels: Mapping[Text, Index] = field(hash=False)
     """The family of each prompt, by its id."""
     representatives: Mapping[Text, Text] = field(hash=False)

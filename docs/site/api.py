@@ -1,7 +1,8 @@
 """The pages of the Python reference: every public name of a room, from its docstring.
 
-``<!-- names of headtrace.tracing -->`` on a page becomes the documentation of what that room exports; of a room that
-exports nothing by name, that of its modules. A public name without a docstring is a warning.
+``<!-- names of headtrace.tracing: Tracer -->`` on a page becomes the documentation of what that room exports, beginning
+with the names that are given; of a room that exports nothing by name, that of its modules. A public name without a
+docstring is a warning.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import griffe
 from public_names import exported, modules, room, undocumented
 
 log = logging.getLogger("mkdocs.hooks.api")
-_NAMES = re.compile(r"^<!-- names of (?P<room>[\w.]+) -->$", re.MULTILINE)
+_NAMES = re.compile(r"^<!-- names of (?P<room>[\w.]+)(?:: (?P<first>[\w, ]+))? -->$", re.MULTILINE)
 _TABLE = re.compile(r"^<!-- table of (?P<room>[\w.]+) -->$", re.MULTILINE)
 
 
-def names(module: griffe.Module) -> str:
+def names(module: griffe.Module, first: list[str]) -> str:
     """What mkdocstrings is asked for: one entry for each name, or for each module of a room without a list."""
     if module.exports:
-        return "\n\n".join(f"::: {module.path}.{name}" for name in exported(module))
+        known = exported(module)
+        if not set(first) <= set(known):
+            log.warning("%s does not export %s", module.path, ", ".join(set(first) - set(known)))
+        ordered = [*first, *(name for name in known if name not in first)]
+        return "\n\n".join(f"::: {module.path}.{name}" for name in ordered)
     whole = "\n    options:\n      show_root_full_path: true\n"
     return "\n\n".join(f"::: {each.path}{whole}" for each in modules(module))
 
@@ -41,7 +46,10 @@ def table(module: griffe.Module) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    markdown = _NAMES.sub(lambda found: names(room(found["room"])), markdown)
+    def listed(found: re.Match[str]) -> str:
+        return names(room(found["room"]), (found["first"] or "").replace(",", " ").split())
+
+    markdown = _NAMES.sub(listed, markdown)
     return _TABLE.sub(lambda found: table(room(found["room"])), markdown)
 
 

@@ -1,7 +1,7 @@
 """Notebooks as pages, with the outputs that are kept in them. Nothing is run.
 
 ``notebooks/toy.ipynb`` becomes the page ``notebooks/toy.md`` with its pictures beside it; the notebook itself stays in
-the site, to be fetched and run.
+the site, to be fetched and run. Links to a notebook lead to its page, and a badge from the network is its text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 from mkdocs.structure.files import File
 
 _FETCH = "[The notebook itself]({name}), to be run.\n"
+_BADGE = re.compile(r"!\[([^\]]*)\]\(https?://[^)]*\)")
+_LINK = re.compile(r"(?P<before>\]\((?:[^)\s]*/)?)(?P<name>[\w-]+)\.ipynb(?P<anchor>#[^)\s]*)?\)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -26,7 +28,7 @@ def as_page(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]
     for cell in notebook["cells"]:
         source = "".join(cell["source"]).strip()
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(_BADGE.sub(r"\1", source))
         elif cell["cell_type"] == "code" and source:
             parts.append(f"```python\n{source}\n```")
             said = _said(notebook["cells"], cell)
@@ -69,3 +71,11 @@ def on_files(files: Any, config: Any) -> Any:
         for picture, content in pictures.items():
             files.append(File.generated(config, str(path.parent / picture), content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    def to_page(link: re.Match[str]) -> str:
+        own = PurePosixPath(page.file.src_uri).stem == link["name"]
+        return link[0] if own else f"{link['before']}{link['name']}.md{link['anchor'] or ''})"
+
+    return _LINK.sub(to_page, markdown)

@@ -115,6 +115,15 @@ def check_folder_writable(folder: Target) -> None:
         raise _unwritable(folder, error) from None
 
 
+def ends_like_a_folder(text: str) -> bool:
+    """Whether a path ends in what separates folders here; where that is a backslash, a slash will do, too.
+
+    >>> ends_like_a_folder("circuits/"), ends_like_a_folder("circuits")
+    (True, False)
+    """
+    return text.endswith(tuple(filter(None, (os.sep, os.altsep))))
+
+
 class _Place(NamedTuple):
     """Where a target leads: a path with links followed, or the number of an open file, or (neither) standard output."""
 
@@ -149,7 +158,7 @@ def _place(target: Target) -> _Place:
         path = Path(os.path.realpath(text))
     except (OSError, ValueError) as error:
         raise _unwritable(target, error) from None
-    if text.endswith(os.sep) or (before is not None and stat.S_ISDIR(before.st_mode)):
+    if ends_like_a_folder(text) or (before is not None and stat.S_ISDIR(before.st_mode)):
         raise InputError(f"{text!r} cannot be written: it is a folder. Give the name of a file.")
     return _Place(path, before=before)
 

@@ -95,7 +95,7 @@ def test_standard_output_is_written_through_wherever_it_leads(target, into, tmp_
     if into == "pipe":
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     else:
-        with open(tmp_path / "out", "w") as file:
+        with open(tmp_path / "out", "w", encoding="utf-8") as file:
             subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
         done = (tmp_path / "out").read_text()
     assert done == "before\nx\nafter\n"

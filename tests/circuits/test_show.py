@@ -12,7 +12,7 @@ from headtrace.vocabulary import SIDES
 
 
 def _lines(circuit, **options) -> list[str]:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=160, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
     console.print(tree(circuit, **options))
     return console.export_text().splitlines()
 

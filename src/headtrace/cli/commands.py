@@ -110,7 +110,7 @@ class LazyCommands(MutableMapping[str, Any]):
             module, _ = COMMANDS[name]
             collected = typer.Typer(rich_markup_mode=MARKUP)
             import_module(f"headtrace.cli.{module}").register(collected)
-            self._made = typer.main.get_group(collected).commands | self._made
+            self._made = {**typer.main.get_group(collected).commands, **self._made}
         return self._made[name]
 
     def __setitem__(self, name: str, command: Any) -> None:

@@ -9,6 +9,7 @@ import typer
 from headtrace import __version__
 from headtrace.cli.commands import MARKUP, ListedCommands
 from headtrace.cli.failures import DEBUG
+from headtrace.cli.output import tolerate_few_characters
 
 app = typer.Typer(
     name="headtrace",
@@ -40,4 +41,5 @@ def options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line, and end the process: 0, or 2 with one message that says what to do; see `failures`."""
+    tolerate_few_characters()
     app(args=arguments, prog_name="headtrace")

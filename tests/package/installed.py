@@ -40,7 +40,7 @@ class Installed:
         self.environment = {name: value for name, value in os.environ.items() if name not in hidden}
         self.environment |= {"HF_HUB_OFFLINE": "1", "HEADTRACE_CACHE": str(home / "cache"), "COLUMNS": "120"}
 
-    def install(self, wheel: Path, extras: str | None, borrow: bool) -> None:
+    def install(self, wheel: Path, extras: str, borrow: bool, constraint: Path | None) -> None:
         venv.create(self.home / "env", with_pip=False, symlinks=os.name != "nt")
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
         if borrow:
@@ -52,8 +52,8 @@ class Installed:
             )
         else:
             wanted = f"headtrace[{extras}] @ {wheel.resolve().as_uri()}" if extras else str(wheel)
-            subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), "torch"], check=True)
-            subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), wanted], check=True)
+            pinned = ["--constraint", str(constraint)] if constraint else []
+            subprocess.run([*pip, *pinned, wanted], check=True)
         place = Path(self._say("import headtrace; print(headtrace.__file__)").strip())
         assert self.home.resolve() in place.resolve().parents, f"headtrace came from {place}"
 
@@ -107,6 +107,33 @@ def first_commands(here: Installed) -> None:
     here.run("atlas", "builtin", *atlas)
     assert (here.work / "atlas" / "index.html").stat().st_size > 1000
     here.run("view", "nothing.json", code=2)
+
+
+NEEDING = {
+    "serve": [("serve", "builtin", "--no-open")],
+    "ray": [
+        ("run", "builtin", "--task", "ioi", "-n", "4", "--engine", "ray", "--out", "with-ray"),
+        ("atlas", "builtin", "--corpus", "sampled:200", "--engine", "ray", "--out", "with-ray"),
+    ],
+    "interpret": [
+        ("interpret", "c.json", "--corpus", "sampled:200", "--explainer", "openai", "--out", "words"),
+        ("atlas", "builtin", "--corpus", "hub:owner/name", "--out", "of-the-hub"),
+    ],
+}
+
+
+def missing_extras(here: Installed, there: str) -> None:
+    """What needs an extra that is not there says which."""
+    for extra, lines in NEEDING.items():
+        for line in lines if extra not in there.split(",") else ():
+            done = here.run(*line, code=2)
+            assert f"pip install 'headtrace[{extra}]'" in " ".join(done.stderr.split()), done.stderr
+
+
+def file_names(here: Installed) -> None:
+    """Whatever was written has a name that every system can have."""
+    odd = [path.name for path in here.work.rglob("*") if set(path.name) & set('<>:"|?*\\')]
+    assert not odd, odd
 
 
 def server(here: Installed) -> None:
@@ -167,7 +194,10 @@ def main() -> None:
     parser.add_argument(
         "--empty", action="store_true", help="Install every dependency into an empty environment."
     )
-    parser.add_argument("--extras", help="With --empty: extras of headtrace, with commas.")
+    parser.add_argument("--extras", default="", help="With --empty: extras of headtrace, with commas.")
+    parser.add_argument(
+        "--constraint", type=Path, help="With --empty: a file of exact versions (default: the newest)."
+    )
     parser.add_argument(
         "--at", type=Path, help="A new folder that is kept; else one that is removed at the end."
     )
@@ -175,12 +205,15 @@ def main() -> None:
     (wheel,) = given.dist.glob("*.whl")
     with tempfile.TemporaryDirectory() as folder:
         here = Installed((given.at or Path(folder, "installed")).resolve())
-        here.install(wheel, given.extras, borrow=not given.empty)
+        here.install(wheel, given.extras, not given.empty, given.constraint)
         first_commands(here)
-        if not given.empty or "serve" in (given.extras or ""):
+        if given.empty:
+            missing_extras(here, given.extras)
+        if not given.empty or "serve" in given.extras.split(","):
             server(here)
         if not given.empty:
             typed_project(here)
+        file_names(here)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONSUMER = Path(__file__).parent / "consumer"
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 ASKED = ("-p", PROMPT, "--answer", " Mary", "--wrong", " John")
+PLACES = ("store", "school", "park", "garden")
 LONG = 120.0
 """Seconds that a server may take to start or to stop."""
 
@@ -100,9 +101,16 @@ def first_commands(here: Installed) -> None:
     assert "<script" in page
     here.run("show", "c.json")
     here.run("verify", "c.json", "--edges", "top:2", "--controls", "1")
-    here.run("run", "builtin", "--task", "ioi", "-n", "4", "--out", "run")
-    here.run("runs", "run")
-    here.run("merge", "run", "--reference", "gpt2-ioi", "--out", "structure")
+    lines = [
+        {"text": PROMPT.replace("store", place), "answer": " Mary", "wrong": " John"} for place in PLACES
+    ]
+    (here.work / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    here.run("run", "builtin", "--prompts", "prompts.jsonl", "--out", "run")
+    assert json.loads(here.run("runs", "run", "--json").stdout)["done"] == len(PLACES)
+    here.run("merge", "run", "--out", "structure")
+    assert (
+        "12 layers" in here.run("merge", "run", "--reference", "gpt2-ioi", code=2).stderr
+    )  # the reference is there
     atlas = ("--corpus", "sampled:200", "--channels", "top:1", "--out", "atlas")
     here.run("atlas", "builtin", *atlas)
     assert (here.work / "atlas" / "index.html").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""What the project says of itself: one version, workflows that can run, a citation that is valid, pages that are true."""
+"""What the project says of itself: one version, workflows that can run, a valid citation, true pages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_other_module_has_a_version_of_its_own() -> None:
                 assert file.relative_to(ROOT / "src") == Path("headtrace/__init__.py")
 
 
-def test_a_circuit_and_the_explorer_say_the_same_version() -> None:
+def test_a_circuit_says_the_version_that_found_it() -> None:
     model = headtrace.load("builtin")
     circuit = headtrace.Tracer(model, max_firings=1).trace("When Mary and John went to", answer=" the")
     assert circuit.method.version == headtrace.__version__

@@ -78,7 +78,7 @@ class Installed:
             text=True,
             encoding="utf-8",
         )
-        last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-1:]
+        last = [line for line in (done.stdout + done.stderr).splitlines() if any(map(str.isalnum, line))][-1:]
         print(
             f"{done.returncode}  headtrace {' '.join(arguments)[:90]}\n   {''.join(last)[:240]}", flush=True
         )

@@ -48,6 +48,7 @@ def more(model: headtrace.Model, circuit: headtrace.Circuit) -> None:
     firing, attention = max(recording.strongest_firings(), key=lambda item: item[1])
     decomposed = model.decompose(recording, firing)
     print(attention, decomposed.sparseness, recording.residuals.shape, recording.tokens()[0])
+    print(model.channels.at(0, 1).to_query.shape, recording.pattern(0).shape)
     print(float(recording.logits.max()), int(recording.token_ids[0, 0]))
     graph = circuit.to_networkx()
     names: list[str] = [node.name for node in circuit.nodes]

@@ -35,6 +35,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
+from headtrace.models.precision import exact, on_host
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -102,7 +103,7 @@ class HeadSums:
         """Means over destinations; each mean is weighted by how many of them there are."""
         rest = pattern[:, 1:]
         n = rest.shape[1]
-        beyond = rest[..., 1:].sum((-2, -1)).double()
+        beyond = rest[..., 1:].sum((-2, -1))
         entropy = -torch.special.xlogy(rest, rest).sum((-2, -1))
         found: dict[str, tuple[Tensor, Tensor | int]] = {
             "sink": (rest[..., 0].sum(-1), n),
@@ -115,8 +116,8 @@ class HeadSums:
         }
         for row, name in enumerate(MEASURES):
             total, weight = found[name]
-            self.sums[row, layer] += total.double().cpu()
-            self.weights[row, layer] += weight.cpu() if isinstance(weight, Tensor) else weight
+            self.sums[row, layer] += on_host(total)
+            self.weights[row, layer] += on_host(weight) if isinstance(weight, Tensor) else weight
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ def channel_parts(
     length = recording.lengths[prompt]
     channels = exact_channels(recording.model).layer(layer)
     group = recording.model.weights.group
-    queries = recording.queries[layer, prompt, :, :length].double() * recording.scales[layer]
-    keys = recording.keys[layer, prompt, :, :length].double().repeat_interleave(group, dim=0)
+    queries = exact(recording.queries[layer, prompt, :, :length]) * recording.scales[layer]
+    keys = exact(recording.keys[layer, prompt, :, :length]).repeat_interleave(group, dim=0)
     a, b = queries @ channels.to_query, keys @ channels.to_key
-    seen = recording.visible[layer][prompt, :length, :length].double()
+    seen = exact(recording.visible[layer][prompt, :length, :length])
     seen[:, 0] = 0
-    attended = pattern.double() * seen
+    attended = exact(pattern) * seen
     even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
     return (a * ((attended - attended.sum(-1, keepdim=True) * even) @ b)).sum(1)

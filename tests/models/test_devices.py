@@ -16,8 +16,13 @@ from accelerate import dispatch_model
 
 import headtrace
 from headtrace.causal import intervene
+from headtrace.channels.survey import survey
 from headtrace.errors import IdentityError
-from headtrace.models import backend, precision
+from headtrace.interpret.embedding_reads import channel_directions, channel_reads
+from headtrace.interpret.examples import ScoredSignal
+from headtrace.interpret.heads import HeadSums
+from headtrace.interpret.scoring import Scorer
+from headtrace.models import backend, door, precision
 from tests.pretended import KIND, Pretended, pretended_devices
 from tests.rounding import forward_terms, rounding
 from tests.tiny import prompts, tiny_hf, top_two
@@ -85,7 +90,25 @@ def test_what_else_is_computed_needs_no_float64_on_the_device(devices) -> None:
     circuit = headtrace.Tracer(model).trace(IDS, answer, root="probability")
     headtrace.sufficiency(circuit, model, counterfactual=[*IDS[:-2], 5, 6])
     headtrace.find_sinks(model, prompts())
-    assert model.record(IDS, patterns="recompute").check().worst < 1e-4
+    recording = model.record(IDS, patterns="recompute")
+    assert recording.check().worst < 1e-4
+
+
+def test_what_is_counted_over_a_corpus_needs_no_float64_on_the_device(devices) -> None:
+    hf = tiny_hf("gpt2", n_layer=2)
+    found = []
+    for model in (headtrace.load(copy.deepcopy(hf)), headtrace.load(copy.deepcopy(hf).to(FIRST))):
+        recording, sums = model.record(IDS), HeadSums.empty(model)
+        sums.add(recording)
+        block = Scorer(model, [ScoredSignal("L1H2:0+3", 1, 2, "channel", (0, 3))]).blocks(len(IDS))[0]
+        directions = channel_directions(model, 1, [(0, 0), (2, 1)])
+        drawn = door.sample(model, recording.token_ids[:, :4], 8, torch.Generator().manual_seed(0))
+        counted = survey(model, prompts(), rotations=2)
+        numbers = [*directions, block.scores(recording, 0), sums.sums, drawn.float()]
+        found.append([*(each.cpu().double() for each in numbers), counted.frame["sparseness"].to_torch()])
+        channel_reads(model, 1, [(0, 0)])
+    for on_host, on_device in zip(*found, strict=True):
+        assert torch.allclose(on_host, on_device, rtol=1e-4, atol=1e-4)
 
 
 def test_a_float64_tensor_on_a_device_without_any_is_seen(devices) -> None:

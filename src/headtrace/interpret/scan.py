@@ -388,12 +388,12 @@ class Reader:
         hits, prefix = list[Hits](), prefixes(chunk.token_ids)
         for block in blocks:
             scores = block.scores(recording, place)
-            rows = block.rows.cpu().numpy()
+            rows = block.rows.numpy()
             scores_of_drawn[rows] = _at(scores, seen[block.layer], drawn)
             signal, score, dest, src = self._hits(scores, seen[block.layer], rows)
             hits.append(Hits(signal, score, chunk.index, dest, src, prefix[dest]))
         tally.add_drawn(drawn, scores_of_drawn)
-        tally.n_pairs += np.array([int(mask.sum()) for mask in seen])
+        tally.n_pairs += torch.stack([mask.sum() for mask in seen]).cpu().numpy()
         return hits
 
     def _blocks(self, length: int) -> list[Block]:

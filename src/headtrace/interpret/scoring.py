@@ -42,7 +42,7 @@ class Block:
 
     layer: int
     rows: Int[Tensor, " signal"]
-    """Their places among all signals."""
+    """Their places among all signals, on the host."""
     head: Int[Tensor, " signal"]
     to_query: Float[Tensor, "signal d_head channel"]
     to_key: Float[Tensor, "signal d_head channel"]
@@ -94,4 +94,4 @@ class Scorer:
             to_key[place, :, : len(mine)] = channels.to_key[signal.head][:, mine]
         device = channels.to_query.device
         heads = torch.tensor([signal.head for signal in chosen], device=device)
-        return Block(layer, torch.tensor(rows, device=device), heads, to_query, to_key)
+        return Block(layer, torch.tensor(rows), heads, to_query, to_key)

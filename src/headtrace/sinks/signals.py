@@ -70,10 +70,10 @@ def one_firing_per_head(
     # Equal prompts are given equal draws, whatever else runs with them.
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     draw = torch.rand(fires.shape, generator=generator).to(fires.device) * fires
-    dest = draw.argmax(dim=-1)
+    dest = draw.argmax(dim=-1, keepdim=True)
+    places = torch.cat((dest, src.gather(-1, dest)), dim=-1).tolist()
     for layer, head in fires.any(dim=-1).nonzero().tolist():
-        d = int(dest[layer, head])
-        yield Firing(layer + 1, head, d, int(src[layer, head, d]))
+        yield Firing(layer + 1, head, *places[layer][head])
 
 
 def choose(found: Sequence[SinkFiring], cases: Sequence[Case], per_head: int, seed: int) -> list[SinkFiring]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
 from headtrace.models.norms import norm_eps, norm_scale
-from headtrace.models.placement import with_values
+from headtrace.models.placement import values_of
 from headtrace.models.precision import rounded
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def channel_directions(
 
 def _normed(model: Model, layer: int) -> Float[Tensor, "vocab d_model"]:
     """Every token's embedding as a layer's attention would read it."""
-    embeddings = with_values(model.hf.get_input_embeddings())
-    x: Tensor = embeddings.weight.detach().to(model.device, model.dtype)
+    embeddings: Any = model.hf.get_input_embeddings()
+    x = values_of(embeddings, "weight", embeddings.weight).detach().to(model.device, model.dtype)
     facts = model.architecture
     if facts.attention_norm is None:
         return x

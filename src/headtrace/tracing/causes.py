@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from headtrace.vocabulary import AttentionSide, Component, Firing, Side, Site
 
@@ -34,7 +35,7 @@ class SideCauses:
     explained: bool = True
     """False if everything was removed and the attention still held."""
 
-    @property
+    @cached_property
     def in_graph(self) -> tuple[Cause, ...]:
         """Causes that are nodes of a circuit: all but heads that read a token after the position they are asked at."""
         return tuple(cause for cause in self.causes if cause.site.possible)

@@ -54,7 +54,7 @@ def spread(hf: Any, whole: headtrace.Model) -> headtrace.Model:
 
 @pytest.mark.parametrize("family", ["gptj", "mixtral", "gemma2"])
 def test_a_model_on_two_devices_without_float64_is_traced_and_verified(family: str, devices) -> None:
-    hf = tiny_hf(family, **({} if family == "gptj" else {"num_hidden_layers": 2}))
+    hf = tiny_hf(family, **({"num_hidden_layers": 2} if family == "gemma2" else {}))
     hf.config._experts_implementation = (
         "eager"  # the others ask whether they are on a CPU, and err about it here
     )
@@ -180,6 +180,5 @@ def test_a_trace_waits_for_the_device_by_layers_and_not_by_firings(paths: str, d
         circuit = headtrace.Tracer(model, min_influence=least).trace(IDS, answer, wrong, paths=paths)
         nodes.append(sum(node.expanded for node in circuit.nodes))
         waited.append(devices.carried["to the host"])
-    print(paths, nodes, waited)
     assert nodes[2] > 3 * nodes[1]
-    assert waited[2] <= 60 + 40 * model.n_layers, waited
+    assert waited[2] <= 40 * model.n_layers, waited  # as firings alone would be, one by one: several hundred

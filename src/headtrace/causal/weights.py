@@ -57,9 +57,9 @@ def weigh_removals(
     found = _taken(claim, attributions)
     low, high = found, found
     if bool(((found - written).abs() > allowed).any()):
-        generator = torch.Generator(device=rows.device).manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # on the host, so that it draws alike on every device
         for _ in range(ORDERS):
-            noise = torch.rand(attributions.shape, generator=generator, dtype=rows.dtype, device=rows.device)
+            noise = torch.rand(attributions.shape, generator=generator, dtype=rows.dtype).to(rows.device)
             other = _taken(claim, attributions + (noise - 0.5) * allowed)
             low, high = torch.minimum(low, other), torch.maximum(high, other)
     return Weighed(low, high, allowed)

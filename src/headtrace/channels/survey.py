@@ -143,14 +143,14 @@ def _batches(model: Model, prompts: Sequence[Prompt], size: int) -> Iterator[tup
 
 def quiet_places(recording: Recording, above: float, per_head: int, seed: int) -> Places:
     """Random pairs of visible tokens at which a head does not fire: up to so many per head and prompt."""
-    generator = torch.Generator(recording.token_ids.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # on the host, so that a seed draws alike on every device
     real = real_positions(recording, skip_first=True)
     found = [recording.token_ids.new_empty((0, 5))]
     for layer, pattern in enumerate(recording.patterns):
         allowed = (recording.visible[layer] & real[:, :, None] & real[:, None, :])[:, None] & (
             pattern <= above
         )
-        draw = torch.rand(pattern.shape, generator=generator, device=pattern.device).masked_fill(~allowed, -1)
+        draw = torch.rand(pattern.shape, generator=generator).to(pattern.device).masked_fill(~allowed, -1)
         values, flat = draw.flatten(2).topk(min(per_head, draw[0, 0].numel()), dim=-1)
         prompt, head, column = (values >= 0).nonzero().T
         place = flat[prompt, head, column]

@@ -9,6 +9,7 @@ ill-conditioned norms.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -158,7 +159,7 @@ def _worst(
     allowed: float,
     what: str,
     names: tuple[str, ...],
-    device: torch.device,
+    device: Callable[[], torch.device],
     advice: str = _OF_THE_MODEL,
 ) -> float:
     """The largest error, or an IdentityError that says where it is, and on which device. NaN counts as failure."""
@@ -168,8 +169,8 @@ def _worst(
         place = torch.unravel_index(torch.tensor(flat), error.shape)
         where = ", ".join(f"{name} {int(i)}" for name, i in zip(names, place, strict=True))
         raise IdentityError(
-            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}, computed on {str(device)!r}. "
-            f"{advice}{_doubt(device)}"
+            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}, computed on {str(device())!r}. "
+            f"{advice}{_doubt(device())}"
         )
     return value
 
@@ -211,8 +212,10 @@ def check_tokens(recording: Recording, allowed: float | None = None) -> float:
     recorded = recording.embedding
     error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
     what = "The first residual is not the embedding of the recorded tokens"
-    device = recording.model.device
-    return _worst(error * _real(recording), allowed, what, ("prompt", "position"), device, _OF_THE_RECORDING)
+    names = ("prompt", "position")
+    return _worst(
+        error * _real(recording), allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING
+    )
 
 
 def require_rounding(
@@ -246,11 +249,8 @@ def _real(recording: Recording) -> Tensor:
 def _residual_error(recording: Recording, total: Tensor, layer: int, allowed: float) -> float:
     residual = recording.residuals[layer]
     error = (total - residual).norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-30)
-    what, device = (
-        f"The components do not sum to the residual at layer {layer}",
-        _device_below(recording, layer),
-    )
-    return _worst(error * _real(recording), allowed, what, ("prompt", "position"), device)
+    what, names = f"The components do not sum to the residual at layer {layer}", ("prompt", "position")
+    return _worst(error * _real(recording), allowed, what, names, lambda: _device_below(recording, layer))
 
 
 def folded_queries_keys(
@@ -276,8 +276,8 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
     size = recorded.masked_fill(hidden, 0).abs().amax(dim=-1).clamp_min(1.0)
     error = (folded - recorded).masked_fill_(hidden, 0).abs_().amax(dim=-1) / size
     what = f"Folded queries and keys do not give the attention logits of layer {layer}"
-    names, device = ("prompt", "head", "position"), recording.model.device_of(layer)
-    return _worst(error * _real(recording)[:, None], allowed, what, names, device)
+    names, real = ("prompt", "head", "position"), _real(recording)[:, None]
+    return _worst(error * real, allowed, what, names, lambda: recording.model.device_of(layer))
 
 
 def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
@@ -287,8 +287,8 @@ def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
     error = (recording.attention_logits(layer).softmax(dim=-1) - recorded).abs_().amax(dim=-1)
     error = error / size.amax(dim=-1).clamp_min(1.0)
     what = f"Attention logits and mask do not give the attention patterns of layer {layer}"
-    names, device = ("prompt", "head", "position"), recording.model.device
-    return _worst(error * _real(recording)[:, None], allowed, what, names, device, _OF_THE_RECORDING)
+    names, real = ("prompt", "head", "position"), _real(recording)[:, None]
+    return _worst(error * real, allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING)
 
 
 def output_logits(
@@ -308,5 +308,11 @@ def _output_error(recording: Recording, total: Tensor, allowed: float) -> float:
     error = (output_logits(recording, kept, scale) - recording.logits).abs().amax(dim=-1) / size
     real = _real(recording).gather(1, where)
     what = "The shares at the final norm do not give the output"
-    device = device_of(recording.model.hf.get_submodule(recording.model.architecture.final_norm))
-    return _worst(error * real, allowed, what, ("prompt", "position"), device)
+    final = recording.model.architecture.final_norm
+    return _worst(
+        error * real,
+        allowed,
+        what,
+        ("prompt", "position"),
+        lambda: device_of(recording.model.hf.get_submodule(final)),
+    )

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
 from headtrace.models.norms import norm_eps, norm_scale
+from headtrace.models.placement import values_of
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -70,7 +71,7 @@ def channel_directions(
 def _normed(model: Model, layer: int) -> Float[Tensor, "vocab d_model"]:
     """Every token's embedding as a layer's attention would read it."""
     embeddings: Any = model.hf.get_input_embeddings()
-    x: Tensor = embeddings.weight.detach()
+    x = values_of(embeddings, "weight", embeddings.weight).detach().to(model.device, model.dtype)
     facts = model.architecture
     if facts.attention_norm is None:
         return x

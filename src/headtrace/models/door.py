@@ -7,7 +7,7 @@ happened, the model is as it was: attention implementation, hooks, forward metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from headtrace.models.attention import NAME, Watch, is_rereading, rereading, wat
 from headtrace.models.norms import norm_bias, norm_eps, norm_gain, norm_scale
 from headtrace.models.observer import NormPlace, Observer, Rotary
 from headtrace.models.own_attention import attend_by_hand
+from headtrace.models.placement import every_module
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -153,7 +154,7 @@ def _watch(model: Model, observers: tuple[Observer, ...], token_ids: Tensor, sta
 
 def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
     """Without dropout; each module's own mode comes back afterwards."""
-    training = [module for module in _every_module(hf) if module.training]
+    training = [module for module in every_module(hf) if module.training]
     if training:
         stack.callback(_set_training, training, True)
         _set_training(training, False)
@@ -164,15 +165,6 @@ def _constant(hf: nn.Module, stack: ExitStack) -> None:
     for parameter in [p for p in hf.parameters() if p.requires_grad and p.device.type != "meta"]:
         stack.callback(parameter.requires_grad_, True)
         parameter.requires_grad_(False)
-
-
-def _every_module(root: nn.Module) -> Iterator[nn.Module]:
-    """All modules, without the names that ``modules()`` would put together: this runs before every pass."""
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        yield module
-        waiting.extend(module.children())
 
 
 def _set_training(modules: list[nn.Module], mode: bool) -> None:

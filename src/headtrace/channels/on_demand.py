@@ -90,6 +90,7 @@ class ModelChannels:
 
     @property
     def singular_values(self) -> Float[Tensor, "layer head channel"]:
+        """Singular values of every head, falling."""
         return self.all.singular_values
 
     @property
@@ -104,10 +105,12 @@ class ModelChannels:
 
     @property
     def rank(self) -> Int[Tensor, "layer head"]:
+        """How many channels of each head are not rounding."""
         return self.all.rank
 
     @property
     def reconstruction_error(self) -> Float[Tensor, "layer head"]:
+        """How far each head's query-key form is from the sum of its channels, relative to its size."""
         return self.all.reconstruction_error
 
     @property

@@ -57,10 +57,12 @@ class RotationControl:
 
     @property
     def mean_sparseness(self) -> Float[Tensor, " firing"]:
+        """By firing, the mean over rotations of the sparseness."""
         return self.sparseness.mean(dim=0)
 
     @property
     def mean_n_recon(self) -> Float[Tensor, " firing"]:
+        """By firing, the mean over rotations of ``n_recon``."""
         return self.n_recon.double().mean(dim=0)
 
     def interval(self, level: float = 0.95) -> tuple[Float[Tensor, " firing"], Float[Tensor, " firing"]]:

@@ -66,6 +66,7 @@ class HeadChannels:
         return [tuple(place) for place in (self.rank < self.singular_values.shape[-1]).nonzero().tolist()]
 
     def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

@@ -119,6 +119,7 @@ class FiringTerms:
         return signal_set(self.terms)
 
     def firing(self, row: int) -> Firing:
+        """The firing that a row belongs to."""
         layer, _, head, dest, src = self.places[row].tolist()
         return Firing(layer, head, dest, src)
 

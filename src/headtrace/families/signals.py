@@ -93,6 +93,8 @@ class SignalComparison:
         return paragraph(repr(self)) + frame(self.table)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``--json`` prints it."""
+
         def listed(table: pl.DataFrame) -> list[str]:
             return [
                 f"{head_name(l, h)} {side}" for l, h, side in table.select("layer", "head", "side").rows()

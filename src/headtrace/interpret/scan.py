@@ -93,10 +93,12 @@ class Scan:
 
     @property
     def n_chunks(self) -> int:
+        """How many chunks of the corpus were read."""
         return int(self.tally.done[0])
 
     @property
     def n_tokens(self) -> int:
+        """How many tokens of the corpus were read."""
         return int(self.tally.done[1])
 
     def row(self, signal: str | ScoredSignal) -> int:

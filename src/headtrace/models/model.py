@@ -136,6 +136,7 @@ class Model:
 
     @property
     def d_vocab(self) -> int:
+        """How many tokens the model has embeddings for."""
         embeddings: Any = self.hf.get_input_embeddings()
         return embeddings.weight.shape[0]
 

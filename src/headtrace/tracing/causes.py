@@ -22,6 +22,7 @@ class Cause:
 
     @property
     def component(self) -> Component:
+        """The component that wrote the signal."""
         return self.site.component
 
 
@@ -60,19 +61,24 @@ class Causes:
 
     @property
     def firing(self) -> Firing:
+        """The firing whose causes these are."""
         return self.site.firing
 
     @property
     def explained(self) -> bool:
+        """Whether removing the signals changes where the head attends, on both sides."""
         return all(side.explained for side in self.sides.values())
 
     def side(self, side: AttentionSide) -> SideCauses:
+        """The causes on one side."""
         return self.sides[side]
 
     @property
     def query(self) -> SideCauses:
+        """The causes on the query side."""
         return self.sides["query"]
 
     @property
     def key(self) -> SideCauses:
+        """The causes on the key side."""
         return self.sides["key"]

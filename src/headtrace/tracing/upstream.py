@@ -169,6 +169,7 @@ class Firings:
 
     @classmethod
     def of(cls, sites: Sequence[tuple[int, Site]], device: torch.device) -> Firings:
+        """Firings from sites of heads, each with the number of its prompt."""
         rows = torch.tensor([(s.layer, p, s.head, s.dest, s.src) for p, s in sites], device=device)
         return cls(sites, *rows.unbind(dim=1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock, local
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from headtrace.errors import InputError, UnsupportedModelError
 from headtrace.models import door
 from headtrace.models.architectures import find_architecture
+from headtrace.models.backend import check_backends
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
-from headtrace.models.placement import device_of, first_number
+from headtrace.models.placement import device_of, first_number, is_spread
 from headtrace.models.record import PatternsKept, Recording, patterns_kept, record
 from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
@@ -73,6 +74,7 @@ class Model:
         self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
         self._watcher, self._stamp, self._first = Watcher(hf), Stamp(), first_number(hf)
         self._check_layers()
+        check_backends(hf, (self.device, *map(device_of, self.layers)))
 
     @property
     def config(self) -> Any:
@@ -92,6 +94,19 @@ class Model:
         device(type='cpu')
         """
         return device_of(self.layers[layer])
+
+    @property
+    def device_map(self) -> dict[str, int | str] | None:
+        """Where a device map put the parts of the model, by the names of modules; None if it is all in one place.
+
+        >>> import headtrace
+        >>> headtrace.load("builtin").device_map is None
+        True
+        """
+        found: Mapping[str, Any] = getattr(self.hf, "hf_device_map", None) or {}
+        if not found or not is_spread(self.hf):
+            return None
+        return {name: place if isinstance(place, int) else str(place) for name, place in found.items()}
 
     @property
     def dtype(self) -> torch.dtype:

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from headtrace.errors import HeadtraceError, InputError
+from headtrace.extras import require_ray
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -74,6 +75,8 @@ class Engines:
         if self.engine not in get_args(Engine):
             choices = " or ".join(map(repr, get_args(Engine)))
             raise InputError(f"engine={self.engine!r}: choose {choices}.")
+        if self.engine == "ray":
+            require_ray()
         if self.engine == "local" and self.ray_address is not None:
             raise InputError("ray_address belongs to engine='ray': the local engine has its own processes.")
         if self.workers is not None and self.workers < 1:
@@ -106,6 +109,8 @@ class ModelPlace:
     dtype: str
     device: str
     weights_sha256: str
+    device_map: dict[str, int | str] | None = None
+    """Of a model that is spread over devices, where its parts are."""
 
     @classmethod
     def of(cls, model: Model) -> ModelPlace:
@@ -123,8 +128,9 @@ class ModelPlace:
             name=model.name,
             revision=model.revision,
             dtype=model.own_dtype,
-            device="cpu" if model.device.type == "cpu" else "auto",
+            device="cpu" if model.device_map is None and model.device.type == "cpu" else "auto",
             weights_sha256=model.weights_sha256,
+            device_map=model.device_map,
         )
 
     def options(self) -> dict[str, Any]:
@@ -134,7 +140,13 @@ class ModelPlace:
         """The model, where a worker runs; an error if it is another one there."""
         from headtrace.models import load
 
-        model = load(self.place, revision=self.revision, dtype=self.dtype, device=self.device)
+        model = load(
+            self.place,
+            revision=self.revision,
+            dtype=self.dtype,
+            device=self.device,
+            device_map=self.device_map,
+        )
         model.name = self.name  # as results are to call it, wherever a worker finds it
         if model.weights_sha256 != self.weights_sha256:
             raise InputError(

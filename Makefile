@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
 SHAPED := $(CORE) tests/models tests/channels tests/tasks tests/families
 
-.PHONY: demo test test-cpus lint bench package clean
+.PHONY: demo test test-cpus lint bench docs package clean
 
 $(VENV)/base.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,10 @@ lint: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	@set -e; for script in benchmarks/*.py; do $(BIN)/python $$script; done
 
+# A folder that opens from disk: site/index.html. Whatever is broken in it fails the build.
+docs: $(VENV)/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # The wheel as a user gets it: what is in it, and what it does outside the repository. The environment that it is put
 # into borrows the dependencies of this one; `PACKAGE=--empty` installs all of them anew.
 package: $(VENV)/dev.stamp
@@ -60,5 +64,5 @@ package: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.package.installed dist $(PACKAGE)
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

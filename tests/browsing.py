@@ -47,10 +47,21 @@ class Opened:
     def __init__(self, page):
         self.page = page
         self.requests, self.errors, self.dialogs = [], [], []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
-        page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        self._heard = {
+            "request": lambda request: self.requests.append(request.url),
+            "pageerror": lambda error: self.errors.append(str(error)),
+            "console": lambda message: message.type == "error" and self.errors.append(message.text),
+            "dialog": lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()),
+        }
+        for event, hear in self._heard.items():
+            page.on(event, hear)
+
+    def leave(self) -> None:
+        """Give the window back, with nothing in it and nothing pointed at."""
+        for event, hear in self._heard.items():
+            self.page.remove_listener(event, hear)
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
 
     def goto(self, path: Path) -> Opened:
         self.page.goto(path.resolve().as_uri())

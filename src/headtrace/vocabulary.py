@@ -22,7 +22,8 @@ from headtrace.errors import InputError
 class Array(Protocol):
     """Numbers as numpy, torch and others hold them."""
 
-    def tolist(self) -> Any: ...
+    def tolist(self) -> Any:
+        """The values as nested lists."""
 
 
 Message = Mapping[str, Any]
@@ -141,6 +142,7 @@ class Site:
 
     @property
     def component(self) -> Component:
+        """The component, wherever it sits."""
         return Component(self.kind, self.layer, self.head, self.src)
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from headtrace.cli import app
@@ -90,3 +92,48 @@ def test_debug_shows_the_traceback(folder: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Traceback" in done.stderr
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+def test_every_command_that_takes_a_device_takes_a_device_map() -> None:
+    top = typer.main.get_command(app)
+    commands = [c for each in top.commands.values() for c in getattr(each, "commands", {"": each}).values()]
+    takes = [{parameter.name for parameter in command.params} for command in commands]
+    assert sum("device" in names for names in takes) > 15
+    assert all(("device" in names) == ("device_map" in names) for names in takes)
+
+
+def test_a_model_spread_by_a_file_records_and_checks(folder: str, tmp_path) -> None:
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "disk" if i > 1 else "cpu" for i in range(4)}
+    file = tmp_path / "places.json"
+    file.write_text(json.dumps(places))
+    done = run(
+        "record", folder, "--tokens", "5,6,7", "--device-map", str(file), "--out", str(tmp_path / "rec")
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rec" / "recording.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "device", "message"),
+    [
+        ("{}", "cpu", "--device cpu is one place for the whole model"),
+        (None, "auto", "cannot be read: No such file"),
+        ('{"model', "auto", "is not JSON"),
+        ('["cpu"]', "auto", "is not a device map. Expected a JSON object"),
+        ('{"model.layers": ["cpu"]}', "auto", "is not a device map. Expected a JSON object"),
+        ('{"model.layers.9": "cpu", "": "cpu"}', "auto", "names 'model.layers.9', and the model has no such"),
+    ],
+)
+def test_a_device_map_that_cannot_be_used_says_why(
+    folder: str, tmp_path, content: str | None, device: str, message: str
+) -> None:
+    file = tmp_path / "places.json"
+    if content is not None:
+        file.write_text(content)
+    done = run("info", folder, "--device", device, "--device-map", str(file))
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -14,24 +15,34 @@ __all__ = ["ARGUMENTS", "Opened", "browser", "browser_path"]
 sys.path.insert(0, str(Path(__file__).parents[1] / "circuits"))  # the made-up circuits
 
 
+@pytest.fixture(scope="module")
+def windows(browser):
+    """Windows that tests of a module have left, by size and scheme: a new one takes longer than the page in it."""
+    return defaultdict(list)
+
+
 @pytest.fixture
-def open_page(browser, tmp_path):
+def open_page(browser, windows, tmp_path):
     """Write circuits to a page and open it from disk, with the network off."""
     from headtrace.explorer import write_page
 
-    contexts = []
+    used = []
 
     def open_(circuits, width=1280, height=800, scheme="light", **options) -> Opened:
         path = write_page(circuits, tmp_path / "page.html", **options)
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            offline=True,
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        return Opened(context.new_page()).goto(path)
+        size = {"width": width, "height": height}
+        free = windows[width, height, scheme]
+        opened = Opened(free.pop() if free else new_window(browser, size, scheme))
+        used.append((opened, size, free))
+        return opened.goto(path)
 
     yield open_
-    for context in contexts:
-        context.close()
+    for opened, size, free in used:
+        opened.leave()
+        opened.page.set_viewport_size(size)
+        free.append(opened.page)
+
+
+def new_window(browser, size, scheme):
+    context = browser.new_context(viewport=size, color_scheme=scheme, offline=True, reduced_motion="reduce")
+    return context.new_page()

@@ -5,6 +5,7 @@ No GPU is needed for it: accelerate takes weights away and brings them back on t
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from accelerate import cpu_offload
 import headtrace
 from headtrace.errors import InputError
 from headtrace.models import devices
+from headtrace.runs.jobs import ModelPlace
 from tests.rounding import forward_terms, rounding
 from tests.tiny import prompts, tiny_hf, top_two
 
@@ -63,6 +65,16 @@ def test_a_model_whose_weights_are_set_aside_is_the_same_model(family: str, how:
     assert circuits[0].root.value == pytest.approx(circuits[1].root.value, rel=1e-4)
     allowed = rounding(torch.float32, forward_terms(model), 20.0)  # logits are below twenty
     assert headtrace.verify(circuits[0], model, edges="top:3").max_prediction_error < allowed
+
+
+def test_a_worker_puts_the_parts_of_a_model_where_they_were(tmp_path) -> None:
+    model = spread("llama", "disk", tmp_path)
+    place = ModelPlace.of(model)
+    assert place.device == "auto"
+    assert place.device_map == half_on_disk("llama")
+    assert ModelPlace(**json.loads(json.dumps(place.options()))).load().device_map == model.device_map
+    whole = ModelPlace.of(headtrace.load(tmp_path))
+    assert (whole.device, whole.device_map) == ("cpu", None)
 
 
 def test_weights_set_aside_in_memory_are_watched(tmp_path) -> None:

@@ -55,7 +55,7 @@ def test_what_enters_a_node_is_what_it_contributes(name: str, dtype: torch.dtype
             torch.stack([content.direction(prompt, site) for site in sites]),
         ).shares
         whole = torch.tensor([content.contribution(prompt, site) for site in sites], dtype=dtype)
-        constant = torch.tensor([content.constant(prompt, site) for site in sites], dtype=dtype)
+        constant = content.constants([(prompt, site) for site in sites])
         size = shares.abs().sum(1).clamp_min(1e-3 * float(whole.abs().max()))
         assert float(((shares.sum(1) + constant - whole).abs() / size).max()) < tolerance_for(dtype)
 

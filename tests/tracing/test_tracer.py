@@ -7,8 +7,10 @@ import torch
 
 import headtrace
 from headtrace.errors import IdentityError, InputError
+from headtrace.tracing.composing import Composer
 from headtrace.vocabulary import Firing
 from tests.oracle.comparison import Agreement, circuit_edges
+from tests.rounding import rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 from tests.tracing.naive import naive_circuit, naive_side
 
@@ -299,6 +301,26 @@ def test_firings_of_many_prompts_are_traced_together_as_one_by_one() -> None:
         tracer.trace_firings(recording, firings, [0])
 
 
+def test_values_read_through_the_residual_are_those_of_composed_weights() -> None:
+    model, ids = tiny_model("llama", dtype=torch.float64), prompts()[0]
+    recording = model.record([ids])
+    values = recording.bare_values.flatten(0, 1)[:, 0, :8]  # few enough tokens for that way
+    readers = [(0, 1), (3, 0), (1, 1), (3, 1), (2, 0)]
+    for side in ("query", "key"):
+        found = []
+        for composed in (True, False):
+            composer = Composer(model)
+            composer.all_fit = composed
+            into = {reader: torch.full_like(values, torch.nan) for reader in readers}
+            composer.read(side, values, into)
+            assert bool(composer.kept) is composed
+            found.append(torch.stack(list(into.values())))
+        size = max(1.0, float(found[0].abs().max()))
+        bound = rounding(torch.float64, model.d_model + model.d_head, size)
+        assert (found[0] - found[1]).abs().max() <= bound
+        assert found[1][0].eq(0).all()  # nothing is upstream of the first layer
+
+
 def test_composed_weights_stay_within_their_budget_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,7 +328,7 @@ def test_composed_weights_stay_within_their_budget_and_change_nothing(
     answer, wrong = top_two(model, ids)
     expected = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong)
     one_reader = 3 * model.n_heads * model.d_head**2 * 8  # of the last layer, in bytes
-    monkeypatch.setattr("headtrace.tracing.upstream.COMPOSED_BYTES", 2 * one_reader)
+    monkeypatch.setattr("headtrace.tracing.composing.COMPOSED_BYTES", 2 * one_reader)
     tracer = headtrace.Tracer(model)
     tracer.composer.all_fit = True  # compose whatever it costs
     found = tracer.trace(ids, answer=answer, wrong=wrong)

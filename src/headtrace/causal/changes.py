@@ -73,6 +73,7 @@ class ComponentChange:
 
 
 Change = SignalChange | ComponentChange
+"""Either of the two, wherever changes are asked for."""
 
 _LAYERED: tuple[Kind, ...] = ("head", "mlp", "attention_bias")
 

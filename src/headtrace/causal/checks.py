@@ -11,6 +11,7 @@ from headtrace.causal.ledger import Ledger
 from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference
 from headtrace.errors import InputError
+from headtrace.models.precision import exact
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.methods import METHODS, Method, make_method
 from headtrace.tracing.roots import RootShares, root_shares
@@ -196,7 +197,7 @@ def _check_support(check: Checking, root: Likelihood) -> None:
     if root.answer:
         ledger.require("root.support", "", in_file=root.support, measured=root.answer)
         return
-    likely = check.recording.last_logits().double().log_softmax(-1)
+    likely = exact(check.recording.last_logits()).log_softmax(-1)
     inside = likely[list(root.support)]
     allowed = 2 * check.tolerance.number(float(check.recording.last_logits().abs().max()))
     others = likely.clone()

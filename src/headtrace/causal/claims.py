@@ -18,6 +18,7 @@ from headtrace.causal.edits import Intervention, LocalEdit
 from headtrace.causal.signals import Reader, Signal
 from headtrace.circuits import Circuit, Edge, Elsewhere, Node
 from headtrace.models.attention import softcap
+from headtrace.models.precision import exact, exact_device
 from headtrace.vocabulary import AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ class Row:
     def logits(self) -> Float[Tensor, " token"]:
         """Before softcap and mask."""
         rec, f = self.recording, self.firing
-        keys = rec.keys[f.layer, 0, f.head // rec.model.weights.group].double()
-        return (keys @ rec.queries[f.layer, 0, f.head, f.dest].double()) * rec.scales[f.layer]
+        keys = exact(rec.keys[f.layer, 0, f.head // rec.model.weights.group])
+        return (keys @ exact(rec.queries[f.layer, 0, f.head, f.dest])) * rec.scales[f.layer]
 
     @cached_property
     def visible(self) -> Bool[Tensor, " token"]:
-        return self.recording.visible[self.firing.layer][0, self.firing.dest]
+        return self.recording.visible[self.firing.layer][0, self.firing.dest].to(self.logits.device)
 
     @cached_property
     def size(self) -> float:
@@ -117,7 +118,7 @@ class SideClaim:
         return self._index([k for signal in self.signals for k in sorted(set(signal.channels))])
 
     def _index(self, numbers: list[int]) -> Int[Tensor, " claimed"]:
-        return torch.tensor(numbers, dtype=torch.long, device=self.recording.token_ids.device)
+        return torch.tensor(numbers, dtype=torch.long, device=exact_device(self.recording.token_ids.device))
 
     @cached_property
     def rows(self) -> Float[Tensor, "claimed token"]:
@@ -125,13 +126,13 @@ class SideClaim:
         f, rec = self.firing, self.recording
         channels, scale = rec.model.channels.at(f.layer, f.head), rec.scales[f.layer]
         if self.side == "query":
-            other = (self.keys.double() @ channels.to_key.double())[:, self.channel].T
+            other = (exact(self.keys) @ exact(channels.to_key))[:, self.channel].T
             own = self._own[self.owner, f.dest, self.channel][:, None]
         else:
-            query = rec.queries[f.layer, 0, f.head, f.dest].double()
-            other = (query @ channels.to_query.double())[self.channel][:, None]
+            query = exact(rec.queries[f.layer, 0, f.head, f.dest])
+            other = (query @ exact(channels.to_query))[self.channel][:, None]
             own = self._own[self.owner, :, self.channel]
-        return own.double() * other * scale
+        return exact(own) * other * scale
 
     @cached_property
     def size(self) -> float:

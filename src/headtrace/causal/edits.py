@@ -34,6 +34,7 @@ class LocalEdit:
 
     @property
     def layer(self) -> int:
+        """The layer of the firing that is changed."""
         return self.firing.layer
 
 
@@ -46,6 +47,7 @@ class GlobalEdit:
 
     @property
     def layer(self) -> int:
+        """The layer of the component whose write is changed; 0 for the embedding."""
         return self.component.layer or 0
 
 

@@ -65,6 +65,7 @@ class Intervened:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``--json`` prints it."""
         return asdict(self)
 
     def __repr__(self) -> str:

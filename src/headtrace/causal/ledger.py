@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["PASS", "FAIL", "NOTHING TO VERIFY"]
+"""What a verification comes to."""
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
@@ -37,6 +38,7 @@ class Failure:
     where: str
     """The node or the edge that it belongs to; empty for the circuit as a whole."""
     in_file: Any
+    """What it is in the file."""
     measured: Any
     """What it is in the model."""
     allowed: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,14 @@ def check_seed(seed: int) -> None:
         raise InputError(f"seed={seed}: expected a whole number from 0 to 2^63 - 1.")
 
 
+_CHOICES = "'all', 'none', 'top:N' or 'random:N', such as 'top:20'"
+
+
 def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -> list[Edge]:
     """Edges that decide attention (query and key side): all, the heaviest, or some drawn at random."""
     inner = [e for e in circuit.edges if e.side in ATTENTION_SIDES]
     if not isinstance(which, str):
-        return list(which)
+        return _listed(which)
     if which == "all":
         return inner
     if which == "none":
@@ -56,7 +59,14 @@ def choose_edges(circuit: Circuit, which: str | Sequence[Edge], seed: int = 0) -
     if how == "random" and number.isdigit():
         order = torch.randperm(len(inner), generator=torch.Generator().manual_seed(seed)).tolist()
         return [inner[i] for i in sorted(order[: int(number)])]
-    raise InputError(f"edges={which!r}: expected 'all', 'none', 'top:N' or 'random:N', such as 'top:20'.")
+    raise InputError(f"edges={which!r}: expected {_CHOICES}.")
+
+
+def _listed(which: Any) -> list[Edge]:
+    given: list[Any] = list(which) if isinstance(which, Iterable) else [which]  # type: ignore[arg-type]
+    if not isinstance(which, Iterable) or not all(isinstance(edge, Edge) for edge in given):
+        raise InputError(f"edges={which!r}: expected {_CHOICES}, or a list of edges of the circuit.")
+    return given
 
 
 def within_reach(circuit: Circuit, edges: Sequence[Edge], reach: Reach) -> list[Edge]:

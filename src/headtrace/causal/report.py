@@ -37,6 +37,7 @@ class PredictionCheck:
 
     @property
     def error(self) -> float:
+        """How far apart the two are."""
         return abs(self.measured - self.predicted)
 
 
@@ -128,6 +129,7 @@ class Report:
 
     @property
     def median_prediction_error(self) -> float:
+        """The median of |measured - predicted| attention (0 for an empty circuit)."""
         return statistics.median([c.error for c in self.predictions]) if self.predictions else 0.0
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,15 +16,13 @@ from torch import Tensor
 
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
+from headtrace.models.precision import exact, rounded
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
-    from headtrace.models import Model, Recording
+    from headtrace.models import Recording
 
 Scope = Literal["claim", "token"]
-
-
-_INVERSES: WeakKeyDictionary[Model, dict[tuple[int, int, str], Tensor]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class Signal:
 
     @classmethod
     def of(cls, circuit: Circuit, edge: Edge) -> Signal:
+        """The signal of an edge on the query or key side; other edges carry none."""
         if edge.side not in ATTENTION_SIDES:
             raise InputError(
                 f"The edge from {circuit.node(edge.source).name} goes to the {edge.side} side of "
@@ -49,6 +47,7 @@ class Signal:
         return cls(target.firing, edge.side, source.component, edge.channels or ())
 
     def with_channels(self, channels: Sequence[int]) -> Signal:
+        """The same signal in other channels, such as random ones as a control."""
         return Signal(self.firing, self.side, self.component, tuple(channels))
 
 
@@ -129,16 +128,14 @@ class Reader:
     ) -> Float[Tensor, "*n token d_model"]:
         """Coefficients as the minimal-norm residual vector that carries them."""
         part = self._turn_back(self.in_head(coefficients)) * self.head_scale
-        return (part @ self._inverse.to(part.dtype)) * self.norm_scale
+        return (part @ self._inverse) * self.norm_scale
 
     @property
     def _inverse(self) -> Float[Tensor, "d_head d_model"]:
-        """The pseudo-inverse of the projection, computed once per model, layer, head and side."""
-        known = _INVERSES.setdefault(self.recording.model, {})
-        place = (self.firing.layer, self.firing.head if self.side == "query" else self._kv, self.side)
-        if place not in known:
-            known[place] = torch.linalg.pinv(self.W.double())
-        return known[place]
+        """The pseudo-inverse of the projection, made in float64, once per head and side while the weights stay."""
+        head = self.firing.head if self.side == "query" else self._kv
+        name = f"inverse of {self.side} {self.firing.layer} {head}"
+        return self.recording.model.once(name, lambda: rounded(torch.linalg.pinv(exact(self.W)), like=self.W))
 
     def positions(self, scope: Scope) -> Bool[Tensor, " token"]:
         """Where an intervention acts: the destination; every visible key (claim), or the source alone (token)."""

@@ -55,6 +55,7 @@ class Curve:
         return dict(self.points).get(min(n, self.own))
 
     def to_dict(self) -> dict[str, Any]:
+        """The curve as plain values."""
         return {
             "components": self.own,
             "curve": [{"components": n, "sufficiency": value} for n, value in self.points],
@@ -89,6 +90,7 @@ class Necessity:
 
     @property
     def loss(self) -> float:
+        """The share of the whole effect that is lost without the circuit."""
         return self._loss([self.without])
 
     @property
@@ -102,6 +104,7 @@ class Necessity:
         return self._loss(self.without_attended)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, with the losses."""
         return {
             "components": self.components,
             "without": self.without,

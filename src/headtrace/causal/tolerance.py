@@ -49,6 +49,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, circuit: Circuit, model: Model) -> Tolerance:
+        """The tolerance for a circuit on a model: that of the coarser of the two precisions."""
         own = precision_of(node.attention for node in circuit.nodes)
         said = str((circuit.method.settings or {}).get("dtype"))  # half precision is computed with in float32
         written = next((dtype for dtype in HALF if said == str(dtype).removeprefix("torch.")), own)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.tolerance import Tolerance
+from headtrace.models.precision import exact
 from headtrace.relative import relative_row
 from headtrace.tracing.attribution import IG_STEPS, attribution_vector
 from headtrace.vocabulary import Component
@@ -56,9 +57,9 @@ def weigh_removals(
     found = _taken(claim, attributions)
     low, high = found, found
     if bool(((found - written).abs() > allowed).any()):
-        generator = torch.Generator(device=rows.device).manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # on the host, so that it draws alike on every device
         for _ in range(ORDERS):
-            noise = torch.rand(attributions.shape, generator=generator, dtype=rows.dtype, device=rows.device)
+            noise = torch.rand(attributions.shape, generator=generator, dtype=rows.dtype).to(rows.device)
             other = _taken(claim, attributions + (noise - 0.5) * allowed)
             low, high = torch.minimum(low, other), torch.maximum(high, other)
     return Weighed(low, high, allowed)
@@ -89,9 +90,9 @@ def weigh_coefficients(
     f, rec, side = claim.firing, claim.recording, claim.side
     heads = [Component("head", s.component.layer, s.component.head) for s in claim.signals]
     place, read = (f.dest, rec.queries[f.layer, 0, f.head]) if side == "query" else (f.src, claim.keys)
-    own = claim.coefficients(heads)[claim.owner, place, claim.channel].double()
-    token = read[place].double() @ claim.reader.bases[0].double()
-    root = rec.model.channels.at(f.layer, f.head).singular_values.double().sqrt()
+    own = exact(claim.coefficients(heads))[claim.owner, place, claim.channel]
+    token = exact(read[place]) @ exact(claim.reader.bases[0])
+    root = exact(rec.model.channels.at(f.layer, f.head).singular_values).sqrt()
     stretch = 1 / root.clamp_min(torch.finfo(rec.model.dtype).tiny) if side == "query" else root
     found = claim.by_signal(own * (token.sign() * stretch)[claim.channel])
     size = float((token.abs() * stretch)[claim.channel].sum()) if len(claim.channel) else 0.0

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from headtrace.cache import cache_folder
 from headtrace.channels.svd import Bias, HeadChannels, as_channels, heads_svd
+from headtrace.models.precision import exact_device, rounded
 from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
 
@@ -58,10 +59,9 @@ class ModelChannels:
             "reconstruction_error": (n_layers, n_heads),
         }
         dtype = model.dtype if dtype is None else dtype
-        tensors = {
-            name: torch.empty(shape, dtype=dtype, device=model.device) for name, shape in shapes.items()
-        }
-        rank = torch.zeros(n_layers, n_heads, dtype=torch.long, device=model.device)
+        device = exact_device(model.device) if dtype == torch.float64 else model.device
+        tensors = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+        rank = torch.zeros(n_layers, n_heads, dtype=torch.long, device=device)
         self._found = HeadChannels(**tensors, rank=rank)
         self._known = [[False] * n_heads for _ in range(n_layers)]
         self._whole, self._looked, self._lock = False, set[int](), RLock()
@@ -90,6 +90,7 @@ class ModelChannels:
 
     @property
     def singular_values(self) -> Float[Tensor, "layer head channel"]:
+        """Singular values of every head, falling."""
         return self.all.singular_values
 
     @property
@@ -104,10 +105,12 @@ class ModelChannels:
 
     @property
     def rank(self) -> Int[Tensor, "layer head"]:
+        """How many channels of each head are not rounding."""
         return self.all.rank
 
     @property
     def reconstruction_error(self) -> Float[Tensor, "layer head"]:
+        """How far each head's query-key form is from the sum of its channels, relative to its size."""
         return self.all.reconstruction_error
 
     @property
@@ -175,7 +178,7 @@ class ModelChannels:
 
     def _fill(self, layer: int, heads: list[int], found: HeadChannels) -> None:
         for name, tensor in self._found.tensors().items():
-            tensor[layer, heads] = getattr(found, name).to(tensor)
+            tensor[layer, heads] = rounded(getattr(found, name), like=tensor)
         for head in heads:
             self._known[layer][head] = True
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.models.precision import on_host
 from headtrace.sparseness import n_recon, sparseness
 
 Control = Literal["basis", "spectrum"]
@@ -56,10 +57,12 @@ class RotationControl:
 
     @property
     def mean_sparseness(self) -> Float[Tensor, " firing"]:
+        """By firing, the mean over rotations of the sparseness."""
         return self.sparseness.mean(dim=0)
 
     @property
     def mean_n_recon(self) -> Float[Tensor, " firing"]:
+        """By firing, the mean over rotations of ``n_recon``."""
         return self.n_recon.double().mean(dim=0)
 
     def interval(self, level: float = 0.95) -> tuple[Float[Tensor, " firing"], Float[Tensor, " firing"]]:
@@ -103,7 +106,7 @@ def rotation_control(
     """Rotate the channels of every firing many times (within the head's rank) and measure again."""
     found = torch.empty(rotations, len(query), dtype=torch.float64)
     counts = torch.empty(rotations, len(query), dtype=torch.long)
-    query, key, singular_values = (t.double().cpu() for t in (query, key, singular_values))
+    query, key, singular_values = (on_host(t) for t in (query, key, singular_values))
     rank = rank.cpu()
     for r in rank.unique().tolist():
         same = (rank == r).nonzero()[:, 0]

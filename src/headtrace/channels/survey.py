@@ -31,6 +31,7 @@ from headtrace.channels.sparsity import CONTROLS, Control
 from headtrace.channels.svd import layer_svd
 from headtrace.channels.terms import FiringTerms, Places, firing_places, real_positions, terms_of
 from headtrace.errors import InputError
+from headtrace.models.precision import exact
 from headtrace.progress import Progress
 from headtrace.prompts import as_prompts
 from headtrace.vocabulary import AttentionSide, Prompt, head_name
@@ -142,14 +143,14 @@ def _batches(model: Model, prompts: Sequence[Prompt], size: int) -> Iterator[tup
 
 def quiet_places(recording: Recording, above: float, per_head: int, seed: int) -> Places:
     """Random pairs of visible tokens at which a head does not fire: up to so many per head and prompt."""
-    generator = torch.Generator(recording.token_ids.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # on the host, so that a seed draws alike on every device
     real = real_positions(recording, skip_first=True)
     found = [recording.token_ids.new_empty((0, 5))]
     for layer, pattern in enumerate(recording.patterns):
         allowed = (recording.visible[layer] & real[:, :, None] & real[:, None, :])[:, None] & (
             pattern <= above
         )
-        draw = torch.rand(pattern.shape, generator=generator, device=pattern.device).masked_fill(~allowed, -1)
+        draw = torch.rand(pattern.shape, generator=generator).to(pattern.device).masked_fill(~allowed, -1)
         values, flat = draw.flatten(2).topk(min(per_head, draw[0, 0].numel()), dim=-1)
         prompt, head, column = (values >= 0).nonzero().T
         place = flat[prompt, head, column]
@@ -254,11 +255,11 @@ def token_strengths(
     basis = (svd.V if side == "key" else svd.U)[head][:, list(channels)]
     rows: list[tuple[str, str, float]] = []
     for start, recording in _batches(model, prompts, batch_size):
-        xhat = recording.residuals[layer].double() / recording.norm_scales[layer].double()[..., None]
-        strengths = (xhat @ basis).norm(dim=-1)
+        xhat = exact(recording.residuals[layer]) / exact(recording.norm_scales[layer])[..., None]
+        strengths = (xhat @ basis).norm(dim=-1).tolist()
         for i, length in enumerate(recording.lengths):
             tokens, group = recording.tokens(i), groups[start + i]
-            rows += [(tokens[t], group.get(t, other), float(strengths[i, t])) for t in range(1, length)]
+            rows += [(tokens[t], group.get(t, other), strengths[i][t]) for t in range(1, length)]
     frame = pl.DataFrame(rows, schema=["token", "group", "strength"], orient="row")
     return (
         frame.group_by("token", "group")

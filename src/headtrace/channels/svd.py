@@ -28,6 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.errors import IdentityError, InputError
+from headtrace.models.precision import exact
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class HeadChannels:
         return [tuple(place) for place in (self.rank < self.singular_values.shape[-1]).nonzero().tolist()]
 
     def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -96,7 +98,7 @@ def svd_heads(
     W_Q: Float[Tensor, "head d_model d_head"], W_K: Float[Tensor, "kv_head d_model d_head"]
 ) -> HeadSVD:
     """SVD of ``W_Q W_K^T`` for every query head, by thin QR and small SVDs in float64; fixed signs."""
-    queries, keys = W_Q.double(), W_K.double()
+    queries, keys = exact(W_Q), exact(W_K)
     T_q, inverse_q = thin_triangle(queries)
     T_k, inverse_k = (_per_query_head(t, len(queries)) for t in thin_triangle(keys))
     core = T_q @ T_k.mT
@@ -159,7 +161,7 @@ def condition_numbers(
 
 
 def _condition(W: Float[Tensor, "layer head d_model d_head"]) -> Float[Tensor, "layer head"]:
-    singular = torch.linalg.svdvals(torch.stack([thin_triangle(layer.double())[0] for layer in W]))
+    singular = torch.linalg.svdvals(torch.stack([thin_triangle(exact(layer))[0] for layer in W]))
     largest, smallest = singular[..., 0], singular[..., -1]
     return torch.where(smallest <= RANK_TOLERANCE * largest, torch.inf, largest / smallest)
 

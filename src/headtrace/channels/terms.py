@@ -39,6 +39,7 @@ from headtrace.channels.svd import (
 )
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
+from headtrace.models.precision import exact, exact_device
 from headtrace.models.stamp import require_same_weights
 from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
@@ -61,7 +62,7 @@ def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FiringTerms:
-    """Many firings, each score a sum over channels. Everything in float64."""
+    """Many firings, each score a sum over channels. Everything in float64 (on the host where the device has none)."""
 
     places: Places
     attention: Float[Tensor, " firing"]
@@ -118,6 +119,7 @@ class FiringTerms:
         return signal_set(self.terms)
 
     def firing(self, row: int) -> Firing:
+        """The firing that a row belongs to."""
         layer, _, head, dest, src = self.places[row].tolist()
         return Firing(layer, head, dest, src)
 
@@ -159,6 +161,7 @@ def terms_of(recording: Recording, places: Places, *, bias: Bias = "offset") -> 
     """Decompose the scores at many places; IdentityError if one does not add up to the recorded logit."""
     require_same_weights(recording)
     channels = exact_channels(recording.model, bias)
+    places = places.to(exact_device(places.device))
     n, r = len(places), recording.model.d_head
     wide = {name: places.new_empty((n, r), dtype=torch.float64) for name in ("query", "key", "relative_key")}
     flat = {
@@ -195,12 +198,12 @@ class _LayerScores:
 
     @classmethod
     def of(cls, recording: Recording, layer: int, places: Places) -> _LayerScores:
-        keys = recording.keys[layer].double().repeat_interleave(recording.model.weights.group, dim=1)
+        keys = exact(recording.keys[layer]).repeat_interleave(recording.model.weights.group, dim=1)
         return cls(
             *places.T[1:],
-            queries=recording.queries[layer].double(),
+            queries=exact(recording.queries[layer]),
             keys=keys,
-            visible=recording.visible[layer],
+            visible=recording.visible[layer].to(keys.device),
             scale=recording.scales[layer],
         )
 
@@ -248,13 +251,13 @@ class _LayerScores:
 def _layer_terms(
     recording: Recording, channels: HeadChannels, layer: int, places: Places, bias: Bias
 ) -> dict[str, Tensor]:
-    scores = _LayerScores.of(recording, layer, places)
+    scores, at_home = _LayerScores.of(recording, layer, places), places.to(recording.token_ids.device)
     a = scores.query(channels.to_query)
     key, relative_key = scores.key(channels.to_key)
-    logit, relative_logit, size = scores.logits(recording.raw_logits(layer).double())
+    logit, relative_logit, size = scores.logits(exact(recording.raw_logits(layer)))
     inside = torch.arange(a.shape[-1], device=a.device) < channels.rank[scores.head][:, None]
     found = {
-        "attention": recording.patterns[layer][tuple(places.T[1:])].double(),
+        "attention": exact(recording.patterns[layer][tuple(at_home.T[1:])]),
         "logit": logit,
         "relative": relative_logit,
         "query": a * inside,
@@ -277,7 +280,7 @@ def _layer_terms(
 
 def null_space(W: Float[Tensor, "d r"]) -> Float[Tensor, "r nullity"]:
     """Orthonormal directions of the head's space that ``x @ W`` never reaches."""
-    T, _ = thin_triangle(W.double()[None])
+    T, _ = thin_triangle(exact(W)[None])
     _, S, right_h = torch.linalg.svd(T[0])
     return right_h[RANK_TOLERANCE * S[0] >= S].mT
 

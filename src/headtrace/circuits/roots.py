@@ -111,6 +111,7 @@ class LogitDifference:
     measure: ClassVar[str] = "logit difference"
 
     def question(self, quote: Quote = quoted) -> str:
+        """What is asked, in words: an answer rather than a wrong one."""
         answer = quote(words(self.answer, self.answer_tokens))
         if self.wrong is None:
             return answer
@@ -143,6 +144,7 @@ class Likelihood:
     measure: ClassVar[str] = "log-likelihood"
 
     def question(self, quote: Quote = quoted) -> str:
+        """What is asked, in words: an answer, or the likeliest next tokens."""
         if self.answer:
             return quote(words(self.answer, self.answer_tokens, "" if self.continuation else " / "))
         if self.top_k == 1:
@@ -170,6 +172,7 @@ class Direction:
     measure: ClassVar[str] = "projection"
 
     def question(self, quote: Quote = quoted) -> str:
+        """What is asked, in words: the label of the direction, or its layer."""
         return self.label or f"a direction at layer {self.layer}"
 
 
@@ -187,9 +190,11 @@ class Heads:
     measure: ClassVar[str] = "attention"
 
     def question(self, quote: Quote = quoted) -> str:
+        """What is asked, in words: the attention of the named heads."""
         return "the attention of " + ", ".join(self.heads)
 
 
 Root = LogitDifference | Likelihood | Direction | Heads
+"""What is explained: one of the four cases."""
 ROOTS: dict[str, type[Root]] = {root.kind: root for root in get_args(Root)}
 """The four cases by the name that files and options use."""

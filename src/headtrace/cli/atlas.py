@@ -51,6 +51,7 @@ def atlas(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """What every head and channel attends to over a corpus: tables, and pages that open in a browser.
 
@@ -69,7 +70,7 @@ def atlas(
 
     check_engine(engine)
     options.check_folder_writable(out)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     how: dict[str, Any] = {
         "channels": channels,
         "tokens": tokens,

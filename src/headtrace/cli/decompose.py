@@ -43,6 +43,7 @@ def decompose(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Decompose the attention score of a firing into the channels of its head.
@@ -66,7 +67,7 @@ def decompose(
     options.check_figure(png)
     options.check_numbers(out)
     given = options.read_prompt(prompt, tokens, prompt_file, chat)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     with notes.status("Decomposing"):
         recording = loaded.record(given, bos=bos)
         rows = _strongest(recording, top, bias) if firing is None else [_one(recording, firing, bias)]

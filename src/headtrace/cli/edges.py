@@ -40,6 +40,7 @@ def edges(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Ablate every edge into one head, in one circuit or many: does the weight say what the edge does?
 
@@ -63,7 +64,7 @@ def edges(
     options.check_figure(png)
     circuits = read_circuits(circuit)
     require_edges_into(circuits, head)
-    models = ModelsOf(model, dtype, device)
+    models = ModelsOf(model, dtype, device, device_map)
     loaded = [models(each) for each in circuits]
     if any(each is not loaded[0] for each in loaded):
         raise InputError(f"{circuit!r} holds circuits of several models: a head is one model's. Give one's.")

@@ -49,6 +49,7 @@ def emerge(
     chat: options.Chat = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Follow the same heads and token pairs through training: sparseness and n_recon per checkpoint.
@@ -81,9 +82,9 @@ def emerge(
     if firings is not None:
         cases = read_cases(firings)
     else:
-        last = options.load_model(places[-1].model, places[-1].revision, dtype, device)
+        last = options.load_model(places[-1].model, places[-1].revision, dtype, device, device_map)
         cases = strongest_cases(last, given, top)
-    found = emergence(_load_each(places, dtype, device), cases, rotations=rotations)
+    found = emergence(_load_each(places, dtype, device, device_map), cases, rotations=rotations)
     content = {"summary": found.summary().to_dicts(), "firings": found.frame.to_dicts()}
     options.emit(content, as_json=json, out=out, show=lambda: _show(found))
     if png is not None:
@@ -122,14 +123,16 @@ def _checkpoints(checkpoints: list[str], revisions: str | None) -> list[Checkpoi
     return [Checkpoint(label, folder, None) for label, folder in zip(labels, checkpoints, strict=True)]
 
 
-def _load_each(places: list[Checkpoint], dtype: str, device: str) -> Iterator[tuple[str, Model]]:
+def _load_each(
+    places: list[Checkpoint], dtype: str, device: str, device_map: str | None
+) -> Iterator[tuple[str, Model]]:
     """Load one checkpoint after another, so that only one is in memory."""
     from headtrace.models import load
 
     with options.progress_bar("Checkpoints", len(places)) as progress:
         for number, (label, name, revision) in enumerate(places):
             progress(number, len(places))
-            yield label, load(name, revision=revision, dtype=dtype, device=device)
+            yield label, load(name, revision=revision, dtype=dtype, **options.where(device, device_map))
 
 
 def _show(found: Emergence) -> None:

@@ -46,6 +46,7 @@ def faithfulness(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Keep only the circuit's attention and see how much of the answer is left; then take away only the circuit.
 
@@ -68,7 +69,7 @@ def faithfulness(
     options.check_figure(png)
     check_choices(ablation, unit, mlps, controls, seed)
     asked = read_circuit(circuit)
-    loaded = ModelsOf(model, dtype, device)(asked)
+    loaded = ModelsOf(model, dtype, device, device_map)(asked)
     with options.progress_bar("Runs of the model") as progress:
         found = measure(
             asked,

@@ -56,6 +56,7 @@ def families(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Group circuits by what they have in common: families, their representatives, what they agree with.
 
@@ -79,7 +80,7 @@ def families(
     found = find_families(run, asked, n=n, distance=distance, k_max=k_max, seed=seed)
     if ablate:
         first = found.population.circuit(found.population.ids[0])
-        loaded = ModelsOf(model, dtype, device)(first)
+        loaded = ModelsOf(model, dtype, device, device_map)(first)
         with options.progress_bar("Prompts") as progress:
             ablated = found.ablate_exclusive(loaded, prompts=prompts, seed=seed, progress=progress)
         found = found.with_ablation(ablated)

@@ -64,6 +64,7 @@ def interpret(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Put the signals of circuits into words, and test the words blind on pairs that the explainer did not see.
 
@@ -96,7 +97,7 @@ def interpret(
     circuits = [each for _, each in named_circuits(circuit)]
     n_signals = count_signals(circuits, limit)
     _tell_estimate(n_signals, estimate(n_signals, explains, judges), budget)
-    loaded = ModelsOf(model, dtype, device)(circuits[0])
+    loaded = ModelsOf(model, dtype, device, device_map)(circuits[0])
     with options.progress_bar("Scan and words") as progress:
         found = put_into_words(
             circuits,

@@ -31,6 +31,7 @@ def intervene(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Change the signal of one edge in the running model: attention and metric before and after.
 
@@ -54,7 +55,7 @@ def intervene(
 
     check_change(factor, reach, scope)
     edge = find_edge(asked, source, target, side)
-    loaded = ModelsOf(model, dtype, device)(asked)
+    loaded = ModelsOf(model, dtype, device, device_map)(asked)
     done = change(asked, loaded, edge, factor=factor, reach=reach, scope=scope)  # type: ignore[arg-type]
     content = done.to_dict()
     options.emit(

@@ -82,6 +82,7 @@ def info(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.
@@ -92,7 +93,7 @@ def info(
 
       headtrace info gpt2-small --length 1024
     """
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     from headtrace.models.memory import recording_bytes, tracing_bytes
 
     config: Any = loaded.config

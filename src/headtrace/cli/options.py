@@ -56,6 +56,13 @@ Bos = Annotated[
 Revision = Annotated[str | None, typer.Option(help="Revision of a hub model, such as Pythia's step1000.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16, or auto: as saved.")]
 Device = Annotated[str, typer.Option(help="auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps ...")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STRATEGY|FILE",
+        help="Spread the model instead: auto, balanced, balanced_low_0, sequential, or a JSON file {module: device}.",
+    ),
+]
 NumbersFile = Annotated[
     str | None, typer.Option("--out", help="Write the numbers into this file (.json; - for standard output).")
 ]
@@ -69,12 +76,53 @@ _LONGEST = 100_000_000
 """Bytes of a prompt file; a device could be read for ever."""
 
 
-def load_model(name: str, revision: str | None = None, dtype: str = "float32", device: str = "auto") -> Model:
+def load_model(
+    name: str,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    device_map: str | None = None,
+) -> Model:
     """Load with a spinner: it takes a few seconds."""
+    places = where(device, device_map)
     with notes.status(f"Loading {escape(printable(name))}"):
         from headtrace.models import load
 
-        return load(name, revision=revision, dtype=dtype, device=device)
+        return load(name, revision=revision, dtype=dtype, **places)
+
+
+def where(device: str, device_map: str | None) -> dict[str, Any]:
+    """Where a model goes, as ``headtrace.load`` is told: one device, or a device map, which a file may hold.
+
+    >>> where("cpu", None), where("auto", "balanced")
+    ({'device': 'cpu'}, {'device_map': 'balanced'})
+    """
+    if device_map is None:
+        return {"device": device}
+    if device != "auto":
+        raise InputError(
+            f"--device {device} is one place for the whole model, and --device-map {device_map} says where its parts "
+            "go. Give one of them."
+        )
+    return {"device_map": _device_map_file(device_map) if device_map.endswith(".json") else device_map}
+
+
+def _device_map_file(path: str) -> dict[str, Any]:
+    import json
+
+    expected = (
+        'Expected a JSON object from modules to devices: {"model.layers.0": 0, "model.layers.1": "cpu", ...}.'
+    )
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: Any = json.load(file)
+    except OSError as error:
+        raise InputError(f"--device-map {path!r} cannot be read: {error.strerror}. {expected}") from None
+    except ValueError as error:
+        raise InputError(f"--device-map {path!r} is not JSON: {error}. {expected}") from None
+    if not isinstance(found, dict) or not all(type(place) in (int, str) for place in found.values()):  # type: ignore[union-attr]
+        raise InputError(f"--device-map {path!r} is not a device map. {expected}")
+    return found  # type: ignore[return-value]
 
 
 class Bar:

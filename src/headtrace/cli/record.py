@@ -31,6 +31,7 @@ def record(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Record one forward pass as components, and check that they sum exactly.
@@ -48,7 +49,7 @@ def record(
     given = options.read_prompt(prompt, tokens, prompt_file, chat)
     if out is not None:
         options.check_folder_writable(out)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     with notes.status("Recording"):
         recording = loaded.record(given, bos=bos)
         report = recording.check()

@@ -75,6 +75,7 @@ def run(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command goes on.
@@ -102,7 +103,7 @@ def run(
 
     check_place(open_store(out))
     per_cell = None if task is None else _per_cell(task, number)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     examples: Any = [] if lines is None else lines.values
     if task is not None:
         examples = _task(task, loaded, per_cell, seed, variant)

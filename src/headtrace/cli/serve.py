@@ -54,6 +54,7 @@ def serve(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Explore a model in the browser: type a prompt, click an attention weight, see why.
 
@@ -78,7 +79,7 @@ def serve(
     try:
         settings = _settings(bound, host, token, max_tokens, max_waiting)
         names = [name for name in (model, beside) if name is not None]
-        app = _application(names, settings, atlas, run, revision, dtype, device)
+        app = _application(names, settings, atlas, run, revision, dtype, (device, device_map))
         _run(serving.Server(app), bound, serving.address(bound, settings.token), open_page)
     finally:
         bound.close()
@@ -116,7 +117,7 @@ def _application(
     run: str | None,
     revision: str | None,
     dtype: str,
-    device: str,
+    where: tuple[str, str | None],
 ) -> FastAPI:
     """Everything loaded that the server needs; what can be found out without a model comes first."""
     from headtrace.explorer.server.app import create_app
@@ -127,8 +128,8 @@ def _application(
 
         source = RunSource(run)
     first, *others = names
-    models = [options.load_model(first, revision, dtype, device)]
-    models += [options.load_model(name, None, dtype, device) for name in others]
+    models = [options.load_model(first, revision, dtype, *where)]
+    models += [options.load_model(name, None, dtype, *where) for name in others]
     if atlas is not None:
         from headtrace.explorer.views.evidence import AtlasEvidence
 

@@ -45,6 +45,7 @@ def signals(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Compare what each head reads in two circuits or families: cosines of its summed query and key signals.
 
@@ -65,7 +66,7 @@ def signals(
     if out is not None:
         options.check_folder_writable(out)
     sides = [side_of(each, families, most=most, seed=seed) for each in (a, b)]
-    loaded = ModelsOf(model, dtype, device)(sides[0].circuits[0])
+    loaded = ModelsOf(model, dtype, device, device_map)(sides[0].circuits[0])
     with options.progress_bar("Circuits") as progress:
         found = compare_signals(
             sides[0].circuits,

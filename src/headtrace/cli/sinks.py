@@ -42,6 +42,7 @@ def sinks(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Attention sinks: how much they take of each head, the signals that send heads there, what is left without them.
@@ -65,7 +66,7 @@ def sinks(
     if out is not None:
         options.check_folder_writable(out)
     counts = options.parse_ids(directions)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     sets = _sets(loaded, [*(task or []), *(prompts or [])], number, seed)
     with options.progress_bar("Sinks", 100) as progress:
         found = find_sinks(

@@ -50,6 +50,7 @@ def sufficiency(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is left?
 
@@ -72,7 +73,7 @@ def sufficiency(
         raise InputError("Give the counterfactual as text or as token ids (--counterfactual-ids), not both.")
     other = counterfactual if counterfactual_ids is None else options.parse_ids(counterfactual_ids)
     asked = read_circuit(circuit)
-    loaded = ModelsOf(model, dtype, device)(asked)
+    loaded = ModelsOf(model, dtype, device, device_map)(asked)
     with options.progress_bar("Sets of components") as progress:
         found = measure(
             asked,

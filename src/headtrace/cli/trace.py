@@ -85,6 +85,7 @@ def trace(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Trace a prompt (or many) to its circuit: which signals cause the heads to attend where they do.
@@ -121,7 +122,7 @@ def trace(
         where.check()
     items = None if prompts is None else _read_prompts(prompts, chat, strict)
     given = None if prompts is not None else options.read_prompt(prompt, tokens, prompt_file, chat)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     from headtrace.tracing import Tracer
 
     chosen = {"tau": tau, "ig_steps": ig_steps, "channels": svt_channels}
@@ -225,6 +226,7 @@ def explain(
     revision: options.Revision = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
     """Why does this head attend here? The signals that cause one firing, side by side.
@@ -238,7 +240,7 @@ def explain(
     options.check_output(json, out)
     options.check_numbers(out)
     given = options.read_prompt(prompt, tokens, prompt_file, chat)
-    loaded = options.load_model(model, revision, dtype, device)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
     from headtrace.tracing import Tracer
 
     chosen: dict[str, Any] = {} if tau is None else {"tau": tau}

@@ -67,6 +67,7 @@ def verify(
     json: options.Json = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
 ) -> None:
     """Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY.
 
@@ -97,7 +98,7 @@ def verify(
     named = named_circuits(circuit)
     choose_edges(named[0][1], edges)
     updated = _files_of(circuit, [name for name, _ in named]) if update else []
-    models = ModelsOf(model, dtype, device)
+    models = ModelsOf(model, dtype, device, device_map)
     how = {"edges": edges, "controls": controls, "reach": reach, "scope": scope, "seed": seed}
     tested = _test_all(named, models, how, say=not json)
     content = _content(tested)
@@ -136,18 +137,18 @@ class Tested:
 class ModelsOf:
     """The models of circuits, by name unless another place is given; each is loaded once."""
 
-    def __init__(self, place: str | None, dtype: str, device: str) -> None:
-        self.place, self.how = place, (dtype, device)
+    def __init__(self, place: str | None, dtype: str, device: str, device_map: str | None = None) -> None:
+        self.place, self.how = place, (dtype, device, device_map)
         self.loaded: dict[tuple[str, str | None], Model] = {}
 
     def __call__(self, circuit: Circuit) -> Model:
         name, revision = circuit.model.name, circuit.model.revision
         key = (name, revision) if self.place is None else (self.place, None)
         if key not in self.loaded:
-            dtype, device = self.how
+            dtype, *where = self.how
             # A circuit of half precision belongs to the rounded weights.
             said = (circuit.method.settings or {}).get("dtype")
-            self.loaded[key] = options.load_model(*key, said if isinstance(said, str) else dtype, device)
+            self.loaded[key] = options.load_model(*key, said if isinstance(said, str) else dtype, *where)
         return self.loaded[key]
 
 

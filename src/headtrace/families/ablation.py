@@ -107,6 +107,7 @@ class ExclusiveAblation:
         return pl.DataFrame(rows, infer_schema_length=None).sort("edges_of")
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``families.json`` keeps it."""
         return {
             "metric": self.metric,
             "edges": {str(f): list(edges) for f, edges in self.edges.items()},
@@ -116,6 +117,7 @@ class ExclusiveAblation:
         }
 
     def plot(self, path: str | Path | None = None) -> Figure:
+        """Bars of what the ablations do to each family; written where a path is given."""
         from headtrace.figures.families import ablation_bars
 
         return ablation_bars(self, path)

@@ -33,6 +33,7 @@ class Agreement:
     permutations: int
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
         return asdict(self)
 
     def __str__(self) -> str:

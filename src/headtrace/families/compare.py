@@ -127,6 +127,7 @@ class CircuitComparison:
         return about | numbers | {"items": self.table.to_dicts()}
 
     def write_json(self, path: str | Path) -> Path:
+        """Write the comparison as JSON."""
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         return write_text(path, text + "\n")
 

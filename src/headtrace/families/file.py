@@ -31,6 +31,7 @@ class FamiliesFile:
     """What the file says. Families are numbered from 1 by falling size."""
 
     grain: Text
+    """What circuits were compared by: ``components``, ``edges`` or ``edge-channel``."""
     labels: Mapping[Text, Index] = field(hash=False)
     """The family of each prompt, by its id."""
     representatives: Mapping[Text, Text] = field(hash=False)
@@ -53,6 +54,7 @@ class FamiliesFile:
         return found
 
     def to_dict(self) -> dict[str, Any]:
+        """What the file holds, with its schema."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "more"}
         return {"schema": SCHEMA, **plain, "left_out": list(self.left_out), **(self.more or {})}
 

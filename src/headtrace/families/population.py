@@ -121,6 +121,7 @@ class Population:
         return {id: row for row, id in enumerate(self.ids)}
 
     def circuit(self, id: str) -> Circuit:
+        """A circuit of the population by its id."""
         if id not in self.rows:
             raise InputError(
                 f"There is no circuit {id!r} in this population of {len(self)}, such as {self.ids[0]!r}."

@@ -60,10 +60,12 @@ class Families:
 
     @property
     def n(self) -> int:
+        """How many families there are."""
         return int(self.family.max())
 
     @property
     def sets(self) -> Sets:
+        """The items of each circuit, at the grain that was clustered."""
         return self.population.sets(self.grain)
 
     @cached_property

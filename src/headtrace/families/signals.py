@@ -27,6 +27,7 @@ from headtrace.causal.notebook import frame, paragraph
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.models import require_one_model
+from headtrace.models.precision import on_host
 from headtrace.progress import Progress
 from headtrace.vocabulary import AttentionSide, head_name
 from headtrace.writing import write_text
@@ -92,6 +93,8 @@ class SignalComparison:
         return paragraph(repr(self)) + frame(self.table)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``--json`` prints it."""
+
         def listed(table: pl.DataFrame) -> list[str]:
             return [
                 f"{head_name(l, h)} {side}" for l, h, side in table.select("layer", "head", "side").rows()
@@ -174,7 +177,7 @@ def head_signals(circuit: Circuit, model: Model) -> dict[Reader, np.ndarray]:
     found: dict[Reader, np.ndarray] = {}
     for _, signal, residual in signal_vectors(open_circuit(circuit, model), circuit):
         key: Reader = (signal.firing.layer, signal.firing.head, signal.side)
-        vector = residual.double().cpu().numpy()
+        vector = on_host(residual).numpy()
         found[key] = found[key] + vector if key in found else vector
     return {key: vector for key, vector in found.items() if vector.any()}
 

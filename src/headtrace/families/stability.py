@@ -46,6 +46,7 @@ class Stability:
         return paragraph(repr(self)) + frame(self.table)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``families.json`` keeps it."""
         about = {
             "mean": self.mean,
             "resamples": self.resamples,
@@ -55,6 +56,7 @@ class Stability:
         return about | {"families": self.table.to_dicts()}
 
     def plot(self, path: str | Path | None = None) -> Figure:
+        """A bar for each family; written where a path is given."""
         from headtrace.figures.families import stability_bars
 
         return stability_bars(self, path)

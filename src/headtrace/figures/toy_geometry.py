@@ -41,6 +41,7 @@ def spectrum(axis: Axes, values: np.ndarray, logits: np.ndarray) -> None:
 
 
 def moment(axis: Axes, matrix: np.ndarray, title: str) -> AxesImage:
+    """A matrix of second moments, dimension by dimension, in colours that are symmetric about 0."""
     return heat(axis, matrix, title, "dimension", "dimension", largest=float(np.abs(matrix).max()))
 
 

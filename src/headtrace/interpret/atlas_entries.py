@@ -48,10 +48,12 @@ class HeadEntry:
 
     @property
     def name(self) -> str:
+        """Such as ``L9H6``."""
         return head_name(self.layer, self.head)
 
     @classmethod
     def of(cls, row: Row, channels: Sequence[int]) -> HeadEntry:
+        """The entry of a row of the table of heads."""
         measures = {name: row[name] for name in MEASURES}
         return cls(row["layer"], row["number"], measures, tuple(row["shares"]), tuple(channels))
 
@@ -79,6 +81,7 @@ class ChannelEntry:
 
     @property
     def name(self) -> str:
+        """Such as ``L9H6:3``."""
         return f"{head_name(self.layer, self.head)}:{self.channel}"
 
     @property
@@ -100,6 +103,7 @@ class ChannelEntry:
 
     @classmethod
     def of(cls, row: Row, head: int, pairs: Sequence[Row]) -> ChannelEntry:
+        """The entry of a row of the table of channels, with its pairs."""
         return cls(
             layer=row["layer"],
             head=head,

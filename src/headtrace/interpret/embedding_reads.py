@@ -25,6 +25,8 @@ from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
 from headtrace.models.norms import norm_eps, norm_scale
+from headtrace.models.placement import values_of
+from headtrace.models.precision import rounded
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -60,8 +62,8 @@ def channel_directions(
     """What some channels (head, channel) of a layer read in the residual stream: at the destination, at the source."""
     weights, basis = model.weights, exact_channels(model).layer(layer)
     heads, numbers = (list(each) for each in zip(*channels, strict=True))
-    to_query = basis.to_query[heads, :, numbers].to(weights.W_Q)
-    to_key = basis.to_key[heads, :, numbers].to(weights.W_Q)
+    to_query = rounded(basis.to_query[heads, :, numbers], like=weights.W_Q)
+    to_key = rounded(basis.to_key[heads, :, numbers], like=weights.W_Q)
     groups = [head // weights.group for head in heads]
     query = torch.einsum("ndr,nr->dn", weights.W_Q[layer, heads], to_query)
     return query, torch.einsum("ndr,nr->dn", weights.W_K[layer, groups], to_key)
@@ -70,7 +72,7 @@ def channel_directions(
 def _normed(model: Model, layer: int) -> Float[Tensor, "vocab d_model"]:
     """Every token's embedding as a layer's attention would read it."""
     embeddings: Any = model.hf.get_input_embeddings()
-    x: Tensor = embeddings.weight.detach()
+    x = values_of(embeddings, "weight", embeddings.weight).detach().to(model.device, model.dtype)
     facts = model.architecture
     if facts.attention_norm is None:
         return x

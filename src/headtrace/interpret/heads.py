@@ -35,6 +35,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
+from headtrace.models.precision import exact, on_host
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -102,21 +103,21 @@ class HeadSums:
         """Means over destinations; each mean is weighted by how many of them there are."""
         rest = pattern[:, 1:]
         n = rest.shape[1]
-        beyond = rest[..., 1:].sum((-2, -1)).double()
+        beyond = rest[..., 1:].sum((-2, -1))
         entropy = -torch.special.xlogy(rest, rest).sum((-2, -1))
-        found: dict[str, tuple[Tensor, Tensor | int]] = {
+        found: dict[str, tuple[Tensor, int]] = {
             "sink": (rest[..., 0].sum(-1), n),
             "previous": (pattern.diagonal(-1, -2, -1)[:, 1:].sum(-1), max(n - 1, 0)),
             "self": (pattern.diagonal(0, -2, -1)[:, 1:].sum(-1), n),
-            "duplicate": _mass(pattern, places.same),
-            "induction": _mass(pattern, places.after),
+            "duplicate": ((pattern * places.same).sum((-2, -1)), places.n_same),
+            "induction": ((pattern * places.after).sum((-2, -1)), places.n_after),
             "entropy": (entropy, n),
-            "distance": ((rest * places.distance[1:]).sum((-2, -1)), beyond),
+            "distance": ((rest * places.distance[1:]).sum((-2, -1)), 0),  # weighted by the attention beyond
         }
+        totals = on_host(torch.stack([found[name][0] for name in MEASURES] + [beyond]))
+        self.sums[:, layer] += totals[:-1]
         for row, name in enumerate(MEASURES):
-            total, weight = found[name]
-            self.sums[row, layer] += total.double().cpu()
-            self.weights[row, layer] += weight.cpu() if isinstance(weight, Tensor) else weight
+            self.weights[row, layer] += totals[-1] if name == "distance" else found[name][1]
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,9 @@ class _Places:
     same: Bool[Tensor, "dest src"]
     after: Bool[Tensor, "dest src"]
     distance: Float[Tensor, "dest src"]
+    n_same: int
+    n_after: int
+    """How many destinations have any."""
 
     @classmethod
     def of(cls, ids: Int[Tensor, " token"]) -> _Places:
@@ -136,12 +140,8 @@ class _Places:
         after = torch.zeros_like(same)
         after[:, 1:] = same[:, :-1]
         distance[:, 0] = 0
-        return cls(same, after, distance)
-
-
-def _mass(pattern: Float[Tensor, "head dest src"], where: Bool[Tensor, "dest src"]) -> tuple[Tensor, int]:
-    """Attention to some places, and how many destinations have any."""
-    return (pattern * where).sum((-2, -1)), int(where.any(-1).sum())
+        counts = torch.stack((same, after)).any(-1).sum(-1).tolist()
+        return cls(same, after, distance, *counts)
 
 
 @torch.inference_mode()
@@ -152,11 +152,11 @@ def channel_parts(
     length = recording.lengths[prompt]
     channels = exact_channels(recording.model).layer(layer)
     group = recording.model.weights.group
-    queries = recording.queries[layer, prompt, :, :length].double() * recording.scales[layer]
-    keys = recording.keys[layer, prompt, :, :length].double().repeat_interleave(group, dim=0)
+    queries = exact(recording.queries[layer, prompt, :, :length]) * recording.scales[layer]
+    keys = exact(recording.keys[layer, prompt, :, :length]).repeat_interleave(group, dim=0)
     a, b = queries @ channels.to_query, keys @ channels.to_key
-    seen = recording.visible[layer][prompt, :length, :length].double()
+    seen = exact(recording.visible[layer][prompt, :length, :length])
     seen[:, 0] = 0
-    attended = pattern.double() * seen
+    attended = exact(pattern) * seen
     even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
     return (a * ((attended - attended.sum(-1, keepdim=True) * even) @ b)).sum(1)

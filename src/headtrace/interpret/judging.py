@@ -77,6 +77,7 @@ class Judged:
         return self.status in ("described", "none")
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``interpretation.json`` keeps it."""
         words = self.description
         return {
             "id": self.signal.id,

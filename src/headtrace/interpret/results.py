@@ -43,6 +43,7 @@ class Interpretation:
 
     @cached_property
     def by_layer(self) -> dict[int, Proportion]:
+        """The share of signals whose words are supported, layer by layer."""
         layers = sorted({each.signal.layer for each in self.signals})
         return {
             layer: self._fraction([each for each in self.signals if each.signal.layer == layer])
@@ -106,6 +107,7 @@ class Interpretation:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``interpretation.json`` keeps it."""
         return {
             "schema": SCHEMA,
             "settings": dict(self.settings),

@@ -49,6 +49,7 @@ from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scoring import Block, Scorer
 from headtrace.interpret.signals import Signals, find_signals
 from headtrace.interpret.tally import Drawn, Hits, Numbers, Places, Tally, prefixes
+from headtrace.models.precision import on_host, rounded
 from headtrace.progress import never_back
 from headtrace.runs.jobs import Engine, Engines
 from headtrace.writing import check_folder_writable
@@ -92,10 +93,12 @@ class Scan:
 
     @property
     def n_chunks(self) -> int:
+        """How many chunks of the corpus were read."""
         return int(self.tally.done[0])
 
     @property
     def n_tokens(self) -> int:
+        """How many tokens of the corpus were read."""
         return int(self.tally.done[1])
 
     def row(self, signal: str | ScoredSignal) -> int:
@@ -387,12 +390,12 @@ class Reader:
         hits, prefix = list[Hits](), prefixes(chunk.token_ids)
         for block in blocks:
             scores = block.scores(recording, place)
-            rows = block.rows.cpu().numpy()
+            rows = block.rows.numpy()
             scores_of_drawn[rows] = _at(scores, seen[block.layer], drawn)
             signal, score, dest, src = self._hits(scores, seen[block.layer], rows)
             hits.append(Hits(signal, score, chunk.index, dest, src, prefix[dest]))
         tally.add_drawn(drawn, scores_of_drawn)
-        tally.n_pairs += np.array([int(mask.sum()) for mask in seen])
+        tally.n_pairs += torch.stack([mask.sum() for mask in seen]).cpu().numpy()
         return hits
 
     def _blocks(self, length: int) -> list[Block]:
@@ -415,7 +418,7 @@ class Reader:
     ) -> tuple[Places, Numbers, Places, Places]:
         """Pairs above the lowest of their signal's top; where they are many, only as many as could stay."""
         size = self.state.tally.top_score.shape[1]
-        least = torch.from_numpy(self.state.tally.least[rows]).to(scores)
+        least = rounded(torch.from_numpy(self.state.tally.least[rows]), like=scores)
         above = (scores > least[:, None, None]) & seen
         if int(above.sum()) > 2 * size * len(rows):
             flat = scores.masked_fill(~above, -torch.inf).flatten(1)
@@ -423,12 +426,11 @@ class Reader:
             above &= scores >= lowest[:, None, None]
         places = above.nonzero()
         signal, dest, src = places.cpu().numpy().T
-        values = scores[above].double().cpu().numpy()
+        values = on_host(scores[above]).numpy()
         return rows[signal], values, dest, src
 
 
 def _at(scores: Tensor, seen: Tensor, drawn: Drawn) -> Numbers:
     """Scores at the pairs that were drawn; not a number where they are not seen."""
     dest, src = (torch.from_numpy(each).to(scores.device) for each in (drawn.dest, drawn.src))
-    found = scores[:, dest, src].double().masked_fill(~seen[dest, src], torch.nan)
-    return found.cpu().numpy()
+    return on_host(scores[:, dest, src].masked_fill(~seen[dest, src], torch.nan)).numpy()

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
+from headtrace.models.precision import exact, rounded
 
 if TYPE_CHECKING:
     from headtrace.interpret.examples import ScoredSignal
@@ -41,7 +42,7 @@ class Block:
 
     layer: int
     rows: Int[Tensor, " signal"]
-    """Their places among all signals."""
+    """Their places among all signals, on the host."""
     head: Int[Tensor, " signal"]
     to_query: Float[Tensor, "signal d_head channel"]
     to_key: Float[Tensor, "signal d_head channel"]
@@ -52,12 +53,11 @@ class Block:
         """At every pair of a prompt, seen or not. Coefficients are made in float64, where the inverse of an
         ill-conditioned W_K is exact; their products in the model's dtype."""
         length, group = recording.lengths[prompt], recording.model.weights.group
-        queries = recording.queries[self.layer, prompt, :, :length].double()[self.head]
-        keys = recording.keys[self.layer, prompt, :, :length].double()[self.head // group]
+        queries = exact(recording.queries[self.layer, prompt, :, :length])[self.head]
+        keys = exact(recording.keys[self.layer, prompt, :, :length])[self.head // group]
         a = (queries @ self.to_query) * recording.scales[self.layer]
         b = keys @ self.to_key
-        dtype = torch.promote_types(recording.model.dtype, torch.float32)
-        return a.to(dtype) @ b.to(dtype).mT
+        return rounded(a, like=recording.queries) @ rounded(b, like=recording.queries).mT
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,4 +94,4 @@ class Scorer:
             to_key[place, :, : len(mine)] = channels.to_key[signal.head][:, mine]
         device = channels.to_query.device
         heads = torch.tensor([signal.head for signal in chosen], device=device)
-        return Block(layer, torch.tensor(rows, device=device), heads, to_query, to_key)
+        return Block(layer, torch.tensor(rows), heads, to_query, to_key)

@@ -38,6 +38,7 @@ class Proportion:
 
     @property
     def value(self) -> float | None:
+        """The proportion; none of nothing."""
         return self.count / self.of if self.of else None
 
     @property
@@ -53,6 +54,7 @@ class Proportion:
         return low, 1.0 if self.count == self.of else float(found.high)
 
     def to_dict(self) -> dict[str, Any]:
+        """The proportion and its interval as plain values."""
         low, high = self.interval
         return {"count": self.count, "of": self.of, "value": self.value, "low": low, "high": high}
 
@@ -85,6 +87,7 @@ class Counts:
 
     @property
     def labelled(self) -> int:
+        """How many pairs got a label."""
         return self.true_positive + self.false_negative + self.false_positive + self.true_negative
 
     @property
@@ -114,6 +117,7 @@ class Counts:
         return min(1.0, float(result[1]))
 
     def to_dict(self) -> dict[str, Any]:
+        """Counts, proportions with their intervals, and the p-value, as plain values."""
         proportions = {name: getattr(self, name).to_dict() for name in ("accuracy", "precision", "recall")}
         return {**vars(self), **proportions, "p_value": self.p_value}
 

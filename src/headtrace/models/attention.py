@@ -37,9 +37,16 @@ class Watch:
     observers: tuple[Observer, ...]
     head_order: Int[Tensor, " d_head"] | None
     """The order in which observers see a head's dimensions, where it is not the model's own."""
+    home: torch.device | None = None
+    """Where observers have their tensors, and so where attention that they watch is computed."""
     queries: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """By layer, what attends in the place of the model's own queries or keys; used once."""
+
+    def device(self, layer: torch.device) -> torch.device:
+        """Where a layer attends: where it is, unless somebody watches from elsewhere."""
+        watched = any(not observer.takes_rows() or observer.needs_rows() for observer in self.observers)
+        return self.home if watched and self.home is not None else layer
 
 
 @dataclass
@@ -118,9 +125,11 @@ def attention(
     query, key = watch.queries.pop(layer, query), watch.keys.pop(layer, key)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     n_heads = query.shape[1]
-    own, wide = query.dtype, raised(query.dtype)
-    query, key, value = query.to(wide), key.to(wide), value.to(wide)
-    order = watch.head_order
+    own, wide, where = query.dtype, raised(query.dtype), query.device
+    here = watch.device(where)
+    query, key, value = (tensor.to(here, wide) for tensor in (query, key, value))
+    attention_mask = None if attention_mask is None else attention_mask.to(here)
+    order = None if watch.head_order is None else watch.head_order.to(here)
     seen = (query, key) if order is None else (query[..., order], key[..., order])
     call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
     needed = any(observer.needs_rows() for observer in watch.observers)
@@ -133,7 +142,7 @@ def attention(
         output = _by_rows(call, query, key, value.to(own), watch.observers)
         for observer in watch.observers:
             observer.rows_seen(call)
-        return output.transpose(1, 2).contiguous().to(own), None
+        return output.transpose(1, 2).contiguous().to(where, own), None
     scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
     for observer in watch.observers:
         observer.edit_scores(call, scores)
@@ -151,7 +160,7 @@ def attention(
         output = torch.matmul(pattern.to(own), per_query_head(value.to(own), n_heads))
     for observer in watch.observers:
         observer.see(call, pattern)
-    return output.transpose(1, 2).contiguous().to(own), pattern
+    return output.transpose(1, 2).contiguous().to(where, own), pattern
 
 
 def _many(query: Tensor, key: Tensor) -> bool:

@@ -57,15 +57,13 @@ class Capture(Observer):
 
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
         self._keep("residuals", layer, residual)
-        home = self.model.device
-        self.rotary.append(None if rotary is None else Rotary(rotary.cos.to(home), rotary.sin.to(home)))
+        self.rotary.append(rotary)
 
     def final_input(self, residual: Tensor) -> None:
         self._keep("residuals", -1, residual)
 
     def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
-        kept = self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
-        return None if kept is None or kept.device != call.query.device else kept
+        return self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
 
     def takes_rows(self) -> bool:
         return "patterns" not in self.tensors
@@ -83,7 +81,7 @@ class Capture(Observer):
             for start in range(first // BLOCK * BLOCK, first + pattern.shape[2], BLOCK):
                 mine = pattern[:, :, max(start - first, 0) : start + BLOCK - first]
                 into = self.tensors["column_maxima"][call.layer, :, :, start // BLOCK]
-                largest = mine.amax(dim=2).to(into.device)
+                largest = mine.amax(dim=2)
                 # A block that the rows before have begun goes on.
                 into.copy_(torch.maximum(into, largest) if start < first else largest)
 
@@ -91,8 +89,6 @@ class Capture(Observer):
         self._take(call)
 
     def see(self, call: AttentionCall, pattern: Tensor) -> None:
-        if call.query.device != self.model.device:
-            self._keep("patterns", call.layer, pattern)
         self._take(call)
 
     def _take(self, call: AttentionCall) -> None:

@@ -3,11 +3,14 @@
 A model has one lock: threads wait their turn. Inside, the model attends through headtrace's attention function, hooks
 call the observers at the places they care about, layers outside a range hand their input on; afterwards, whatever
 happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
+
+Where a model is spread over devices, observers see everything on ``model.device``, where recordings and what they put
+in are kept; what they give back follows the layer that it goes into. Attention that they watch is computed there, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,8 @@ from headtrace.models.attention import NAME, Watch, is_rereading, rereading, wat
 from headtrace.models.norms import norm_bias, norm_eps, norm_gain, norm_scale
 from headtrace.models.observer import NormPlace, Observer, Rotary
 from headtrace.models.own_attention import attend_by_hand
+from headtrace.models.placement import every_module
+from headtrace.models.precision import exact
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -95,7 +100,7 @@ def run(
         if keep is not None:
             _unembed_only(model, keep, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
-    return output.logits.to(model.dtype)
+    return output.logits.to(model.device, model.dtype)
 
 
 def sample(
@@ -110,7 +115,7 @@ def sample(
         found, new, past = token_ids, token_ids, None
         while found.shape[1] < length:
             output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
-            chances = output.logits[:, -1].double().softmax(-1).cpu()
+            chances = exact(output.logits[:, -1]).softmax(-1).cpu()
             new = torch.multinomial(chances, 1, generator=generator).to(token_ids.device)
             found, past = torch.cat((found, new), dim=1), output.past_key_values
     return found
@@ -153,7 +158,7 @@ def _watch(model: Model, observers: tuple[Observer, ...], token_ids: Tensor, sta
 
 def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
     """Without dropout; each module's own mode comes back afterwards."""
-    training = [module for module in _every_module(hf) if module.training]
+    training = [module for module in every_module(hf) if module.training]
     if training:
         stack.callback(_set_training, training, True)
         _set_training(training, False)
@@ -166,15 +171,6 @@ def _constant(hf: nn.Module, stack: ExitStack) -> None:
         parameter.requires_grad_(False)
 
 
-def _every_module(root: nn.Module) -> Iterator[nn.Module]:
-    """All modules, without the names that ``modules()`` would put together: this runs before every pass."""
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        yield module
-        waiting.extend(module.children())
-
-
 def _set_training(modules: list[nn.Module], mode: bool) -> None:
     for module in modules:
         module.training = mode
@@ -183,7 +179,7 @@ def _set_training(modules: list[nn.Module], mode: bool) -> None:
 def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack) -> None:
     config: Any = model.config
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-    stack.callback(watching.reset, watching.set(Watch(observers, model.head_order)))
+    stack.callback(watching.reset, watching.set(Watch(observers, model.head_order, model.device)))
     own = model.architecture.own_attention
     config._attn_implementation = NAME if own is None or own.method is not None else "sdpa"
     if own is not None:
@@ -258,9 +254,14 @@ def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a block with another residual, in the precision of the model's own."""
-    x = x.to((args[0] if args else kwargs["hidden_states"]).dtype)
+    """The arguments of a block with another residual, in the precision and on the device of the model's own."""
+    x = _like(x, args[0] if args else kwargs["hidden_states"])
     return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+
+def _like(x: Tensor, own: Tensor) -> Tensor:
+    """What goes in the place of the model's own."""
+    return x.to(own.device, own.dtype)
 
 
 class _Places:
@@ -269,6 +270,7 @@ class _Places:
     def __init__(self, model: Model, observer: Observer, shape: tuple[int, ...], stack: ExitStack) -> None:
         self.model, self.observer, self.shape, self.stack = model, observer, shape, stack
         self.facts = model.architecture
+        self.home, self.wide = model.device, model.dtype
 
     def hook(self) -> None:
         """A hook for everything that the observer's class overrides, and for nothing else."""
@@ -291,21 +293,21 @@ class _Places:
             if self.observer.wants("query_input") or self.observer.wants("key_input"):
                 self._reread(index, layer)
         if self.observer.wants("final_input"):
-            final, wide = self.model.hf.get_submodule(facts.final_norm), self.model.dtype
+            final = self.model.hf.get_submodule(facts.final_norm)
             self._add(
-                final.register_forward_pre_hook(lambda _, args: self.observer.final_input(args[0].to(wide)))
+                final.register_forward_pre_hook(
+                    lambda _, args: self.observer.final_input(self._shown(args[0]))
+                )
             )
 
     def _add(self, handle: Any) -> None:
         self.stack.callback(handle.remove)
 
     def _layer_input(self, index: int) -> Callable[..., Any]:
-        wide = self.model.dtype
-
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             rotary = self._rotary(index, kwargs) if self.facts.turns(index) else None
             x = args[0] if args else kwargs["hidden_states"]
-            changed = self.observer.layer_input(index, x.to(wide), rotary)
+            changed = self.observer.layer_input(index, self._shown(x), rotary)
             return None if changed is None else _with_input(args, kwargs, changed)
 
         return hook
@@ -318,14 +320,14 @@ class _Places:
             tables = facts.own_rotary(attention, kwargs["position_ids"])
         if tables is None:
             return None
-        wide, interleaved = self.model.dtype, facts.rotary_tables == "interleaved"
-        cos, sin = (_table(table.to(wide), interleaved) for table in tables)
+        interleaved = facts.rotary_tables == "interleaved"
+        cos, sin = (_table(self._shown(table), interleaved) for table in tables)
         return Rotary(cos, -sin if facts.rotary_backwards else sin)
 
     def _input(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
             changed = place(index, self._as_tokens(args[0]))
-            return None if changed is None else (changed.reshape(args[0].shape).to(args[0].dtype), *args[1:])
+            return None if changed is None else (_like(changed.reshape(args[0].shape), args[0]), *args[1:])
 
         return hook
 
@@ -339,14 +341,18 @@ class _Places:
             if changed is None:
                 return None
             changed = changed.reshape(own.shape)
-            changed = (changed if times == 1 else changed / times).to(own.dtype)
+            changed = _like(changed if times == 1 else changed / times, own)
             return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
         return hook
 
+    def _shown(self, x: Tensor) -> Tensor:
+        """As observers see it: in float32 at least, where their own tensors are."""
+        return x.to(self.home, self.wide)
+
     def _as_tokens(self, x: Tensor) -> Tensor:
-        """(batch, token, d_model) also where a block flattens its tokens (OPT), in float32 at least."""
-        x = x.to(self.model.dtype)
+        """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
+        x = self._shown(x)
         return x if x.ndim == 3 else x.reshape(*self.shape, -1)
 
     def _norms(self, index: int, layer: nn.Module) -> None:
@@ -367,7 +373,7 @@ class _Places:
     def _norm(self, place: NormPlace, index: int) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
             if not is_rereading():
-                self.observer.norm_input(place, index, args[0].to(self.model.dtype), norm)
+                self.observer.norm_input(place, index, self._shown(args[0]), norm)
 
         return hook
 
@@ -388,10 +394,10 @@ class _Places:
                 return
             wanted = (self.observer.query_input, watch.queries), (self.observer.key_input, watch.keys)
             for side, (place, instead) in enumerate(wanted):
-                changed = place(index, x.to(self.model.dtype))
+                changed = place(index, self._shown(x))
                 if changed is None:
                     continue
-                changed = changed.to(x.dtype)
+                changed = _like(changed, x)
                 with rereading() as found:
                     read = changed if norm is None else norm(changed)
                     read_args, read_kwargs = _with_input(args, kwargs, read)

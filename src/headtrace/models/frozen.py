@@ -7,8 +7,8 @@ component contributes to J is its write along that gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -44,14 +44,32 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    parts, times = (
-        raised_parts(read(with_values(model.layers[layer]))),
-        model.architecture.write_multiplier,
-    )
+    parts = _at_home(model, layer, raised_parts(read(with_values(model.layers[layer]))))
+    times = model.architecture.write_multiplier
     if times == 1:
         return parts
     b_out = None if parts.b_out is None else parts.b_out * times
     return replace(parts, W_out=parts.W_out * times, b_out=b_out)
+
+
+def _at_home(model: Model, layer: int, parts: MLPParts) -> MLPParts:
+    """The parts of an MLP where recordings are kept; what is a module there (a router, an activation that was learned)
+    is asked where it is."""
+    home, there = model.device, model.device_of(layer)
+    if home == there:
+        return parts
+
+    def asked(module: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: module(x.to(there)).to(home)
+
+    tensors = {f.name: value for f in fields(parts) if isinstance(value := getattr(parts, f.name), Tensor)}
+    learned = isinstance(parts.activation, nn.Module) and any(True for _ in parts.activation.parameters())
+    return replace(
+        parts,
+        **{name: tensor.to(home) for name, tensor in tensors.items()},
+        activation=asked(parts.activation) if learned else parts.activation,
+        route=None if parts.route is None else asked(parts.route),
+    )
 
 
 Rows = tuple[Int[Tensor, " row"], Int[Tensor, " row"]] | tuple[slice, slice]
@@ -77,7 +95,8 @@ class FrozenNorm:
         bias = norm_bias(norm)
         gain = norm_gain(norm, model.architecture, like=scales.new_empty(model.d_model)).detach()
         own = scales[layer] if rows is None else scales[layer][rows]
-        return cls(model, gain, None if bias is None else bias.detach(), own)
+        bias = None if bias is None else bias.detach().to(own.device)
+        return cls(model, gain.to(own.device), bias, own)
 
     def forward(self, x: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
         """What the norm makes of a part of its input: its bias belongs to no part."""

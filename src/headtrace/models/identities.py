@@ -9,6 +9,7 @@ ill-conditioned norms.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from headtrace.errors import IdentityError
 from headtrace.models import door
 from headtrace.models.attention import softcap
 from headtrace.models.observer import Observer, Rotary
+from headtrace.models.placement import device_of
 from headtrace.models.stamp import require_same_weights
 
 if TYPE_CHECKING:
@@ -153,18 +155,39 @@ _OF_THE_RECORDING = (
 
 
 def _worst(
-    error: Tensor, allowed: float, what: str, names: tuple[str, ...], advice: str = _OF_THE_MODEL
+    error: Tensor,
+    allowed: float,
+    what: str,
+    names: tuple[str, ...],
+    device: Callable[[], torch.device],
+    advice: str = _OF_THE_MODEL,
 ) -> float:
-    """The largest error, or an IdentityError that says where it is. NaN counts as failure."""
+    """The largest error, or an IdentityError that says where it is, and on which device. NaN counts as failure."""
     flat = int(torch.nan_to_num(error, nan=torch.inf).argmax())
     value = float(error.flatten()[flat])
     if not value <= allowed:
         place = torch.unravel_index(torch.tensor(flat), error.shape)
         where = ", ".join(f"{name} {int(i)}" for name, i in zip(names, place, strict=True))
         raise IdentityError(
-            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}. {advice}"
+            f"{what}: relative error {value:.2e} (allowed {allowed:.0e}) at {where}, computed on {str(device())!r}. "
+            f"{advice}{_doubt(device())}"
         )
     return value
+
+
+def _doubt(device: torch.device) -> str:
+    """The CPU is what a device is held against."""
+    if device.type == "cpu":
+        return ""
+    return (
+        f" Or does {str(device)!r} compute wrongly? Load the model with device='cpu': if it adds up there, the device, "
+        "its driver or this version of PyTorch is at fault."
+    )
+
+
+def _device_below(recording: Recording, layer: int) -> torch.device:
+    """Where the layer runs that was the last to write before another one; at first, where tokens are embedded."""
+    return recording.model.device_of(layer - 1) if layer else recording.model.device
 
 
 class _FirstResidual(Observer):
@@ -189,7 +212,10 @@ def check_tokens(recording: Recording, allowed: float | None = None) -> float:
     recorded = recording.embedding
     error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
     what = "The first residual is not the embedding of the recorded tokens"
-    return _worst(error * _real(recording), allowed, what, ("prompt", "position"), _OF_THE_RECORDING)
+    names = ("prompt", "position")
+    return _worst(
+        error * _real(recording), allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING
+    )
 
 
 def require_rounding(
@@ -206,10 +232,11 @@ def require_rounding(
     value = float(torch.nan_to_num(share, nan=torch.inf).max())
     if not value <= bound:
         where = "" if layer is None else f" of layer {layer}"
+        device = recording.model.device if layer is None else recording.model.device_of(layer)
         raise IdentityError(
             f"What is left of the {what}{where} when all components are taken away is {value:.2g} of the whole: more "
-            f"than rounding to {str(dtype).removeprefix('torch.')} can be (at most {bound:.2g}). {_OF_THE_MODEL} "
-            "Load it in float32 to see whether it adds up there."
+            f"than rounding to {str(dtype).removeprefix('torch.')} can be (at most {bound:.2g}), computed on "
+            f"{str(device)!r}. {_OF_THE_MODEL} Load it in float32 to see whether it adds up there.{_doubt(device)}"
         )
 
 
@@ -222,8 +249,8 @@ def _real(recording: Recording) -> Tensor:
 def _residual_error(recording: Recording, total: Tensor, layer: int, allowed: float) -> float:
     residual = recording.residuals[layer]
     error = (total - residual).norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-30)
-    what = f"The components do not sum to the residual at layer {layer}"
-    return _worst(error * _real(recording), allowed, what, ("prompt", "position"))
+    what, names = f"The components do not sum to the residual at layer {layer}", ("prompt", "position")
+    return _worst(error * _real(recording), allowed, what, names, lambda: _device_below(recording, layer))
 
 
 def folded_queries_keys(
@@ -249,7 +276,8 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
     size = recorded.masked_fill(hidden, 0).abs().amax(dim=-1).clamp_min(1.0)
     error = (folded - recorded).masked_fill_(hidden, 0).abs_().amax(dim=-1) / size
     what = f"Folded queries and keys do not give the attention logits of layer {layer}"
-    return _worst(error * _real(recording)[:, None], allowed, what, ("prompt", "head", "position"))
+    names, real = ("prompt", "head", "position"), _real(recording)[:, None]
+    return _worst(error * real, allowed, what, names, lambda: recording.model.device_of(layer))
 
 
 def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
@@ -259,8 +287,8 @@ def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
     error = (recording.attention_logits(layer).softmax(dim=-1) - recorded).abs_().amax(dim=-1)
     error = error / size.amax(dim=-1).clamp_min(1.0)
     what = f"Attention logits and mask do not give the attention patterns of layer {layer}"
-    names = ("prompt", "head", "position")
-    return _worst(error * _real(recording)[:, None], allowed, what, names, _OF_THE_RECORDING)
+    names, real = ("prompt", "head", "position"), _real(recording)[:, None]
+    return _worst(error * real, allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING)
 
 
 def output_logits(
@@ -280,4 +308,11 @@ def _output_error(recording: Recording, total: Tensor, allowed: float) -> float:
     error = (output_logits(recording, kept, scale) - recording.logits).abs().amax(dim=-1) / size
     real = _real(recording).gather(1, where)
     what = "The shares at the final norm do not give the output"
-    return _worst(error * real, allowed, what, ("prompt", "position"))
+    final = recording.model.architecture.final_norm
+    return _worst(
+        error * real,
+        allowed,
+        what,
+        ("prompt", "position"),
+        lambda: device_of(recording.model.hf.get_submodule(final)),
+    )

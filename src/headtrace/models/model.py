@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock, local
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from headtrace.errors import InputError, UnsupportedModelError
 from headtrace.models import door
 from headtrace.models.architectures import find_architecture
+from headtrace.models.backend import check_backends
 from headtrace.models.memory import require_memory
 from headtrace.models.observer import Observer
-from headtrace.models.placement import device_of
+from headtrace.models.placement import device_of, first_number, is_spread
 from headtrace.models.record import PatternsKept, Recording, patterns_kept, record
 from headtrace.models.sound import check_parameters, raised
 from headtrace.models.stamp import Stamp, Watcher
@@ -71,8 +72,9 @@ class Model:
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
-        self._watcher, self._stamp = Watcher(hf), Stamp()
+        self._watcher, self._stamp, self._first = Watcher(hf), Stamp(), first_number(hf)
         self._check_layers()
+        check_backends(hf, (self.device, *map(device_of, self.layers)))
 
     @property
     def config(self) -> Any:
@@ -94,19 +96,32 @@ class Model:
         return device_of(self.layers[layer])
 
     @property
+    def device_map(self) -> dict[str, int | str] | None:
+        """Where a device map put the parts of the model, by the names of modules; None if it is all in one place.
+
+        >>> import headtrace
+        >>> headtrace.load("builtin").device_map is None
+        True
+        """
+        found: Mapping[str, Any] = getattr(self.hf, "hf_device_map", None) or {}
+        if not found or not is_spread(self.hf):
+            return None
+        return {name: place if isinstance(place, int) else str(place) for name, place in found.items()}
+
+    @property
     def dtype(self) -> torch.dtype:
         """What headtrace computes in: the model's own dtype, and float32 for one that runs in half precision."""
-        return raised(self.hf.dtype)
+        return raised(self._first.dtype)
 
     @property
     def own_dtype(self) -> str:
         """What the model itself computes in: ``"bfloat16"``, ``"float32"`` ..."""
-        return str(self.hf.dtype).removeprefix("torch.")
+        return str(self._first.dtype).removeprefix("torch.")
 
     @property
     def half(self) -> bool:
         """Whether the model itself runs in half precision, so that its own sums are rounded (`roundings`)."""
-        return self.hf.dtype != self.dtype
+        return self._first.dtype != self.dtype
 
     def __repr__(self) -> str:
         return (
@@ -121,6 +136,7 @@ class Model:
 
     @property
     def d_vocab(self) -> int:
+        """How many tokens the model has embeddings for."""
         embeddings: Any = self.hf.get_input_embeddings()
         return embeddings.weight.shape[0]
 
@@ -186,7 +202,7 @@ class Model:
             check_parameters(self.hf)
             self._check_layers()
             self._made.clear()
-            self._watcher, self._stamp = Watcher(self.hf), Stamp()
+            self._watcher, self._stamp, self._first = Watcher(self.hf), Stamp(), first_number(self.hf)
 
     @contextmanager
     def settled(self) -> Generator[None]:

@@ -18,15 +18,38 @@ from headtrace.errors import InputError
 
 def device_of(module: nn.Module) -> torch.device:
     """Where a module runs: the device that it was sent to, else the one that holds its first parameter."""
-    for each in module.modules():
+    for each in every_module(module):
         for hook in _hooks(each):
             device = getattr(hook, "execution_device", None)
             if device is not None:
                 return torch.device(device)
-        own = next(iter(each.parameters(recurse=False)), None)
+        own = next(_own_parameters(each), None)
         if own is not None:
             return own.device
     return torch.device("cpu")
+
+
+def first_number(root: nn.Module) -> nn.Parameter:
+    """A model's first floating point parameter, whose dtype is the model's.
+
+    >>> first_number(nn.Sequential(nn.ReLU(), nn.Linear(2, 2).double())).dtype
+    torch.float64
+    """
+    parameters = (parameter for each in every_module(root) for parameter in _own_parameters(each))
+    return next(parameter for parameter in parameters if parameter.is_floating_point())
+
+
+def every_module(root: nn.Module) -> Iterator[nn.Module]:
+    """All modules, each before its parts, without the names that ``modules()`` would put together."""
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting.extend(part for part in reversed(vars(module)["_modules"].values()) if part is not None)
+
+
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    return (parameter for parameter in vars(module)["_parameters"].values() if parameter is not None)
 
 
 def is_spread(root: nn.Module) -> bool:

@@ -42,7 +42,9 @@ _AGAIN = "Record the prompt again, and save that."
 
 class _Model(BaseModel):
     name: str
+    """The name it was loaded by."""
     weights_sha256: str
+    """A hash of its weights: a recording is read with the model that it was made of."""
 
 
 class _Facts(BaseModel):
@@ -51,12 +53,19 @@ class _Facts(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     schema_: str = Field(alias="schema")
+    """The form of the files."""
     model: _Model
+    """The model that was recorded."""
     lengths: list[int]
+    """How many tokens each prompt has, without padding."""
     scales: list[float]
+    """By layer, what attention logits are multiplied by."""
     softcaps: list[float | None]
+    """By layer, the softcap of attention logits, where there is one."""
     rotary_of_layer: list[int]
+    """By layer, the number of its rotary tables."""
     visible_of_layer: list[int]
+    """By layer, the number of its mask."""
     tensors_sha256: str | None = None
     """The checksum of the tensors' file, which in turn holds that of everything else here."""
 

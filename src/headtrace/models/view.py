@@ -116,7 +116,7 @@ def fold_weights(
         # A value's bias (the norm's included) leaves through W_O as a constant, since attention sums to one.
         W_V, b_V = _fold_read(heads.W_V, heads.b_V, norm, architecture, None)
         W_O, bias = _fold_write(heads.W_O, heads.b_O, b_V, layer, architecture)
-        ordered = (tensor[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
+        ordered = (tensor.to(home)[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
         for name, tensor in zip(reads, (*ordered, W_V, b_V, W_O, bias), strict=True):
             reads[name].append(tensor.to(home))
     stacked = {

@@ -109,6 +109,8 @@ class ModelPlace:
     dtype: str
     device: str
     weights_sha256: str
+    device_map: dict[str, int | str] | None = None
+    """Of a model that is spread over devices, where its parts are."""
 
     @classmethod
     def of(cls, model: Model) -> ModelPlace:
@@ -126,8 +128,9 @@ class ModelPlace:
             name=model.name,
             revision=model.revision,
             dtype=model.own_dtype,
-            device="cpu" if model.device.type == "cpu" else "auto",
+            device="cpu" if model.device_map is None and model.device.type == "cpu" else "auto",
             weights_sha256=model.weights_sha256,
+            device_map=model.device_map,
         )
 
     def options(self) -> dict[str, Any]:
@@ -137,7 +140,13 @@ class ModelPlace:
         """The model, where a worker runs; an error if it is another one there."""
         from headtrace.models import load
 
-        model = load(self.place, revision=self.revision, dtype=self.dtype, device=self.device)
+        model = load(
+            self.place,
+            revision=self.revision,
+            dtype=self.dtype,
+            device=self.device,
+            device_map=self.device_map,
+        )
         model.name = self.name  # as results are to call it, wherever a worker finds it
         if model.weights_sha256 != self.weights_sha256:
             raise InputError(

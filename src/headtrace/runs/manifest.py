@@ -31,23 +31,32 @@ class TracedModel(_Strict):
     """The model, as circuits name it, and the type it computes in."""
 
     name: str
+    """The name it was loaded by."""
     revision: str | None = None
+    """The revision on the hub."""
     architecture: str | None = None
+    """The family of architectures, such as ``llama``."""
     weights_sha256: str
+    """A hash of the weights, which tells the model from every other."""
     dtype: str
+    """The type it computes in."""
 
 
 class PlanInfo(_Strict):
     """The prompts, by the hash of all that the plan says about them."""
 
     prompts: int = Field(ge=1)
+    """How many prompts there are."""
     shard_size: int = Field(ge=1)
+    """How many of them a shard has; the last may have fewer."""
     sha256: str
     """Of the plan's content, prompt by prompt: tells two lists of prompts apart."""
     file_sha256: str
     """Of the file, which is made again where it was damaged."""
     labels: tuple[str, ...] = ()
+    """Names of the labels that prompts came with."""
     roles: tuple[str, ...] = ()
+    """Names of the roles that positions have."""
 
     @property
     def shards(self) -> int:
@@ -62,13 +71,19 @@ class Manifest(_Strict):
     """What was asked for: whoever asks for the same in the same place goes on with it."""
 
     schema_: Literal["headtrace.run/1"] = Field(default=SCHEMA, alias="schema")
+    """The form of the files."""
     headtrace: str
+    """The version of headtrace that began the run."""
     model: TracedModel
+    """The model that is traced."""
     options: dict[str, Any]
     """How prompts are traced: paths, method and its settings, budget, signals."""
     seed: int | None = None
+    """The seed of the task that made the prompts."""
     task: str | None = None
+    """The task that made them."""
     plan: PlanInfo
+    """The prompts, in short."""
     made_with: dict[str, str] = Field(default_factory=dict)
     """Versions of the libraries that computed it: told, not compared."""
 
@@ -85,18 +100,24 @@ class TableFile(_Strict):
     """One file of a shard."""
 
     sha256: str
+    """Of the file."""
     bytes: int
+    """Its size."""
     rows: int
+    """How many rows it has."""
 
 
 class ShardRecord(_Strict):
     """What one shard holds."""
 
     shard: int
+    """Its number, from 0."""
     prompts: int
+    """How many prompts it has."""
     failures: dict[str, int]
     """By kind, how many of its prompts failed."""
     files: dict[str, TableFile]
+    """Its files by table."""
 
     def text(self) -> str:
         return json.dumps(self.model_dump(mode="json")) + "\n"

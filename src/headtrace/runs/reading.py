@@ -81,6 +81,7 @@ class RunStatus:
 
     @property
     def complete(self) -> bool:
+        """Whether nothing is left to trace."""
         return self.left == 0
 
 
@@ -95,6 +96,7 @@ class Run:
 
     @property
     def path(self) -> str:
+        """Where the run is kept: a folder or a URL."""
         return self.store.url
 
     def __len__(self) -> int:

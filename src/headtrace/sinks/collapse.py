@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headtrace.causal.statistics import intervals
 from headtrace.models.observer import AttentionCall, Observer
+from headtrace.models.precision import on_host
 from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.sinks.cases import Case
@@ -172,7 +173,7 @@ class Experiment:
         )
         logits = self.model.run(ids, observer, lengths=lengths)
         values = [observer.mass(), *_of_logits(logits, ids, cases).T, observer.share()]
-        return torch.stack([value.double().cpu() for value in values], dim=1)
+        return torch.stack([on_host(value) for value in values], dim=1)
 
     def _removals(
         self, condition: Condition, places: Sequence[int]
@@ -181,11 +182,11 @@ class Experiment:
             mean = self.means[side]
             if not mean.heads:
                 continue
-            own = mean.directions[: condition.directions].to(self.model.device, self.model.dtype)
+            own = mean.directions[: condition.directions].to(self.model.dtype).to(self.model.device)
             instead = None
             if condition.removed == "random":
                 instead = torch.stack([self._random(len(own), place, side) for place in places])
-                instead = instead.to(self.model.device, self.model.dtype)
+                instead = instead.to(self.model.dtype).to(self.model.device)
             yield side, Removal(own, mean.first_layer, instead)
 
     def _random(self, n: int, place: int, side: AttentionSide) -> Float[Tensor, "direction d_model"]:

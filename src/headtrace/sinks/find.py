@@ -35,6 +35,7 @@ from headtrace.sinks.signals import (
 )
 from headtrace.sinks.tokens import SinkRule, incoming, kinds_of, sinks_in, token_table
 from headtrace.tracing import Tracer
+from headtrace.tracing.sweep import attention_at
 from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
@@ -183,10 +184,10 @@ class _Study:
             for row, place in enumerate(places):
                 masses[place] = on_sinks[row]
                 key = (self.seed, *self.cases[place].ids)
-                for firing in one_firing_per_head(self.tracer, recording, row, sinks[row], key):
-                    f = firing
-                    attention = float(recording.patterns[f.layer, row, f.head, f.dest, f.src])
-                    found.append(SinkFiring(place, firing, attention))
+                firings = list(one_firing_per_head(self.tracer, recording, row, sinks[row], key))
+                sites = [(row, f.site) for f in firings]
+                seen = [attention for attention, _ in attention_at(recording, sites)]
+                found += [SinkFiring(place, f, a) for f, a in zip(firings, seen, strict=True)]
         self.on_sinks = [masses[place] for place in range(len(self.cases))]
         return found
 

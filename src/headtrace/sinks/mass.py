@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headtrace.causal.statistics import intervals
+from headtrace.models.precision import on_host
 from headtrace.sinks.tokens import ITSELF, KINDS, SINKS
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def mass_table(
     seed: int,
 ) -> pl.DataFrame:
     """A row per head and kind (``sinks``: all sink positions together), with a 95 % interval over prompts."""
-    values = torch.cat((on_sinks[..., None], by_kind), dim=-1).double().cpu().numpy()
+    values = on_host(torch.cat((on_sinks[..., None], by_kind), dim=-1)).numpy()
     mean, (low, high) = values.mean(0), intervals(values, seed)
     rows = [
         (layer, head, kind, *(float(part[layer, head, k]) for part in (mean, low, high)))

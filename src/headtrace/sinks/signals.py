@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headtrace.models.observer import Rotary
+from headtrace.models.precision import exact, rounded
 from headtrace.sinks.cases import Case
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.signals import readings_at, write_at
@@ -69,10 +70,10 @@ def one_firing_per_head(
     # Equal prompts are given equal draws, whatever else runs with them.
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     draw = torch.rand(fires.shape, generator=generator).to(fires.device) * fires
-    dest = draw.argmax(dim=-1)
+    dest = draw.argmax(dim=-1, keepdim=True)
+    places = torch.cat((dest, src.gather(-1, dest)), dim=-1).tolist()
     for layer, head in fires.any(dim=-1).nonzero().tolist():
-        d = int(dest[layer, head])
-        yield Firing(layer + 1, head, d, int(src[layer, head, d]))
+        yield Firing(layer + 1, head, *places[layer][head])
 
 
 def choose(found: Sequence[SinkFiring], cases: Sequence[Case], per_head: int, seed: int) -> list[SinkFiring]:
@@ -144,14 +145,14 @@ class SignalVectors:
         scales = recording.query_scales if query else recording.key_scales
         if scales is not None:
             inside = inside * scales[layer, b, reader, at][:, None]
-        inverse = self._inverse(int(layer[0]), side)[reader].to(inside.dtype)
+        inverse = self._inverse(int(layer[0]), side)[reader]
         return (inside[:, None] @ inverse)[:, 0] * recording.norm_scales[layer, b, at][:, None]
 
     def _inverse(self, layer: int, side: AttentionSide) -> Float[Tensor, "head d_head d_model"]:
         if (layer, side) not in self._inverses:
             weights = self.model.weights
             W = weights.W_Q[layer] if side == "query" else weights.W_K[layer]
-            self._inverses[layer, side] = torch.linalg.pinv(W.double())
+            self._inverses[layer, side] = rounded(torch.linalg.pinv(exact(W)), like=W)
         return self._inverses[layer, side]
 
 

@@ -31,10 +31,12 @@ class Proportion:
 
     @property
     def rate(self) -> float:
+        """The share that is correct."""
         return self.correct / self.total
 
     @property
     def interval(self) -> tuple[float, float]:
+        """The 95 % interval after Wilson."""
         low, high = binomtest(self.correct, self.total).proportion_ci(0.95, "wilson")
         return float(low), float(high)
 
@@ -43,6 +45,7 @@ class Proportion:
         return f"{self.rate:.1%} [{low:.1%}, {high:.1%}]"
 
     def to_dict(self) -> dict[str, object]:
+        """Counts, rate and interval as plain values."""
         return {
             "correct": self.correct,
             "total": self.total,
@@ -67,6 +70,7 @@ class Accuracy(Proportion):
     excluded: int = 0
 
     def to_dict(self) -> dict[str, object]:
+        """Everything as plain values, as ``--json`` prints it."""
         return {
             "task": self.task,
             "variant": self.variant,

@@ -94,6 +94,7 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
+"""Every built-in task by its name."""
 
 
 def load_task(

@@ -36,6 +36,7 @@ class Minimiser:
 
     @property
     def relative_error(self) -> float:
+        """How far the minimum that was found is from the closed form, relative to its norm."""
         return float((self.found - self.closed_form).norm() / self.closed_form.norm())
 
     @property

@@ -32,6 +32,7 @@ class BatchShape:
 
     @property
     def queries(self) -> int:
+        """How many queries a step has, each with a context of its own."""
         return self.keys // self.context
 
     @property
@@ -41,6 +42,7 @@ class BatchShape:
 
     @property
     def tokens(self) -> int:
+        """Queries and keys together."""
         return self.queries * (1 + self.context)
 
 

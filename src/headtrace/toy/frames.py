@@ -21,6 +21,7 @@ def orthogonal(size: int, generator: torch.Generator) -> Float[Tensor, "size siz
 
 
 def unit_columns(vectors: Float[Tensor, "d n"]) -> Float[Tensor, "d n"]:
+    """The same vectors, each of length 1."""
     return vectors / vectors.norm(dim=0, keepdim=True)
 
 

@@ -83,14 +83,17 @@ class Batch:
 
     @property
     def features(self) -> Float[Tensor, "sets features tokens"]:
+        """The strengths without the row of ones."""
         return self.strengths[:, :-1]
 
     @property
     def queries(self) -> Float[Tensor, "sets features queries"]:
+        """Strengths of the tokens that are queries."""
         return self.features[..., : self.shape.queries]
 
     @property
     def keys(self) -> Float[Tensor, "sets features context queries"]:
+        """Strengths of the tokens that are keys, by their place in the context."""
         return self.features[..., self.shape.queries :].unflatten(2, (self.shape.context, -1))
 
     def scores(
@@ -129,6 +132,7 @@ class Teacher:
         return cls(query.long(), key.long(), logit.to(torch.get_default_dtype()).unsqueeze(2))
 
     def part(self, sets: slice) -> Teacher:
+        """The teacher of some of the sets."""
         return Teacher(self.query[sets], self.key[sets], self.logit[sets])
 
     def scores(self, batch: Batch) -> Float[Tensor, "sets context queries"]:

@@ -47,6 +47,7 @@ class Minimum:
 
 
 def cross_entropy(wanted: float, gap: Float[Tensor, "*overlaps"]) -> Float[Tensor, "*overlaps"]:
+    """Cross-entropy of a choice between two keys: the gap between their logits against the one that is wanted."""
     target = torch.full_like(gap, wanted).sigmoid()
     return torch.nn.functional.binary_cross_entropy_with_logits(gap, target, reduction="none")
 

@@ -146,6 +146,7 @@ class Group:
         return parts
 
     def run(self, snapshots: tuple[int, ...], progress: Progress | None) -> list[ToyModel]:
+        """Train all steps, and give each model with its snapshots."""
         taken: list[tuple[Tensor, Tensor]] = []
         for step in range(self.steps):
             if step in snapshots:

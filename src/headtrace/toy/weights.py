@@ -30,6 +30,7 @@ class Weights:
 
     @classmethod
     def zeros(cls, models: int, n_features: int, d_model: int, d_head: int) -> Weights:
+        """Weights of so many models, all zero."""
         rows = n_features + 2 * d_head
         return cls(torch.zeros(models, rows * d_model + n_features), n_features, d_model)
 
@@ -51,14 +52,17 @@ class Weights:
 
     @property
     def d_head(self) -> int:
+        """The dimension of the head."""
         return ((self.flat.shape[1] - self.n_features) // self.d_model - self.n_features) // 2
 
     @property
     def vectors(self) -> Float[Tensor, "models vectors d_model"]:
+        """Feature vectors, then the rows of the query and of the key matrix."""
         return self.flat[:, : -self.n_features].unflatten(1, (-1, self.d_model))
 
     @property
     def bias(self) -> Float[Tensor, "models features"]:
+        """The bias of each feature's reconstruction."""
         return self.flat[:, -self.n_features :]
 
     @property
@@ -68,10 +72,12 @@ class Weights:
 
     @property
     def query(self) -> Float[Tensor, "models d_head d_model"]:
+        """The query matrix of each model."""
         return self.vectors[:, self.n_features : self.n_features + self.d_head]
 
     @property
     def key(self) -> Float[Tensor, "models d_head d_model"]:
+        """The key matrix of each model."""
         return self.vectors[:, self.n_features + self.d_head :]
 
     def with_flat(self, flat: Float[Tensor, "some parameters"]) -> Weights:

@@ -31,6 +31,7 @@ def add_amounts(content: Content, traces: Sequence[PromptTrace], neurons: int) -
     for prompt, trace in enumerate(traces):
         if not content.reads[prompt]:
             continue
+        edges, passed = list[tuple[Site, Site]](), list[Tensor]()
         for target, found in trace.causes.items():
             sources = [
                 c.site
@@ -39,10 +40,12 @@ def add_amounts(content: Content, traces: Sequence[PromptTrace], neurons: int) -
                 for c in found.sides[side].in_graph
             ]
             if target != ROOT and sources:
-                amounts = passing(content, prompt, sources, target)
-                trace.shares |= {
-                    (source, target): amount for source, amount in zip(sources, amounts, strict=True)
-                }
+                passed.append(
+                    writes_at(content.recording, prompt, sources) @ content.direction(prompt, target)
+                )
+                edges += [(source, target) for source in sources]
+        if edges:  # all at once: each number by itself would be waited for
+            trace.shares |= dict(zip(edges, torch.cat(passed).tolist(), strict=True))
         if neurons:
             mlps = [site for site in trace.contributions if site.kind == "mlp"]
             units = contributions_of_units(content, prompt, mlps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from headtrace.vocabulary import AttentionSide, Component, Firing, Side, Site
 
@@ -21,6 +22,7 @@ class Cause:
 
     @property
     def component(self) -> Component:
+        """The component that wrote the signal."""
         return self.site.component
 
 
@@ -34,7 +36,7 @@ class SideCauses:
     explained: bool = True
     """False if everything was removed and the attention still held."""
 
-    @property
+    @cached_property
     def in_graph(self) -> tuple[Cause, ...]:
         """Causes that are nodes of a circuit: all but heads that read a token after the position they are asked at."""
         return tuple(cause for cause in self.causes if cause.site.possible)
@@ -59,19 +61,24 @@ class Causes:
 
     @property
     def firing(self) -> Firing:
+        """The firing whose causes these are."""
         return self.site.firing
 
     @property
     def explained(self) -> bool:
+        """Whether removing the signals changes where the head attends, on both sides."""
         return all(side.explained for side in self.sides.values())
 
     def side(self, side: AttentionSide) -> SideCauses:
+        """The causes on one side."""
         return self.sides[side]
 
     @property
     def query(self) -> SideCauses:
+        """The causes on the query side."""
         return self.sides["query"]
 
     @property
     def key(self) -> SideCauses:
+        """The causes on the key side."""
         return self.sides["key"]

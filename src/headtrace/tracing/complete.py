@@ -26,7 +26,7 @@ from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
 from headtrace.tracing.roots import Seeds
 from headtrace.tracing.signals import Signal, signals_of, write_at
-from headtrace.tracing.sweep import Budget, Grown, PromptTrace
+from headtrace.tracing.sweep import Budget, Grown, PromptTrace, attention_at
 from headtrace.tracing.through_mlps import through_mlps
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import ATTENTION_SIDES, ROOT, AttentionSide, Side, Site
@@ -67,6 +67,10 @@ class Part:
     """Of what the node reads; None for content, which every component has its own gradient for."""
 
 
+Expanded = tuple[Causes, dict[Side, list[Part]], dict[tuple[Side, Site], Signal]]
+"""What a site's causes are, in which parts they were asked for, and the signals that some of them wrote."""
+
+
 @dataclass
 class PromptSweep:
     """The state of one prompt."""
@@ -93,6 +97,7 @@ class CompleteSweep:
         self.method, self.budget, self.composer = method, budget, composer
         self.attention = paths == "complete"
         self.prompts = [PromptSweep(PromptTrace(root)) for root in roots]
+        self._visible: dict[Spot, int] = {}
 
     @torch.inference_mode()
     def run(self, progress: Progress | None = None, grown: Grown | None = None) -> list[PromptTrace]:
@@ -143,15 +148,28 @@ class CompleteSweep:
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
             trace.tokens = self.content.embeddings(number)
         parts: dict[Side, list[Part]] = {"root": [Part(1.0, causes)]}
-        self._follow(Causes(number, ROOT, {"root": SideCauses(tuple(causes))}), parts, {})
+        self._follow([(Causes(number, ROOT, {"root": SideCauses(tuple(causes))}), parts, {})])
 
-    def _follow(
+    def _follow(self, expanded: Sequence[Expanded]) -> None:
+        """Pass the influence of sites on to their causes, each with what it is wanted for."""
+        met = [
+            (found.prompt, cause.site)
+            for found, *_ in expanded
+            for side in found.sides.values()
+            for cause in side.in_graph
+            if self.content.reads[found.prompt] and cause.site.kind != "offset"
+        ]
+        self.content.look_at(met)
+        self.content.look_at(met, there=True)
+        for each in expanded:
+            self._follow_one(*each)
+
+    def _follow_one(
         self,
         found: Causes,
         parts: dict[Side, list[Part]],
         signals: dict[tuple[Side, Site], Signal],
     ) -> None:
-        """Pass a site's influence on to its causes, each with what it is wanted for."""
         number, trace = found.prompt, self.prompts[found.prompt].trace
         trace.causes[found.site] = found
         causes: list[tuple[Side, Cause]] = [
@@ -234,6 +252,7 @@ class CompleteSweep:
         attended = self._attention([spot for spot in chosen if self._followed(*spot)])
         signals = self._signals(attended)
         moved = self._moved(layer, chosen, attended)
+        expanded: list[Expanded] = []
         for number, site in chosen:
             spot = number, site
             why = attended.get(spot)
@@ -247,24 +266,27 @@ class CompleteSweep:
                 found = Causes(number, site, sides, attention)
             else:
                 found = replace(why, sides=sides, attention=attention)
-            self._follow(found, {"value": moved[spot]}, signals.get(spot, {}))
+            expanded.append((found, {"value": moved[spot]}, signals.get(spot, {})))
+        self._follow(expanded)
 
     def _look_at(self, layers: range) -> None:
         """Read the attention of the heads of some layers that have been met."""
-        for number, prompt in enumerate(self.prompts):
-            rec, trace = self.recording, prompt.trace
-            met = [s for s in trace.influence if s.kind == "head" and s.layer in layers]
-            for site in [s for s in met if s not in trace.attention]:
-                f = site.firing
-                trace.attention[site] = float(rec.attention.at(f.layer, number, f.head, f.dest, f.src))
-                visible = int(rec.visible_keys[f.layer, number, f.dest])
-                trace.thresholds[site] = self.method.threshold(visible)
+        met = [
+            (number, site)
+            for number, prompt in enumerate(self.prompts)
+            for site in prompt.trace.influence
+            if site.kind == "head" and site.layer in layers and site not in prompt.trace.attention
+        ]
+        for (number, site), (strength, visible) in zip(met, attention_at(self.recording, met), strict=True):
+            self.prompts[number].trace.attention[site] = strength
+            self.prompts[number].trace.thresholds[site] = self.method.threshold(visible)
+            self._visible[number, site] = visible
 
     def _followed(self, number: int, site: Site) -> bool:
         if not self.attention or site.layer == 0 or site.dest == 0:
             return False
-        visible = int(self.recording.visible_keys[site.layer or 0, number, site.dest or 0])
-        return self.method.follows(site.firing, self.prompts[number].trace.attention[site], visible)
+        strength = self.prompts[number].trace.attention[site]
+        return self.method.follows(site.firing, strength, self._visible[number, site])
 
     def _attention(self, spots: list[Spot]) -> dict[Spot, Causes]:
         if not spots:
@@ -329,10 +351,12 @@ class CompleteSweep:
         self._content_of_mlps(chosen, parts)
         self._flows_of_mlps(layer, chosen, parts)
         self._passages(layer, chosen, parts)
+        expanded: list[Expanded] = []
         for number, site in chosen:
             mine = parts[number, site]
             causes = Causes(number, site, {"input": SideCauses(self._merged((number, site), mine))})
-            self._follow(causes, {"input": mine}, {})
+            expanded.append((causes, {"input": mine}, {}))
+        self._follow(expanded)
 
     def _content_of_mlps(self, chosen: list[Spot], parts: dict[Spot, list[Part]]) -> None:
         spots = [spot for spot in chosen if self._want(spot).content > 0]

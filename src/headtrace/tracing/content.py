@@ -7,8 +7,8 @@ its own token along another. A node's contribution is the sum of what comes in, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,7 @@ from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Along, Place, along
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.roots import Part
-from headtrace.vocabulary import ROOT, Site
+from headtrace.vocabulary import Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -52,6 +52,8 @@ class Content:
     counterfactual: Recording | None = None
     """The counterfactual prompts, recorded alike: then what counts is what is new, a component's write less its write
     there."""
+    _known: dict[tuple[int, Site, bool], float] = field(default_factory=dict[tuple[int, Site, bool], float])
+    """Contributions that were read before, by prompt, site and whether the counterfactual's."""
 
     @classmethod
     def of(
@@ -88,42 +90,64 @@ class Content:
         whole = self.contribution(prompt, site)
         if self.counterfactual is None:
             return whole
-        return whole - self.contribution(prompt, site, self.counterfactual)
+        return whole - self.contribution(prompt, site, there=True)
 
-    def contribution(self, prompt: int, site: Site, recording: Recording | None = None) -> float:
-        """What a site contributes to its prompt's root, in the root's unit (or would, with another's write)."""
-        g, rec = self.gradients, recording or self.recording
-        layer, dest = site.layer or 0, site.dest or 0
-        if site == ROOT:
-            return float((rec.residuals[:, prompt] * g.start[:, prompt]).sum())
-        if site.kind == "embedding":
-            return float(rec.embedding[prompt, dest] @ g.residual[prompt, dest])
-        if site.kind == "mlp":
-            return float(rec.mlp_writes[layer, prompt, dest] @ g.mlp[layer, prompt, dest])
-        if site.kind == "rounding":
-            return self._rounding(prompt, site)
-        if site.kind == "attention_bias":
-            bias = rec.model.weights.attention_bias[layer] @ g.attention[layer, prompt, dest]
-            return float(
-                bias if rec.post_norm_scales is None else bias / rec.post_norm_scales[layer, prompt, dest]
-            )
-        head, src = site.head or 0, site.src or 0
-        moved = g.values[layer, prompt, head, dest] @ rec.bare_values[layer, head, prompt, src]
-        return float(rec.attention.at(layer, prompt, head, dest, src) * moved)
+    def contribution(self, prompt: int, site: Site, *, there: bool = False) -> float:
+        """What a site contributes to its prompt's root, in the root's unit (``there``: would, with what it wrote in the
+        counterfactual prompt)."""
+        if (prompt, site, there) not in self._known:
+            self.look_at([(prompt, site)], there=there)
+        return self._known[prompt, site, there]
 
-    def _rounding(self, prompt: int, site: Site) -> float:
+    def look_at(self, sites: Iterable[tuple[int, Site]], *, there: bool = False) -> None:
+        """Read what many sites contribute: all of them together, so that a device is waited for once."""
+        rec = self.counterfactual if there else self.recording
+        new = [spot for spot in dict.fromkeys(sites) if (*spot, there) not in self._known]
+        if not new or rec is None:
+            return
+        kinds: dict[str, list[tuple[int, Site]]] = {}
+        for prompt, site in new:
+            kinds.setdefault(site.kind, []).append((prompt, site))
+        found = torch.cat([self._contributions(kind, spots, rec) for kind, spots in kinds.items()]).tolist()
+        ordered = [spot for spots in kinds.values() for spot in spots]
+        self._known.update({(*spot, there): value for spot, value in zip(ordered, found, strict=True)})
+
+    def _contributions(
+        self, kind: str, spots: list[tuple[int, Site]], rec: Recording
+    ) -> Float[Tensor, " site"]:
+        """What sites of one kind contribute: what each wrote, along its gradient."""
+        g = self.gradients
+        if kind == "root":
+            return torch.stack([(rec.residuals[:, p] * g.start[:, p]).sum() for p, _ in spots])
+        if kind == "rounding":
+            return torch.stack([self._rounding(prompt, site) for prompt, site in spots])
+        rows = [(s.layer or 0, p, s.head or 0, s.dest or 0, s.src or 0) for p, s in spots]
+        layer, prompt, head, dest, src = torch.tensor(rows, device=g.residual.device).unbind(dim=1)
+        if kind == "embedding":
+            return (rec.embedding[prompt, dest] * g.residual[prompt, dest]).sum(-1)
+        if kind == "mlp":
+            return (rec.mlp_writes[layer, prompt, dest] * g.mlp[layer, prompt, dest]).sum(-1)
+        if kind == "attention_bias":
+            bias = (rec.model.weights.attention_bias[layer] * g.attention[layer, prompt, dest]).sum(-1)
+            return bias if rec.post_norm_scales is None else bias / rec.post_norm_scales[layer, prompt, dest]
+        moved = (g.values[layer, prompt, head, dest] * rec.bare_values[layer, head, prompt, src]).sum(-1)
+        return rec.attention.at(layer, prompt, head, dest, src) * moved
+
+    def _rounding(self, prompt: int, site: Site) -> Float[Tensor, ""]:
         """What rounding added to the residual in a layer contributes; behind the last one, to the logits themselves."""
         layer, dest = site.layer or 0, site.dest or 0
         if layer < self.recording.model.n_layers:
             g = self.gradients.mlp[layer, prompt, dest]
-            return float(self.recording.roundings[layer, prompt, dest] @ g)
+            return self.recording.roundings[layer, prompt, dest] @ g
         reads = [read for read in self.reads[prompt] if read.shares.position == dest]
-        return sum(float(read.contributions[read.shares.catalogue.n_plain - 1]) for read in reads)
+        total = self.gradients.residual.new_zeros(())
+        return sum((read.contributions[read.shares.catalogue.n_plain - 1] for read in reads), total)
 
     def embeddings(self, prompt: int) -> tuple[float, ...]:
         """What each token of a prompt contributes to its root."""
-        tokens = range(self.recording.lengths[prompt])
-        return tuple(self.contribution(prompt, Site("embedding", dest=t)) for t in tokens)
+        sites = [Site("embedding", dest=token) for token in range(self.recording.lengths[prompt])]
+        self.look_at((prompt, site) for site in sites)
+        return tuple(self.contribution(prompt, site) for site in sites)
 
     def place(self, prompt: int, site: Site) -> Place:
         """Where a head's value or an MLP reads."""
@@ -140,15 +164,21 @@ class Content:
             return g.through_mlp[layer, prompt, dest]
         return g.value_direction(layer, site.head or 0, prompt, dest, site.src or 0)
 
-    def constant(self, prompt: int, site: Site) -> float:
-        """What a node's own biases contribute (a head's are in its layer's attention bias), and in half precision what
-        rounding did while it read."""
-        g, layer, dest = self.gradients, site.layer or 0, site.dest or 0
-        half = self.recording.model.half
-        if site.kind == "mlp":
-            rounding = g.mlp_roundings[layer, prompt, dest] if half else 0.0
-            return float(g.mlp_constant[layer, prompt, dest] + rounding)
-        return float(g.value_rounding(layer, prompt, site.head or 0, dest, site.src or 0)) if half else 0.0
+    def constants(self, sites: Sequence[tuple[int, Site]]) -> Float[Tensor, " site"]:
+        """What each node's own biases contribute (a head's are in its layer's attention bias), and in half precision
+        what rounding did while it read."""
+        g, half, found = self.gradients, self.recording.model.half, list[Tensor]()
+        nothing = g.mlp_constant.new_zeros(())
+        for prompt, site in sites:
+            layer, dest = site.layer or 0, site.dest or 0
+            if site.kind == "mlp":
+                constant = g.mlp_constant[layer, prompt, dest]
+                found.append(constant + g.mlp_roundings[layer, prompt, dest] if half else constant)
+            elif half:
+                found.append(g.value_rounding(layer, prompt, site.head or 0, dest, site.src or 0))
+            else:
+                found.append(nothing)
+        return torch.stack(found)
 
     def gradient(self, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
         """The direction of what a head or an MLP writes that carries its contribution."""
@@ -195,15 +225,15 @@ class Content:
 
     def _conserve(self, part: Along, sites: Sequence[tuple[int, Site]]) -> None:
         """A node's contribution is the sum of the shares that enter it and of its own bias terms."""
-        sums = part.shares.sum(dim=1).tolist()
-        sizes = part.shares.abs().sum(dim=1).tolist()
+        sums = (part.shares.sum(dim=1) + self.constants(sites), part.shares.abs().sum(dim=1))
         allowed = tolerance_for(self.recording.model.dtype)
-        for (prompt, site), made, size in zip(sites, sums, sizes, strict=True):
-            whole, constant = self.contribution(prompt, site), self.constant(prompt, site)
-            error = abs(made + constant - whole) / max(size, abs(whole), 1e-30)
+        self.look_at(sites)
+        for (prompt, site), (made, size) in zip(sites, torch.stack(sums, dim=1).tolist(), strict=True):
+            whole = self.contribution(prompt, site)
+            error = abs(made - whole) / max(size, abs(whole), 1e-30)
             if not error <= allowed:
                 raise IdentityError(
-                    f"What enters {site} (prompt {prompt}) sums to {made + constant:.6g}, but it contributes "
+                    f"What enters {site} (prompt {prompt}) sums to {made:.6g}, but it contributes "
                     f"{whole:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
                 )
 
@@ -213,27 +243,22 @@ def strongest(part: Along) -> list[Strongest]:
     shares = part.shares
     k = min(FIRST_LOOK, shares.shape[1])
     speaking, against = shares.topk(k, dim=1), shares.topk(k, dim=1, largest=False)
-    totals = shares.clamp_min(0).sum(dim=1).tolist()
+    totals = shares.clamp_min(0).sum(dim=1, keepdim=True)
+    numbers = torch.cat((speaking.indices, against.indices), dim=1).tolist()
+    values = torch.cat((speaking.values, against.values, totals), dim=1).tolist()
     return [
-        Strongest(
-            _causes(
-                part,
-                row,
-                (speaking.indices[row], speaking.values[row], speaking.values[row] > 0),
-                (against.indices[row], against.values[row], against.values[row] < 0),
-            ),
-            totals[row],
-        )
+        Strongest(_causes(part, row, numbers[row], values[row][:-1]), values[row][-1])
         for row in range(len(part.places))
     ]
 
 
-def _causes(part: Along, row: int, *found: tuple[Tensor, Tensor, Tensor]) -> tuple[Cause, ...]:
-    position = part.places[row].position
+def _causes(part: Along, row: int, numbers: list[int], values: list[float]) -> tuple[Cause, ...]:
+    """Components with their shares: the first half as far as they speak for something, the second as far as against."""
+    position, half = part.places[row].position, len(numbers) // 2
     return tuple(
         Cause(part.catalogue.component(number).at(position), value)
-        for numbers, values, kept in found
-        for number, value in zip(numbers[kept].tolist(), values[kept].tolist(), strict=True)
+        for place, (number, value) in enumerate(zip(numbers, values, strict=True))
+        if (value > 0 if place < half else value < 0)
     )
 
 

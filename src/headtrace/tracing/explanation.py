@@ -27,10 +27,12 @@ class Explanation:
 
     @property
     def firing(self) -> Firing:
+        """The firing that is explained."""
         return self.found.firing
 
     @property
     def attention(self) -> float:
+        """The attention of the firing."""
         return self.found.attention or 0.0
 
     @property

@@ -55,6 +55,7 @@ class Method(ABC):
         return min(1.0, 2.5 / visible_keys)
 
     def threshold(self, visible_keys: int) -> float:
+        """Attention that counts as attending, with so many visible keys: what ``tau`` says, or the default."""
         if self.tau is None:
             return self.default_threshold(visible_keys)
         return float(self.tau(visible_keys)) if callable(self.tau) else float(self.tau)
@@ -76,6 +77,7 @@ def _is_method(found: object) -> bool:
 
 
 METHODS: Registry[type[Method]] = Registry("method", "headtrace.methods", {}, check=_is_method)
+"""Every known method by its name; those of installed packages are found by entry point."""
 
 
 def register_method(name: str, method: type[Method]) -> None:

@@ -97,21 +97,22 @@ def signals_of(
 ) -> list[list[Signal | None]]:
     """The signals of each firing's causes on one side, for firings of one layer; None for what is a leaf anyway."""
     matrices = readings_at(recording, sites, side)
-    return [
-        [_signal(recording, prompt, site, cause, side, matrices[row]) for cause in causes[row]]
-        for row, (prompt, site) in enumerate(sites)
-    ]
-
-
-def _signal(
-    recording: Recording, prompt: int, target: Site, cause: Cause, side: AttentionSide, matrix: Tensor
-) -> Signal | None:
-    source = cause.site
-    if source.kind not in ("head", "mlp") or cause.channels is None or not source.possible:
-        return None
-    into = matrix[:, list(cause.channels)]
-    coefficients = write_at(recording, prompt, source) @ into
-    size = coefficients @ coefficients
-    if not bool(size > 0):
-        return None
-    return Signal(prompt, source, target, side, into @ coefficients / size)
+    found: list[list[Signal | None]] = [[None] * len(mine) for mine in causes]
+    places, directions, sizes = list[tuple[int, int]](), list[Tensor](), list[Tensor]()
+    for row, (prompt, _) in enumerate(sites):
+        for number, cause in enumerate(causes[row]):
+            source = cause.site
+            if source.kind not in ("head", "mlp") or cause.channels is None or not source.possible:
+                continue
+            into = matrices[row][:, list(cause.channels)]
+            coefficients = write_at(recording, prompt, source) @ into
+            size = coefficients @ coefficients
+            places.append((row, number))
+            directions.append(into @ coefficients / size)
+            sizes.append(size)
+    positive = (torch.stack(sizes) > 0).tolist() if sizes else []
+    for (row, number), direction, there in zip(places, directions, positive, strict=True):
+        if there:
+            prompt, target = sites[row]
+            found[row][number] = Signal(prompt, causes[row][number].site, target, side, direction)
+    return found

@@ -7,7 +7,7 @@ are expanded first, until the budget is spent; the others stay as leaves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -79,6 +79,16 @@ Place = tuple[int, Site]
 """A site of a prompt."""
 
 
+def attention_at(recording: Recording, places: Sequence[Place]) -> list[tuple[float, int]]:
+    """The attention of firings, and how many keys each of them chooses among."""
+    if not places:
+        return []
+    f = Firings.of(places, recording.model.device)
+    strength = recording.attention.at(f.layer, f.prompt, f.head, f.dest, f.src).tolist()
+    keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
+    return list(zip(strength, keys, strict=True))
+
+
 @dataclass
 class Known:
     """What has been traced so far, and what every firing that was met needs to be chosen."""
@@ -94,11 +104,7 @@ class Known:
             self.causes[causes.prompt, causes.site] = causes
             heads = (c.site for side in causes.sides.values() for c in side.in_graph if c.site.kind == "head")
             new |= {(causes.prompt, s): None for s in heads if (causes.prompt, s) not in self.attention}
-        if new:
-            f = Firings.of(list(new), recording.model.device)
-            strength = recording.attention.at(f.layer, f.prompt, f.head, f.dest, f.src).tolist()
-            keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
-            self.attention |= dict(zip(new, zip(strength, keys, strict=True), strict=True))
+        self.attention |= dict(zip(new, attention_at(recording, list(new)), strict=True))
         return list(new)
 
     def followed(self, place: Place, method: Method) -> bool:

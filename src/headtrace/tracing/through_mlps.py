@@ -105,16 +105,17 @@ def _remove(
         chosen = mlp.at(active)
         removed = chosen.before.forward(writes.cumsum(dim=1))
         left = (chosen.write(chosen.inputs[:, None] - removed) @ directions[active][..., None])[..., 0]
-        positive = values > 0
-        below = (left < HALF) & positive
-        for i, row in enumerate(active):
-            end = bool(below[i].any())
-            if not end and k < part.shares.shape[1] and bool(positive[i].all()):
+        rows = torch.stack((values, left), dim=1).tolist()
+        for i, (row, (shares, still)) in enumerate(zip(active, rows, strict=True)):
+            positive = sum(share > 0 for share in shares)  # they fall, so these are the first ones
+            end = next((n for n in range(positive) if still[n] < HALF), None)
+            if end is None and k < part.shares.shape[1] and positive == k:
                 continue
-            n = int(below[i].int().argmax()) + 1 if end else int(positive[i].sum())
-            causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], values[i, :n].tolist(), strict=True))
-            share = float(left[i, n - 1]) if n else 1.0
-            found[row] = Passage(signals[row], causes, share, end, pulled[row])
+            n = positive if end is None else end + 1
+            causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], shares[:n], strict=True))
+            found[row] = Passage(
+                signals[row], causes, still[n - 1] if n else 1.0, end is not None, pulled[row]
+            )
         active = [row for row in active if row not in found]
         size *= PREFIX_GROWTH
     return [found[row] for row in range(len(signals))]

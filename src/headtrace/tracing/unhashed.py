@@ -74,7 +74,9 @@ def same_weights(info: ModelInfo, model: Model) -> bool | None:
 
 def model_info(model: Model) -> ModelInfo:
     """What a circuit says of its model, with the hash of its weights if that is known or quickly made."""
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.hf.parameters())
-    if size > AT_ONCE and model.stamp.weights_sha256 is None:
-        return UnhashedModel.of(model)
-    return ModelInfo(model.name, model.revision, model.architecture.model_type, model.weights_sha256)
+    with model.settled():
+        if model.stamp.weights_sha256 is None:
+            size = sum(parameter.numel() * parameter.element_size() for parameter in model.hf.parameters())
+            if size > AT_ONCE:
+                return UnhashedModel.of(model)
+        return ModelInfo(model.name, model.revision, model.architecture.model_type, model.weights_sha256)

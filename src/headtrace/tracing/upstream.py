@@ -1,8 +1,8 @@
 """What upstream components contribute to the queries and keys of one layer's heads.
 
 A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart from one number per token it is a
-single vector, so all its readings by a downstream head are ``v_h[j] (W_O W)`` with W the head's folded W_Q or
-W_K. That product of weights is composed once per model where it fits into memory.
+single vector, so all its readings by a downstream head are ``v_h[j] W_O W`` with W the head's folded W_Q or W_K
+(`headtrace.tracing.composing`).
 
 Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset, in half precision rounding 0.. and
 what rounding did in the layer itself while it read (the *plain* ones), then heads by layer, head and source.
@@ -11,9 +11,8 @@ what rounding did in the layer itself while it read (the *plain* ones), then hea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,17 +21,11 @@ from torch import Tensor
 
 from headtrace.progress import count
 from headtrace.tracing.causes import Causes
+from headtrace.tracing.composing import Composer, Reader
 from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
-    from headtrace.models.view import FoldedWeights
-
-COMPOSED_BYTES = 1_000_000_000
-"""Composed weights are kept up to this much; what was not used for longest goes first.
-
-The full set of SmolLM2-135M takes 0.77 GB, that of GPT-2 small 0.31 GB, that of Llama-3.2-1B 2.5 GB.
-"""
 
 CANDIDATES_AT_ONCE = 3_000_000
 """Firings are traced together as long as their candidates number at most this many (12 MB in float32)."""
@@ -75,7 +68,13 @@ class Catalogue:
 
     def is_below(self, number: int, layer: int) -> bool:
         """Whether a component is there when a layer reads: written below it, or the reader's own."""
-        return number == 0 or self.is_own(number) or (self.component(number).layer or 0) < layer
+        return number == 0 or self.is_own(number) or self._layer(number) < layer
+
+    def _layer(self, number: int) -> int:
+        """The layer of a component that has one."""
+        if number >= self.n_plain:
+            return (number - self.n_plain) // (self.length * self.n_heads)
+        return (number - 1) % self.layer if number <= 2 * self.layer else number - 2 * self.layer - 2
 
     def component(self, number: int, reader: Site | None = None) -> Component:
         """The component behind a number; ``reader`` is the firing that reads it, whose own bias an offset is."""
@@ -104,6 +103,8 @@ class Catalogue:
         >>> rounded = Catalogue(layer=3, n_heads=4, length=5, rounded=True)
         >>> all(rounded.number(rounded.component(n)) == n for n in range(rounded.n_components))
         True
+        >>> [rounded.is_below(number, 1) for number in range(13)]  # embedding, MLPs, biases, offset, roundings
+        [True, True, False, False, True, False, False, True, True, False, False, True, True]
         """
         l, layer = self.layer, component.layer
         if component.kind == "embedding":
@@ -120,62 +121,6 @@ class Catalogue:
         if head is None or src is None or head >= self.n_heads or src >= self.length:
             return None
         return self.n_plain + (layer * self.n_heads + head) * self.length + src
-
-
-@dataclass
-class Composer:
-    """Readings of head writes, through composed weights (``W_O W``) where those are kept or cheaper."""
-
-    model: Model
-    kept: dict[tuple[str, int, int], Tensor] = field(default_factory=dict[tuple[str, int, int], Tensor])
-    """In the order of their last use."""
-    held: int = 0
-    """Bytes that they take."""
-    made_from: FoldedWeights | None = None
-    lock: Lock = field(default_factory=Lock, repr=False)
-
-    def __post_init__(self) -> None:
-        m = self.model
-        pairs = m.n_heads * m.n_layers * (m.n_layers - 1) // 2 * (m.n_heads + m.n_kv_heads)
-        width = torch.finfo(m.dtype).bits // 8
-        self.all_fit = pairs * m.d_head**2 * width <= COMPOSED_BYTES
-
-    def read(
-        self,
-        side: AttentionSide,
-        layer: int,
-        head: int,
-        values: Float[Tensor, "head_up src d_head"],
-        out: Float[Tensor, "head_up src d_head"],
-    ) -> None:
-        """``v W_O W`` for all heads upstream of ``layer``, read by one head (query head, or key-value head)."""
-        weights = self.model.weights
-        if weights is not self.made_from:  # the model's weights were changed
-            self.kept, self.held, self.made_from = {}, 0, weights
-        W = weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
-        W_O = weights.W_O[:layer].flatten(0, 1)
-        d_model, d_head = W.shape
-        # Which order of the three factors costs less depends on the number of rows.
-        if not self.all_fit and values.shape[1] * (d_model - d_head) < d_head * d_model:
-            torch.matmul(values @ W_O, W, out=out)
-        else:
-            torch.bmm(values, self._composed(side, layer, head, W_O, W), out=out)
-
-    def _composed(self, side: str, layer: int, head: int, W_O: Tensor, W: Tensor) -> Tensor:
-        key = (side, layer, head)
-        with self.lock:
-            composed = self.kept.pop(key, None)
-            if composed is not None:
-                self.kept[key] = composed
-                return composed
-        composed = W_O @ W
-        with self.lock:
-            if key not in self.kept:
-                self.held += composed.nbytes
-            self.kept[key] = composed
-            while self.held > COMPOSED_BYTES and len(self.kept) > 1:
-                self.held -= self.kept.pop(next(iter(self.kept))).nbytes
-        return composed
 
 
 @dataclass(frozen=True)
@@ -224,6 +169,7 @@ class Firings:
 
     @classmethod
     def of(cls, sites: Sequence[tuple[int, Site]], device: torch.device) -> Firings:
+        """Firings from sites of heads, each with the number of its prompt."""
         rows = torch.tensor([(s.layer, p, s.head, s.dest, s.src) for p, s in sites], device=device)
         return cls(sites, *rows.unbind(dim=1))
 
@@ -260,12 +206,12 @@ class Upstream:
         asked = [((site.layer or 0, (site.head or 0) // group), prompt) for prompt, site in firings.sites]
         pairs = {pair: i for i, pair in enumerate(dict.fromkeys(asked))}
         values = self.recording.bare_values[: self.layer, ..., : self.length, :].flatten(0, 1)
-        n_heads = self.recording.model.n_heads
         read = values.new_empty(len(pairs), len(values), self.length, values.shape[-1])
-        for ((layer, head), prompt), mine in pairs.items():
-            below = layer * n_heads
-            self.composer.read(side, layer, head, values[:below, prompt], read[mine, :below])
-            read[mine, below:] = 0.0
+        of_prompt: dict[int, dict[Reader, Tensor]] = {}
+        for (reader, prompt), mine in pairs.items():
+            of_prompt.setdefault(prompt, {})[reader] = read[mine]
+        for prompt, readers in of_prompt.items():
+            self.composer.read(side, values[:, prompt], readers)
         of = [pairs[pair] for pair in asked]
         return Readings(
             read,

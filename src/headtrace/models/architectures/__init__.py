@@ -122,6 +122,7 @@ ARCHITECTURES: Registry[Architecture] = Registry(
     },
     check=lambda found: isinstance(found, Architecture),
 )
+"""Every known architecture by its ``model_type``; those of installed packages are found by entry point."""
 
 HOW_TO_ADD = "docs/how-to/add-an-architecture.md"
 

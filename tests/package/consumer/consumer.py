@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
     print(found.summary(), found.cpr)
     print(many(model, folder))
     more(model, circuit)
-    sinks: headtrace.Sinks = headtrace.find_sinks(model, [PROMPT])
+    sinks: headtrace.Sinks = headtrace.find_sinks(model, [PROMPT, PROMPT.replace("store", "park")])
     print(sinks)
     firing = headtrace.Firing.parse("L2H0:14:10")
     print(firing.layer, firing.head, firing.dest, firing.src)

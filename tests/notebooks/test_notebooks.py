@@ -1,0 +1,125 @@
+"""Notebooks run from top to bottom in a kernel of their own, and what is kept of them is small and of no machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from tests.notebooks.running import (
+    FOLDER,
+    METADATA,
+    NAMES,
+    QUICK,
+    badge,
+    kept,
+    parameters,
+    read,
+    run,
+    tagged,
+    with_parameters,
+)
+
+LARGEST, LARGEST_FIGURE = 300_000, 60_000
+"""Bytes of a notebook, and of a figure in it."""
+MACHINE = re.compile(r"/(work|root|tmp|home|usr|Users)/|\b20\d\d-\d\d-\d\d|\b\d\d:\d\d:\d\d\b")
+"""Paths and times."""
+
+each_notebook = pytest.mark.parametrize("name", NAMES)
+
+
+def _code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.smollm2] if name == "ioi" else []) for name in NAMES]
+)
+def test_every_cell_runs_with_quick_parameters(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.node.get_closest_marker("smollm2"):
+        request.getfixturevalue("smollm2_is_there")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # nobody's own settings
+    done = kept(run(with_parameters(read(name), QUICK[name]), tmp_path), name)
+    shown, stored = _shown(done), _shown(read(name))
+    assert shown == stored, "cells show something else than in the file: python -m tests.notebooks.refresh"
+
+
+def _shown(notebook: Any) -> dict[str, set[str]]:
+    """What cells show, by their ids: text, tables, figures."""
+    return {
+        cell.id: {kind for output in cell.outputs for kind in output.get("data", {"text": ""})}
+        for cell in _code(notebook)
+    }
+
+
+def test_every_notebook_is_run_quickly() -> None:
+    assert sorted(QUICK) == NAMES == ["families", "ioi", "tour", "toy", "your-own-model"]
+
+
+@each_notebook
+def test_outputs_are_stored_and_small(name: str) -> None:
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < LARGEST
+    notebook = read(name)
+    nbformat.validate(notebook)
+    quiet = {"setup", "parameters", "page"}
+    told = [cell for cell in _code(notebook) if cell.outputs]
+    assert len(told) > 4
+    assert [cell.execution_count for cell in _code(notebook)] == list(range(1, len(_code(notebook)) + 1))
+    figures = [o.data["image/png"] for cell in told for o in cell.outputs if "image/png" in o.get("data", {})]
+    assert len(figures) <= 2
+    assert all(len(figure) * 3 / 4 < LARGEST_FIGURE for figure in figures)
+    assert not [cell for cell in told if quiet & {cell.id, *cell.metadata.get("tags", ())}]
+
+
+@each_notebook
+def test_nothing_in_a_notebook_is_of_a_machine(name: str) -> None:
+    notebook = read(name)
+    assert notebook.metadata == METADATA
+    assert all(set(cell.metadata) <= {"tags"} for cell in notebook.cells)
+    assert not MACHINE.findall(json.dumps(_without_pictures(notebook)))
+    assert not [o for cell in _code(notebook) for o in cell.outputs if o.get("name") == "stderr"]
+
+
+def _without_pictures(notebook: Any) -> Any:
+    for cell in _code(notebook):
+        for output in cell.outputs:
+            output.get("data", {}).pop("image/png", None)
+    return notebook
+
+
+@each_notebook
+def test_a_notebook_begins_with_title_badge_and_install_by_name(name: str) -> None:
+    title, setup = read(name).cells[:2]
+    assert re.match(r"# .+\n\n.+[.?]\n\n\[!\[Open in Colab\]", title.source)
+    assert f"({badge(name)})" in title.source
+    assert re.search(
+        r'find_spec\("headtrace"\) is None.*\n    %pip install --quiet headtrace$', setup.source, re.M
+    )
+
+
+@each_notebook
+def test_a_notebook_says_what_it_does_not_show(name: str) -> None:
+    assert read(name).cells[-1].source.startswith("## What this does not show\n\n- ")
+
+
+@each_notebook
+def test_links_of_a_notebook_lead_somewhere(name: str) -> None:
+    text = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        assert link.startswith("https://colab.") or (FOLDER / link).resolve().is_file(), link
+
+
+@each_notebook
+def test_parameters_of_tests_are_smaller_than_those_of_readers(name: str) -> None:
+    notebook = read(name)
+    own = parameters(notebook)
+    assert set(QUICK[name]) == set(own)
+    assert len(tagged(notebook, "parameters")) == (1 if own else 0)
+    for parameter, value in QUICK[name].items():
+        assert value == "builtin" if isinstance(value, str) else value < own[parameter]

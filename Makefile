@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
 SHAPED := $(CORE) tests/models tests/channels tests/tasks tests/families
 
-.PHONY: demo test test-cpus lint bench docs clean
+.PHONY: demo test test-cpus lint bench docs package clean
 
 $(VENV)/base.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,6 +53,15 @@ bench: $(VENV)/dev.stamp
 # A folder that opens from disk: site/index.html. Whatever is broken in it fails the build.
 docs: $(VENV)/dev.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The wheel as a user gets it: what is in it, and what it does outside the repository. The environment that it is put
+# into borrows the dependencies of this one; `PACKAGE=--empty` installs all of them anew.
+package: $(VENV)/dev.stamp
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	PYTHONPATH=src $(BIN)/python -m tests.package.contents dist
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.package.installed dist $(PACKAGE)
 
 clean:
 	rm -rf $(VENV) demo build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

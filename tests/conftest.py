@@ -21,6 +21,16 @@ settings.register_profile("headtrace", deadline=None)
 settings.load_profile("headtrace")
 
 collect_ignore = ["shapes.py"]  # a plugin for runs of its own
+if os.name == "nt":  # signals, pipes, links, devices and modes as POSIX has them
+    collect_ignore += [
+        "test_writing.py",
+        "cli/test_commands.py",
+        "cli/test_failures.py",
+        "cli/test_verify.py",
+    ]
+    collect_ignore += ["cli/test_fuzz_command_lines.py", "cli/test_run.py", "explorer_server/test_cli.py"]
+    collect_ignore += ["interpret/test_endpoint.py", "interpret/test_scan.py", "interpret/test_scan_work.py"]
+    collect_ignore += ["runs/test_resume.py"]
 
 IOI = "When Mary and John went to the store, John gave a drink to"
 

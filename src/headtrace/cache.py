@@ -51,7 +51,8 @@ def _temporary_folder(reason: str, room: str) -> Path:
 @cache
 def _temporary() -> tempfile.TemporaryDirectory[str]:
     """One for the whole process, removed when it ends."""
-    return tempfile.TemporaryDirectory(prefix="headtrace-")
+    # Where a file that is mapped into memory cannot be removed (Windows), it stays: no reason to fail at the end.
+    return tempfile.TemporaryDirectory(prefix="headtrace-", ignore_cleanup_errors=True)
 
 
 @cache

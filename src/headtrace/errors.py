@@ -7,6 +7,7 @@ traceback and ends with exit code 2.
 from __future__ import annotations
 
 import json
+import warnings
 from reprlib import repr as brief
 from typing import Any
 
@@ -29,6 +30,27 @@ class IdentityError(HeadtraceError):
 
 class OutOfMemoryError(HeadtraceError, MemoryError):
     """The estimate for a run is larger than the memory at hand."""
+
+
+class HeadtraceDeprecationWarning(FutureWarning):
+    """Something works for now and will end: the message says when, and what to write instead.
+
+    Python shows it by default: those who use a name have to hear of it, not only those who run tests.
+    """
+
+
+def deprecated(what: str, ends: str, instead: str) -> None:
+    """Warn whoever called the function that calls this.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as heard:
+    ...     warnings.simplefilter("always")
+    ...     deprecated("bos=", "0.5", "prompts with their own BOS token")
+    >>> str(heard[0].message)
+    'bos= will end with headtrace 0.5. Use prompts with their own BOS token.'
+    """
+    text = f"{what} will end with headtrace {ends}. Use {instead}."
+    warnings.warn(text, HeadtraceDeprecationWarning, stacklevel=3)
 
 
 def shown(value: Any, width: int = 80) -> str:

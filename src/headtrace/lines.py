@@ -117,11 +117,11 @@ def stream_lines(
     """As ``read_lines``, one line at a time, for files that do not fit into memory: a line of no use comes as it was
     skipped, and whoever reads decides whether anything was of use.
 
-    >>> from tempfile import NamedTemporaryFile
-    >>> with NamedTemporaryFile("w", suffix=".jsonl") as file:
-    ...     _ = file.write('{"text": "When Mary"}\\n[5]\\n')
-    ...     file.flush()
-    ...     [type(found).__name__ for _, found in stream_lines(file.name, prompt_of)]
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "prompts.jsonl")
+    ...     _ = path.write_text('{"text": "When Mary"}\\n[5]\\n', encoding="utf-8")
+    ...     [type(found).__name__ for _, found in stream_lines(path, prompt_of)]
     ['str', 'Skipped']
     """
     for number, raw in _raw_lines(path, what):

@@ -115,6 +115,15 @@ def check_folder_writable(folder: Target) -> None:
         raise _unwritable(folder, error) from None
 
 
+def ends_like_a_folder(text: str) -> bool:
+    """Whether a path ends in what separates folders here; where that is a backslash, a slash will do, too.
+
+    >>> ends_like_a_folder("circuits/"), ends_like_a_folder("circuits")
+    (True, False)
+    """
+    return text.endswith(tuple(filter(None, (os.sep, os.altsep))))
+
+
 class _Place(NamedTuple):
     """Where a target leads: a path with links followed, or the number of an open file, or (neither) standard output."""
 
@@ -149,7 +158,7 @@ def _place(target: Target) -> _Place:
         path = Path(os.path.realpath(text))
     except (OSError, ValueError) as error:
         raise _unwritable(target, error) from None
-    if text.endswith(os.sep) or (before is not None and stat.S_ISDIR(before.st_mode)):
+    if ends_like_a_folder(text) or (before is not None and stat.S_ISDIR(before.st_mode)):
         raise InputError(f"{text!r} cannot be written: it is a folder. Give the name of a file.")
     return _Place(path, before=before)
 
@@ -167,7 +176,7 @@ def _stat(text: str) -> os.stat_result | None:
 
 def _descriptor(text: str) -> int | None:
     """The open file that a path like ``/dev/stdout`` or ``/dev/fd/3`` names: a file moved there would not reach it."""
-    own = re.compile(rf"/proc/{os.getpid()}(/task/\d+)?/fd")
+    own = re.compile(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd")  # the first where it is no link: macOS
     for _ in range(40):  # as many links as the system follows
         folder, name = os.path.split(os.path.abspath(text))
         folder = os.path.realpath(folder)
@@ -234,8 +243,7 @@ def _moved(temporary: Path, place: _Place) -> bool:
         os.fsync(file.fileno())
     try:
         if place.before is not None:
-            if (place.before.st_uid, place.before.st_gid) != (os.getuid(), os.getgid()):
-                os.chown(temporary, place.before.st_uid, place.before.st_gid)
+            _give_to(temporary, place.before)
             os.chmod(temporary, stat.S_IMODE(place.before.st_mode))
         os.replace(temporary, place.path)
     except OSError as error:
@@ -243,6 +251,14 @@ def _moved(temporary: Path, place: _Place) -> bool:
             raise
         return False
     return True
+
+
+def _give_to(temporary: Path, before: os.stat_result) -> None:
+    """Let it belong to whom the file belonged, where files belong to users by number."""
+    if hasattr(os, "chown"):
+        made = os.stat(temporary)
+        if (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
+            os.chown(temporary, before.st_uid, before.st_gid)
 
 
 def _overwrite(path: Path, temporary: Path) -> None:

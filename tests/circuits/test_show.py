@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from made_up import TOKENS, complete_circuit, content_circuit, small_circuit, worded_circuit
 from rich.console import Console
 from typer.testing import CliRunner
@@ -12,7 +14,7 @@ from headtrace.vocabulary import SIDES
 
 
 def _lines(circuit, **options) -> list[str]:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=160, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     console.print(tree(circuit, **options))
     return console.export_text().splitlines()
 

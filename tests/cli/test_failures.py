@@ -93,7 +93,7 @@ def test_a_full_disk_is_a_message(tmp_path) -> None:
     done = run("decompose", "builtin", "-p", PROMPT, "--out", "/dev/full")
     assert done.exit_code == 2
     assert "No space left on device" in done.stderr
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w", encoding="utf-8") as full:
         told = subprocess.run([*HEADTRACE, "tasks"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert told.returncode == 2
     assert "No space left on device" in told.stderr
@@ -117,7 +117,9 @@ def test_an_interrupt_is_one_line(tmp_path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    with open(tmp_path / "prompt", "w"):  # opened on both sides: the command waits for its prompt
+    with open(
+        tmp_path / "prompt", "w", encoding="utf-8"
+    ):  # opened on both sides: the command waits for its prompt
         started.send_signal(signal.SIGINT)
         out, err = started.communicate(timeout=60)
     assert (started.returncode, out, err.strip()) == (130, "", "Interrupted.")

@@ -163,12 +163,12 @@ def _damaged(place: Path) -> list[str]:
 def _whole(path: Path) -> bool:
     try:
         if path.suffix == ".json":
-            json.loads(path.read_text())
+            json.loads(path.read_text(encoding="utf-8"))
         elif path.suffix == ".parquet":
             pl.read_parquet(path, glob=False)
     except (ValueError, pl.exceptions.PolarsError):
         return False
-    return path.suffix != ".html" or path.read_text().rstrip().endswith("</html>")
+    return path.suffix != ".html" or path.read_text(encoding="utf-8").rstrip().endswith("</html>")
 
 
 @pytest.mark.parametrize(

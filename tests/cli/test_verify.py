@@ -223,7 +223,7 @@ def test_what_cannot_be_written_is_known_before_anything_is_computed(
         ("edges", file, head, "--json", "--out", "-"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("sys.stdin", open(file))  # noqa: SIM115
+            patch.setattr("sys.stdin", open(file, encoding="utf-8"))  # noqa: SIM115
             assert run(*arguments) == 2, arguments
         assert "Error:" in capsys.readouterr().err
 

@@ -84,13 +84,6 @@ def test_what_cannot_be_served_is_said_before_anything_is_loaded(arguments, word
     assert words in done.output
 
 
-def test_without_the_extra_it_says_what_to_install(no_model, monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = run()
-    assert done.exit_code == 2
-    assert "pip install 'headtrace[serve]'" in done.output
-
-
 def test_beyond_the_loopback_there_is_a_token_in_the_address_that_is_printed(monkeypatch) -> None:
     served: list[tuple[str, bool]] = []
     monkeypatch.setattr(

@@ -202,7 +202,7 @@ class Circuit:
 
         return frame(self)
 
-    def to_networkx(self) -> nx.MultiDiGraph:
+    def to_networkx(self) -> nx.MultiDiGraph[int]:
         """A directed multigraph: node ids as in the circuit, edge keys are the sides."""
         from headtrace.circuits.exports import to_networkx
 

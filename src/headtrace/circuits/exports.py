@@ -30,11 +30,11 @@ _STYLES = {
 }
 
 
-def to_networkx(circuit: Circuit) -> nx.MultiDiGraph:
+def to_networkx(circuit: Circuit) -> nx.MultiDiGraph[int]:
     """A directed multigraph whose attributes are the fields of nodes and edges."""
     import networkx as nx
 
-    graph: nx.MultiDiGraph = nx.MultiDiGraph(
+    graph: nx.MultiDiGraph[int] = nx.MultiDiGraph(
         model=circuit.model.name,
         prompt=circuit.prompt.text,
         question=question(circuit),
@@ -58,7 +58,7 @@ def graphml_text(circuit: Circuit) -> str:
     return graphml(to_networkx(circuit))
 
 
-def graphml(graph: nx.MultiDiGraph) -> str:
+def graphml(graph: nx.MultiDiGraph[int]) -> str:
     """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out."""
     import networkx as nx
 

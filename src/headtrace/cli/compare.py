@@ -12,6 +12,7 @@ from headtrace.cli import options
 from headtrace.cli.families import GrainChoice
 from headtrace.cli.options import console
 from headtrace.errors import InputError
+from headtrace.writing import ends_like_a_folder
 
 if TYPE_CHECKING:
     from headtrace.families import CircuitComparison
@@ -80,7 +81,7 @@ def _check_out(out: str | None) -> None:
     if out is None:
         return
     ending = Path(out).suffix.lower()
-    if os.path.isdir(out) or out.endswith(os.sep) or not ending:
+    if os.path.isdir(out) or ends_like_a_folder(out) or not ending:
         options.check_folder_writable(out)
     elif ending in (".png", ".pdf", ".svg"):
         options.check_figure(out)

@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headtrace.circuits.exports import TEXTS
 from headtrace.errors import InputError
-from headtrace.writing import STANDARD_OUTPUT, check_folder_writable, check_writable, write_text
+from headtrace.writing import (
+    STANDARD_OUTPUT,
+    check_folder_writable,
+    check_writable,
+    ends_like_a_folder,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -22,7 +27,8 @@ EXTENSIONS = {
     ".graphml": "graphml",
     ".dot": "dot",
 }
-FORMATS = (*TEXTS, "parquet", "html")
+FORMATS = ("json", "graphml", "networkx", "neuronpedia", "dot", "parquet", "html")
+"""By name, so that help needs no circuits: those that are text are ``circuits.exports.TEXTS``."""
 _TOGETHER = ("parquet", "html")
 """Formats of which one file holds many circuits."""
 
@@ -53,7 +59,7 @@ class Destination(NamedTuple):
 
             write_page(circuits, self.path, compare=len(circuits) == 2)
         else:
-            write_text(self.path, TEXTS[self.format](circuits[0]))
+            write_text(self.path, self._text(circuits[0]))
         return "" if self.path == STANDARD_OUTPUT else f"Wrote {self.path}"
 
     def _write_folder(self, circuits: Sequence[Circuit], force: bool) -> str:
@@ -63,8 +69,13 @@ class Destination(NamedTuple):
             if not force and not circuit.edges:
                 _keep(str(path))
         for path, circuit in zip(paths, circuits, strict=True):
-            write_text(path, TEXTS[self.format](circuit))
+            write_text(path, self._text(circuit))
         return f"Wrote {len(circuits)} files to {self.path}"
+
+    def _text(self, circuit: Circuit) -> str:
+        from headtrace.circuits.exports import TEXTS
+
+        return TEXTS[self.format](circuit)
 
 
 def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
@@ -76,7 +87,7 @@ def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
     if to is not None and to not in FORMATS:
         raise InputError(f"There is no format {to!r}: choose {', '.join(FORMATS)}.")
     ending = Path(out).suffix.lower()
-    folder = os.path.isdir(out) or out.endswith(os.sep) or (not ending and not is_stream(out))
+    folder = os.path.isdir(out) or ends_like_a_folder(out) or (not ending and not is_stream(out))
     form = to or ("json" if folder or is_stream(out) else EXTENSIONS.get(ending))
     if form is None:
         raise InputError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from importlib import metadata
 from typing import Any
 
 import typer
@@ -78,6 +77,8 @@ def _words(error: BaseException) -> tuple[str, int]:
 
 def _where_to() -> str:
     """Where reports go, as the package itself says."""
+    from importlib import metadata
+
     with suppress(metadata.PackageNotFoundError):
         for line in metadata.metadata("headtrace").get_all("Project-URL") or []:
             label, _, address = line.partition(",")

@@ -1,52 +1,25 @@
-"""The ``headtrace`` command: collects the commands, and turns errors into one clear message and an exit code."""
+"""The ``headtrace`` command: all commands, and what turns errors into one clear message and an exit code."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 
 import typer
 
 from headtrace import __version__
-from headtrace.cli.failures import DEBUG, Commands
+from headtrace.cli.commands import MARKUP, ListedCommands
+from headtrace.cli.failures import DEBUG
+from headtrace.cli.output import tolerate_few_characters
 
 app = typer.Typer(
     name="headtrace",
-    cls=Commands,
+    cls=ListedCommands,
     help="Why does this attention head attend here? Exact circuits of transformer language models.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-# One module per command (or family of commands); each has `register(app)`.
-COMMANDS = [
-    "models",
-    "record",
-    "decompose",
-    "emerge",
-    "trace",
-    "run",
-    "show",
-    "view",
-    "export",
-    "verify",
-    "sufficiency",
-    "intervene",
-    "edges",
-    "faithfulness",
-    "merge",
-    "families",
-    "signals",
-    "compare",
-    "sinks",
-    "atlas",
-    "tasks",
-    "toy",
-    "interpret",
-    "serve",
-]
 
 
 def _show_version(value: bool) -> None:
@@ -66,10 +39,7 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for _name in COMMANDS:
-    import_module(f"headtrace.cli.{_name}").register(app)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line, and end the process: 0, or 2 with one message that says what to do; see `failures`."""
+    tolerate_few_characters()
     app(args=arguments, prog_name="headtrace")

@@ -14,7 +14,7 @@ from headtrace.cli import options
 from headtrace.cli.destinations import is_stream
 from headtrace.cli.options import console
 from headtrace.errors import InputError
-from headtrace.writing import STANDARD_OUTPUT, write_text
+from headtrace.writing import STANDARD_OUTPUT, ends_like_a_folder, write_text
 
 if TYPE_CHECKING:
     from headtrace.runs.agreement import Agreement
@@ -135,7 +135,7 @@ def _check(by: str | None, channels: bool, trace: bool, out: str | None) -> None
 
 
 def _is_folder(out: str) -> bool:
-    return not is_stream(out) and (Path(out).is_dir() or out.endswith("/") or not Path(out).suffix)
+    return not is_stream(out) and (Path(out).is_dir() or ends_like_a_folder(out) or not Path(out).suffix)
 
 
 def _network(run: str, by: Any, channels: bool, trace: bool) -> Network:

@@ -9,6 +9,7 @@ lets a control character through: text from a file or a prompt is seen, but cann
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -88,6 +89,13 @@ console = SafeConsole()
 """For results."""
 notes = SafeConsole(stderr=True)
 """For what was written where, warnings and progress."""
+
+
+def tolerate_few_characters() -> None:
+    """Where a terminal or a pipe has few characters (on Windows a pipe does), the others are printed as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def note(text: str) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from headtrace.cli import options
 from headtrace.errors import InputError
+from headtrace.extras import require
 
 if TYPE_CHECKING:
     from socket import socket
@@ -68,7 +69,7 @@ def serve(
 
       HEADTRACE_TOKEN=... headtrace serve smollm2-135m --host 0.0.0.0
     """
-    _require_extra()
+    require("fastapi", "uvicorn", extra="serve", what="The explorer")
     from headtrace.explorer.server import serving
 
     serving.check_token(token)
@@ -81,16 +82,6 @@ def serve(
         _run(serving.Server(app), bound, serving.address(bound, settings.token), open_page)
     finally:
         bound.close()
-
-
-def _require_extra() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"The explorer needs {' and '.join(missing)}, not installed here: pip install 'headtrace[serve]'."
-        )
 
 
 def _check_atlas(atlas: str | None) -> None:

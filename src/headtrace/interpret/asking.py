@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from headtrace.errors import HeadtraceError, InputError, shown
+from headtrace.extras import require
 from headtrace.interpret.protocols import Failure, Ledger, Setting
 from headtrace.progress import Progress
 from headtrace.writing import write_text
@@ -96,13 +97,10 @@ class EndpointOptions:
 
 
 def _require_client() -> Any:
-    try:
-        import openai
-    except ImportError:
-        raise InputError(
-            "The package 'openai' is missing: pip install 'headtrace[interpret]'. Without it there are the explainers "
-            "lexical and vocabulary, and the judge lexical."
-        ) from None
+    without = "Without it there are the explainers lexical and vocabulary, and the judge lexical."
+    require("openai", extra="interpret", what="Asking an endpoint", instead=without)
+    import openai
+
     return openai
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.errors import InputError, shown
+from headtrace.extras import require
 from headtrace.lines import Record, Skipped, stream_lines
 from headtrace.prompts import encode, is_unknown
 
@@ -408,13 +409,10 @@ def _hub_texts(source: str) -> Iterator[Text]:
 
 
 def _datasets() -> Any:
-    try:
-        import datasets  # type: ignore[import-not-found]
-    except ImportError:
-        raise InputError(
-            "A dataset of the hub needs the package datasets: pip install 'headtrace[interpret]'. Without it, give a "
-            "text file, JSONL or Parquet, or sampled:N."
-        ) from None
+    without = "Without it, give a text file, JSONL or Parquet, or sampled:N."
+    require("datasets", extra="interpret", what="A dataset of the hub", instead=without)
+    import datasets  # type: ignore[import-not-found]
+
     return datasets
 
 

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from headtrace.errors import HeadtraceError, InputError
+from headtrace.extras import require_ray
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -74,6 +75,8 @@ class Engines:
         if self.engine not in get_args(Engine):
             choices = " or ".join(map(repr, get_args(Engine)))
             raise InputError(f"engine={self.engine!r}: choose {choices}.")
+        if self.engine == "ray":
+            require_ray()
         if self.engine == "local" and self.ray_address is not None:
             raise InputError("ray_address belongs to engine='ray': the local engine has its own processes.")
         if self.workers is not None and self.workers < 1:

@@ -1,19 +1,20 @@
 """One run at a time in one place: a lock that does not outlive its owner.
 
-In a local folder it is the operating system's lock on the file ``lock`` (``flock``): the kernel lets go of it when the
-owner ends, however it ends, so that a crash never leaves a folder locked. The file also says who the owner is, for the
-message that the second one gets.
+In a local folder it is the operating system's lock on the file ``lock`` (``flock``; on Windows that of one byte far
+behind the end, for nobody else may read a byte that is locked there): the kernel lets go of it when the owner ends,
+however it ends, so that a crash never leaves a folder locked. The file also says who the owner is, for the message
+that the second one gets.
 
-An object store has no such lock. There ``lock.json`` is a lease: owner, machine, process, and a time that the owner
-renews while it runs. A lease that was not renewed for a minute has no owner any more; one whose process is known to
-have ended, because it ran on this machine, is taken over at once. Not every store can refuse to overwrite, so two
-runs that start within the same moment write, wait and look again who was last. Should both go on nevertheless, they
-write the same shards: work is done twice, and nothing is lost.
+An object store has no such lock, nor have some network folders. There ``lock.json`` is a lease: owner, machine,
+process, and a time that the owner renews while it runs. A lease that was not renewed for a minute has no owner any
+more; one whose process is known to have ended, because it ran on this machine, is taken over at once. Not every store
+can refuse to overwrite, so two runs that start within the same moment write, wait and look again who was last. Should
+both go on nevertheless, they write the same shards: work is done twice, and nothing is lost.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import secrets
@@ -22,6 +23,8 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -35,6 +38,10 @@ LEASE_BYTES = 256
 EXPIRES = 60.0
 """Seconds after which a lease that nobody renews has no owner."""
 RENEWED = 10.0
+BYTE = 1 << 20
+"""Which byte of the file Windows locks."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a folder without locks answers."""
 SETTLES = 0.5
 """Seconds between writing a lease and looking whose it is."""
 
@@ -42,27 +49,65 @@ SETTLES = 0.5
 @contextmanager
 def locked(store: Store) -> Generator[None]:
     """Hold the store's lock while the block runs; ``InputError`` if another run has it."""
-    with _file_lock(store) if store.folder is not None else _lease(store):
+    descriptor = None if store.folder is None else _locked_file(store)
+    with _lease(store) if descriptor is None else _named(descriptor):
         yield
 
 
-@contextmanager
-def _file_lock(store: Store) -> Generator[None]:
+def _locked_file(store: Store) -> int | None:
+    """The store's lock file, open and locked; None where files cannot be locked."""
     assert store.folder is not None
     try:
         descriptor = os.open(store.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise StoreError(f"{store.url} cannot be written: {error.strerror}.") from None
     try:
+        if _lock(descriptor):
+            return descriptor
+        found = _read(os.read(descriptor, 4096))
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in NO_LOCKS:
+            raise StoreError(f"{store.url} cannot be locked: {error.strerror}.") from None
+        return None
+    os.close(descriptor)
+    raise _taken(store, found)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether this process has the lock now; an ``OSError`` where there are none."""
+    if find_spec("fcntl") is not None:
+        fcntl = import_module("fcntl")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _taken(store, _read(os.read(descriptor, 4096))) from None
+            return False
+        return True
+    if find_spec("msvcrt") is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    msvcrt = import_module("msvcrt")
+    os.lseek(descriptor, BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EDEADLK):
+            raise
+        return False
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return True
+
+
+@contextmanager
+def _named(descriptor: int) -> Generator[None]:
+    """Say in a locked file who has it, while the block runs."""
+    try:
         with suppress(OSError):  # on a full disk the message has no name in it
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_owner()).encode(), 0)
+            os.write(descriptor, json.dumps(_owner()).encode())
         yield
-        os.ftruncate(descriptor, 0)
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)  # which lets go of the lock
 

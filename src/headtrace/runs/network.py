@@ -232,11 +232,11 @@ class Network:
 
     # Showing and keeping
 
-    def to_networkx(self) -> nx.MultiDiGraph:
+    def to_networkx(self) -> nx.MultiDiGraph[int]:
         """A directed multigraph: node ids as here, edge keys are the sides (and channels)."""
         import networkx as nx
 
-        graph: nx.MultiDiGraph = nx.MultiDiGraph(
+        graph: nx.MultiDiGraph[int] = nx.MultiDiGraph(
             model=None if self.model is None else self.model.name,
             prompts=self.prompts,
             by=self.by,

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TextIO
+from typing import Any, TextIO
 
 from headtrace.runs.jobs import Job, Worker
 from headtrace.runs.store import StoreError
@@ -63,7 +63,9 @@ class _Hand(threading.Thread):
         self.changing = threading.Lock()
 
     def run(self) -> None:
-        with tempfile.TemporaryFile("w+") as said:  # what libraries have to say; told only if a worker dies
+        with tempfile.TemporaryFile(
+            "w+", encoding="utf-8", errors="replace"
+        ) as said:  # what libraries have to say; told only if a worker dies
             with suppress(queue.Empty):
                 while not self.ended:
                     self._shard(self.waiting.get_nowait(), said)
@@ -115,10 +117,16 @@ def _started(job: Job, said: TextIO) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=said,
-        text=True,
         env={**os.environ, **_THREADS, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # an interrupt is for the one who can tell what to do next
+        encoding="utf-8",
+        **_apart(),
     )
+
+
+def _apart() -> dict[str, Any]:
+    """An interrupt from the keyboard is not for workers, but for the one who can tell what to do next."""
+    windows = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)
+    return {"start_new_session": True} if windows is None else {"creationflags": windows}
 
 
 def _end(code: int | None, said: TextIO) -> str:
@@ -130,7 +138,7 @@ def _end(code: int | None, said: TextIO) -> str:
 
 def _work(job: Job) -> None:
     """The program of a worker."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints does not speak to the one who listens
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()

@@ -92,13 +92,8 @@ def _connected(address: str | None, workers: int) -> Generator[Any]:
 
 def _imported() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray = import_module("ray")
-        import_module("ray.data")
-    except ImportError:
-        raise InputError(
-            "engine='ray' needs Ray, which is not installed: pip install 'headtrace[ray]'. Or use engine='local'."
-        ) from None
+    ray = import_module("ray")
+    import_module("ray.data")
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray
 

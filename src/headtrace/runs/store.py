@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import url2pathname
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -125,8 +126,11 @@ def open_store(place: Place) -> Store:
     if not text.strip():
         raise InputError("The place of the run is empty. Give a folder, or a URL such as s3://bucket/ioi.")
     if "://" not in text or text.startswith("file://"):
-        folder = Path(os.path.abspath(os.path.expanduser(text.removeprefix("file://"))))
-        return Store(text, fs.LocalFileSystem(), str(folder), folder)
+        path = url2pathname(text.removeprefix("file://")) if text.startswith("file://") else text
+        folder = Path(os.path.abspath(os.path.expanduser(path)))
+        return Store(
+            text, fs.LocalFileSystem(), folder.as_posix(), folder
+        )  # pyarrow lists files with slashes
     try:
         filesystem, base = fs.FileSystem.from_uri(text)
     except (pa.ArrowException, OSError, ValueError) as error:

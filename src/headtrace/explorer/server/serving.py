@@ -36,7 +36,9 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
     bound = socket.socket(family, kind, protocol)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A port that was used a moment ago is free. On Windows the same word would let two programs share one.
+        how = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        bound.setsockopt(socket.SOL_SOCKET, how, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()

@@ -13,6 +13,7 @@ import logging
 import re
 from html import unescape
 from typing import Any
+from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 
@@ -24,6 +25,7 @@ _FORMULA = re.compile(
 )
 
 
+_FRACTION = "{http://www.w3.org/1998/Math/MathML}mfrac"
 _COMMAND = re.compile(r"<m\w+[^>]*>\\\w+</m\w+>")
 
 
@@ -33,6 +35,8 @@ def mathml(latex: str, display: bool) -> str:
     unknown = _COMMAND.search(made)
     if unknown:
         raise ValueError(f"unknown command in {unknown[0]}")
+    if any(len(each) != 2 for each in ElementTree.fromstring(made).iter(_FRACTION)):
+        raise ValueError("a fraction without its lower part")
     return made
 
 

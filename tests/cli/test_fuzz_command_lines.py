@@ -22,7 +22,7 @@ import headtrace.models
 from headtrace.circuits import write_parquet
 from headtrace.cli import app
 
-CASES = int(os.environ.get("HEADTRACE_FUZZ_CASES", "12"))
+CASES = int(os.environ.get("HEADTRACE_FUZZ_CASES", "9"))
 """Command lines per command; by hand, more: HEADTRACE_FUZZ_CASES=300 pytest tests/cli/test_fuzz_command_lines.py."""
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 PATHS = str.split("""
@@ -176,7 +176,7 @@ def _whole(path: Path) -> bool:
 )  # which runs until it is told to stop
 def test_any_command_line_ends_well(name: str, place: Path) -> None:
     command, chance = _commands()[name], random.Random(f"headtrace {name}")
-    cases = {"toy": 4, "emerge": CASES // 2}.get(name, CASES)
+    cases = {"toy": CASES // 4, "emerge": CASES // 2}.get(name, CASES)
     wrong: list[str] = []
     for _ in range(cases):
         line = _line(name, command, chance)

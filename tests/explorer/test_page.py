@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -546,6 +547,22 @@ def test_labels_of_a_large_circuit_do_not_overlap(open_page):
         assert beside or abs(y - other_y) >= size
     widths = page.page.locator(".tag").evaluate_all("(all) => all.map((e) => e.getComputedTextLength())")
     assert widths == pytest.approx([width for *_, width in tags], rel=0.01), "whatever the font"
+
+
+def test_from_afar_every_head_has_a_name_or_is_filled_and_gets_its_name_when_pointed_at(open_page):
+    page = open_page(random_circuit(1500), width=1000)
+    tags, nameless = page.page.locator(".chart .tag.head"), page.page.locator(".chart .nameless")
+    names = tags.all_text_contents()
+    assert len(names) + nameless.count() == page.count(".nodes .node.head:not(.dot)")
+    assert {re.sub(r"\d+", "", name) for name in names} == {"LH", "H"}, (
+        "short names where whole ones do not fit"
+    )
+    assert min(tags.evaluate_all("(all) => all.map((e) => e.getBBox().x)")) >= 40, "none is under the axis"
+    box = nameless.first.bounding_box()
+    at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    said = page.page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('.node').ariaLabel", at)
+    page.page.mouse.move(*at)
+    assert said.split()[0] in page.page.locator(".over .tag").all_text_contents()
 
 
 def test_zoom_brings_out_captions_and_fit_goes_back(open_page):

@@ -145,10 +145,12 @@ class ModelsOf:
         name, revision = circuit.model.name, circuit.model.revision
         key = (name, revision) if self.place is None else (self.place, None)
         if key not in self.loaded:
-            dtype, *where = self.how
+            dtype, device, device_map = self.how
             # A circuit of half precision belongs to the rounded weights.
             said = (circuit.method.settings or {}).get("dtype")
-            self.loaded[key] = options.load_model(*key, said if isinstance(said, str) else dtype, *where)
+            self.loaded[key] = options.load_model(
+                *key, said if isinstance(said, str) else dtype, device, device_map
+            )
         return self.loaded[key]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from headtrace.errors import IdentityError
@@ -69,13 +69,13 @@ OPERATIONS: dict[str, Operation] = {
 """What is tried, by the name in the message."""
 
 
-def check_backends(hf: nn.Module, places: Iterable[torch.device]) -> None:
+def check_backends(own: torch.dtype, places: Iterable[torch.device]) -> None:
     """Try the devices of a model, in its own dtype and in float32 at least; each once in a process.
 
     The CPU is what they are held against.
     """
     for device in dict.fromkeys(place for place in places if place.type != "cpu"):
-        for dtype in dict.fromkeys((hf.dtype, torch.promote_types(hf.dtype, torch.float32))):  # type: ignore[arg-type]
+        for dtype in dict.fromkeys((own, torch.promote_types(own, torch.float32))):
             check_backend(device, dtype)
 
 

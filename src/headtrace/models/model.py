@@ -74,7 +74,7 @@ class Model:
         self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
         self._watcher, self._stamp, self._first = Watcher(hf), Stamp(), first_number(hf)
         self._check_layers()
-        check_backends(hf, (self.device, *map(device_of, self.layers)))
+        check_backends(hf.dtype, (self.device, *map(device_of, self.layers)))
 
     @property
     def config(self) -> Any:

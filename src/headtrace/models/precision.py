@@ -42,8 +42,8 @@ def exact(x: Tensor) -> Float[Tensor, "..."]:
     return x.to(exact_device(x.device)).double()
 
 
-def rounded(x: Tensor, like: Tensor) -> Float[Tensor, "..."]:
-    """Exact numbers in the dtype and on the device of others.
+def rounded(x: Tensor, like: Tensor) -> Tensor:
+    """Exact numbers, or whole ones, in the dtype and on the device of others.
 
     >>> rounded(torch.ones(2).double(), like=torch.zeros(1)).dtype
     torch.float32

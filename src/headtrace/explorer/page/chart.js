@@ -70,7 +70,7 @@ export function createChart(host, graph, label) {
     const nodes = new Set([...edges.flatMap((edge) => [edge.source, edge.target]), ...way.map((edge) => edge.target)]);
     if (node) nodes.add(node.id);
     parts.lit.replaceChildren(...litParts(graph, chart.geometry, chart.drawn, { edges, way, nodes, self: node?.id }));
-    viewport.light({ nodes: [...nodes], edges: node ? edges.map((edge) => placeEdge(graph, chart.geometry.nodes, edge)) : [] });
+    viewport.light({ nodes: [...nodes], self: node?.id, edges: node ? edges.map((edge) => placeEdge(graph, chart.geometry.nodes, edge)) : [] });
   };
 
   /** Whether an edge can be seen: its ends are placed, and its side is shown. */

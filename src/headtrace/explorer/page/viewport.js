@@ -2,8 +2,9 @@
 
 import { svg } from "./dom.js";
 import { effectPlaces } from "./drawing.js";
-import { SIZE, overlap } from "./layout.js";
-import { componentName, shorten, tokenExact, tokenLabel } from "./text.js";
+import { SIZE } from "./layout.js";
+import { nameTags } from "./tags.js";
+import { shorten, tokenExact, tokenLabel } from "./text.js";
 import { grown, wordLabels } from "./words.js";
 
 const LEFT = 40;
@@ -227,28 +228,10 @@ export function createViewport(host, parts) {
     return svg("line", { class: "axis-span", x1: a.toFixed(1), x2: b.toFixed(1), y1: bottom + 0.5, y2: bottom + 0.5 });
   }
 
-  /** From afar captions are too small to read: heads, then MLPs, get a label instead, the most influential first. */
-  function tags(places) {
+  /** Names that can be read however far the drawing is away; near enough, components carry their own. */
+  function tags(places, self = null) {
     if (view.scale >= geometry.readable) return [];
-    const node = (place) => graph.nodes.get(place.id);
-    const order = (place) => (node(place).kind === "head" ? 1 : 0) + Math.min(0.99, node(place).influence ?? 0);
-    const named = places.filter((place) => !place.dot && ["head", "mlp"].includes(node(place).kind));
-    const taken = [];
-    const made = [];
-    for (const place of named.sort((a, b) => order(b) - order(a))) {
-      const { kind, layer } = node(place);
-      const text = kind === "head" ? componentName(node(place)) : String(layer);
-      const textLength = 6.4 * text.length; // given, not measured: the label takes this room in whatever font
-      const half = textLength / 2 + 2;
-      const [x, y] = [view.x + place.x * view.scale, view.y + place.y * view.scale];
-      const box = [x - half, y - 6, x + half, y + 6];
-      if (x < LEFT || y > view.height - view.bottom) continue;
-      if (taken.some((other) => overlap(box, other))) continue;
-      taken.push(box);
-      const at = { x: x.toFixed(1), y: (y + 3.5).toFixed(1), textLength, lengthAdjust: "spacingAndGlyphs" };
-      made.push(svg("text", { class: `tag ${kind}`, ...at }, text));
-    }
-    return made;
+    return nameTags(graph, places, view, [LEFT, view.height - view.bottom], self);
   }
 
   /** What edges look for, where it covers none of these components and numbers. */
@@ -265,11 +248,11 @@ export function createViewport(host, parts) {
   }
 
   let lit = { nodes: [], edges: [] };
-  /** Labels for the nodes and edges (by their curves) that are lit up, whatever else is dimmed. */
-  function light({ nodes, edges }) {
-    lit = { nodes, edges };
+  /** Labels for the nodes (first of all `self`) and edges (by their curves) that are lit up, whatever else is dimmed. */
+  function light({ nodes, edges, self = null }) {
+    lit = { nodes, edges, self };
     const places = nodes.map((id) => geometry.nodes.get(id)).filter(Boolean);
-    parts.litTags.replaceChildren(...tags([...places]));
+    parts.litTags.replaceChildren(...tags(places, self));
     parts.litWords.replaceChildren(...words(edges, places, []));
   }
 

@@ -184,8 +184,9 @@ def typed_project(here: Installed) -> None:
         env=here.environment,
         check=True,
     )
+    (here.work / "project").mkdir()  # a folder of its own: the commands left a run in the other
     done = subprocess.run(
-        [here.python, CONSUMER / "consumer.py", "."],
+        [here.python, CONSUMER / "consumer.py", "project"],
         cwd=here.work,
         env=here.environment,
         capture_output=True,

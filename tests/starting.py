@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -74,4 +75,5 @@ def _call(target: Callable[..., Any], arguments: tuple[Any, ...], out: Connectio
     os.dup2(error.fileno(), 2)
     out.close()
     error.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it: a shell's jobs do
     target(*arguments)

@@ -21,7 +21,7 @@ from headtrace.tasks import accuracy, score_heads
 from headtrace.tasks.words import NAMES, OBJECTS
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "builtin.md"
+PAGE = Path(__file__).parents[2] / "docs" / "findings" / "builtin.md"
 
 
 def test_shipped_weights_have_the_published_hash() -> None:

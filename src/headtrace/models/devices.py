@@ -56,7 +56,8 @@ def check_device_map(found: object, dtype: torch.dtype = torch.float32) -> None:
     >>> check_device_map("everywhere")
     Traceback (most recent call last):
     headtrace.errors.InputError: device_map='everywhere': expected 'auto', 'balanced', 'balanced_low_0', 'sequential', \
-a device, or a dictionary from modules to devices ('disk' for weights that are read from their files).
+a device, or a dictionary from modules to devices (--device-map: a .json file with one), 'disk' for weights that are \
+read from their files.
     """
     if isinstance(found, Mapping) and found:
         for name in {str(value) for value in found.values()} - {"disk"}:  # type: ignore[union-attr]
@@ -66,7 +67,7 @@ a device, or a dictionary from modules to devices ('disk' for weights that are r
     elif found not in (*STRATEGIES, "cpu", "cuda", "mps"):
         raise InputError(
             f"device_map={found!r}: expected {', '.join(map(repr, STRATEGIES))}, a device, or a dictionary from "
-            "modules to devices ('disk' for weights that are read from their files)."
+            "modules to devices (--device-map: a .json file with one), 'disk' for weights that are read from their files."
         )
 
 

@@ -67,7 +67,8 @@ read from their files.
     elif found not in (*STRATEGIES, "cpu", "cuda", "mps"):
         raise InputError(
             f"device_map={found!r}: expected {', '.join(map(repr, STRATEGIES))}, a device, or a dictionary from "
-            "modules to devices (--device-map: a .json file with one), 'disk' for weights that are read from their files."
+            "modules to devices (--device-map: a .json file with one), 'disk' for weights that are read from their "
+            "files."
         )
 
 

@@ -7,7 +7,7 @@ import torch
 
 import headtrace
 from headtrace.errors import IdentityError, InputError
-from headtrace.tracing.composing import Composer
+from headtrace.tracing.composing import Asked, Composer
 from headtrace.vocabulary import Firing
 from tests.oracle.comparison import Agreement, circuit_edges
 from tests.rounding import rounding
@@ -304,17 +304,18 @@ def test_firings_of_many_prompts_are_traced_together_as_one_by_one() -> None:
 def test_values_read_through_the_residual_are_those_of_composed_weights() -> None:
     model, ids = tiny_model("llama", dtype=torch.float64), prompts()[0]
     recording = model.record([ids])
-    values = recording.bare_values.flatten(0, 1)[:, 0, :8]  # few enough tokens for that way
+    values = recording.shared_values.flatten(0, 1)[:, :, :8]  # few enough tokens for that way
+    wide = (len(values), 1, 8, model.weights.group, model.d_head)
     readers = [(0, 1), (3, 0), (1, 1), (3, 1), (2, 0)]
     for side in ("query", "key"):
         found = []
         for composed in (True, False):
             composer = Composer(model)
             composer.all_fit = composed
-            into = {reader: torch.full_like(values, torch.nan) for reader in readers}
-            composer.read(side, values, into)
+            into = {reader: Asked((0,), values.new_full(wide, torch.nan)) for reader in readers}
+            assert set(composer.read(side, values, into)) == set(readers)
             assert bool(composer.kept) is composed
-            found.append(torch.stack(list(into.values())))
+            found.append(torch.stack([asked.out for asked in into.values()]))
         size = max(1.0, float(found[0].abs().max()))
         bound = rounding(torch.float64, model.d_model + model.d_head, size)
         assert (found[0] - found[1]).abs().max() <= bound

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from headtrace.circuits.evidence import Evidence
 from headtrace.circuits.messages import fail
 from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.circuits.roots import ROOTS, is_whole
@@ -47,11 +48,12 @@ def check(circuit: Circuit) -> None:
     for i, node in enumerate(circuit.nodes):
         if node.id in known:
             raise InputError(f"nodes[{i}].id: {node.id} is already taken by another node")
-        _check_node(f"nodes[{i}]", node, length)
-        if node.site in sites:
+        site = node.site
+        _check_node(f"nodes[{i}]", node, site, length)
+        if site in sites:
             raise InputError(f"nodes[{i}]: {node.name!r} occurs more than once")
         known[node.id] = node
-        sites.add(node.site)
+        sites.add(site)
     _check_edges(circuit.edges, known)
 
 
@@ -82,18 +84,18 @@ def _check_position(path: str, position: int | None, length: int) -> None:
         fail(path, f"a position below {length}, the length of the prompt", position)
 
 
-def _check_node(path: str, node: Node, length: int) -> None:
-    for key in ("layer", "head", "dest", "src"):
-        value = getattr(node, key)
-        if value is not None and key not in _PLACE[node.kind]:
+def _check_node(path: str, node: Node, site: Site, length: int) -> None:
+    places = _PLACE[node.kind]
+    for key, value in (("layer", site.layer), ("head", site.head), ("dest", site.dest), ("src", site.src)):
+        if value is not None and key not in places:
             fail(f"{path}.{key}", f"null, since a node of kind {node.kind!r} has none", value)
-        if value is None and key in _PLACE[node.kind] and (node.kind != "offset" or key == "dest"):
+        if value is None and key in places and (node.kind != "offset" or key == "dest"):
             fail(f"{path}.{key}", f"an integer, since a node of kind {node.kind!r} has one", value)
     if node.kind == "offset" and node.layer is None and node.head is not None:
         fail(f"{path}.layer", "an integer, since a head has a layer", None)
     _check_position(f"{path}.dest", node.dest, length)
     _check_position(f"{path}.src", node.src, length)
-    if not node.site.possible:
+    if not site.possible:
         fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
     if node.neurons is not None:
         _check_neurons(f"{path}.neurons", node)
@@ -114,29 +116,28 @@ def _check_neurons(path: str, node: Node) -> None:
 def _check_edges(edges: Sequence[Edge], known: Mapping[int, Node]) -> None:
     taken: set[tuple[int, int, str]] = set()
     for i, edge in enumerate(edges):
-        for end in ("source", "target"):
-            if getattr(edge, end) not in known:
-                fail(f"edges[{i}].{end}", "the id of a node", getattr(edge, end))
+        for end, node in (("source", edge.source), ("target", edge.target)):
+            if node not in known:
+                fail(f"edges[{i}].{end}", "the id of a node", node)
         for j, node in enumerate(edge.through or ()):
             if node not in known:
                 fail(f"edges[{i}].through[{j}]", "the id of a node", node)
         _check_edge(f"edges[{i}]", edge, known[edge.source], known[edge.target])
-        _check_evidence(f"edges[{i}]", edge)
+        if edge.evidence is not None:
+            _check_evidence(f"edges[{i}]", edge, edge.evidence)
         identity = (edge.source, edge.target, edge.side)
         if identity in taken:
             raise InputError(f"edges[{i}]: a second {edge.side} edge from {edge.source} to {edge.target}")
         taken.add(identity)
 
 
-def _check_evidence(path: str, edge: Edge) -> None:
+def _check_evidence(path: str, edge: Edge, evidence: Evidence) -> None:
     """Evidence is about words, what is supported was tested, and the marked pieces are there."""
-    if edge.evidence is None:
-        return
     if edge.description is None:
         fail(f"{path}.evidence", "null, since the edge has no description", "an object")
-    if edge.evidence.supported and edge.evidence.p_value is None:
+    if evidence.supported and evidence.p_value is None:
         fail(f"{path}.evidence.p_value", "a number, since the words are supported", None)
-    for i, shown in enumerate(edge.evidence.examples or ()):
+    for i, shown in enumerate(evidence.examples or ()):
         where = f"{path}.evidence.examples[{i}]"
         if shown.dest >= len(shown.pieces):
             fail(f"{where}.dest", f"a piece below {len(shown.pieces)}, the number of pieces", shown.dest)

@@ -294,11 +294,14 @@ class Recording:
         return self._after_post_norm(bias, layer)
 
     @cached_property
+    def shared_values(self) -> Float[Tensor, "layer kv_head batch token d_head"]:
+        """Value vectors without their bias, as query heads share them, all prompts of a head together."""
+        return self.values.transpose(1, 2).contiguous() - self.model.weights.b_V[:, :, None, None]
+
+    @cached_property
     def bare_values(self) -> Float[Tensor, "layer head batch token d_head"]:
-        """Value vectors without their bias, one row per query head, all prompts of a head together."""
-        weights = self.model.weights
-        bare = self.values.transpose(1, 2) - weights.b_V[:, :, None, None]
-        return bare.repeat_interleave(weights.group, dim=1)
+        """Value vectors without their bias, one row per query head."""
+        return self.shared_values.repeat_interleave(self.model.weights.group, dim=1)
 
     @cached_property
     def visible_keys(self) -> Int[Tensor, "layer batch token"]:

@@ -63,7 +63,8 @@ def along(recording: Recording, places: Sequence[Place], directions: Float[Tenso
     strength = attention.to(directions.dtype)
     if recording.post_norm_scales is not None:
         strength = strength / recording.post_norm_scales[:top, b, t].T
-    shares[:, top + 1 : 2 * top + 1] = directions @ weights.attention_bias[:top].T * strength
+    if catalogue.biased:
+        shares[:, catalogue.biases] = directions @ weights.attention_bias[:top].T * strength
     if recording.model.half:
         rounding = (recording.roundings[:top, b, t].transpose(0, 1) @ directions[..., None])[..., 0]
         shares[:, catalogue.roundings] = rounding * mlps

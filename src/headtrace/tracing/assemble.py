@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, Node, PromptInfo
+from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.roots import quickly
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
-from headtrace.tracing.unhashed import model_info
 from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
-
-if TYPE_CHECKING:
-    from headtrace.models import Model
-
 
 RESTS_ON_ROUNDING = 0.02
 """A firing whose attention would move by more than this without rounding says so."""
 
 
-def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:
+def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:
     """The circuit of one prompt. Nodes are numbered from the root down, so equal traces give equal files."""
     edges: list[tuple[Cause, Site, Side]] = [
         (cause, target, side)
@@ -31,7 +28,7 @@ def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: Metho
     numbers = {site: i for i, site in enumerate(sorted(sites, key=_order))}
     reason = trace.seeds.reason
     return Circuit(
-        model=model_info(model),
+        model=model,
         prompt=replace(prompt, contributions=trace.tokens),
         root=trace.seeds.root,
         method=method,
@@ -43,14 +40,15 @@ def assemble(model: Model, prompt: PromptInfo, trace: PromptTrace, method: Metho
 
 
 def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trace: PromptTrace) -> Edge:
-    passage = trace.passages.get((cause.site, target, side))
+    passage = trace.passages.get((cause.site, target, side)) if trace.passages else None
     through = None if passage is None else tuple(numbers[found.site] for found in passage.causes)
-    return Edge(
-        numbers[cause.site],
-        numbers[target],
-        side,
-        cause.weight,
-        cause.channels,
+    return quickly(
+        Edge,
+        source=numbers[cause.site],
+        target=numbers[target],
+        side=side,
+        weight=cause.weight,
+        channels=cause.channels,
         contribution=None if side in ATTENTION_SIDES else trace.shares.get((cause.site, target)),
         through=through,
         left=None if passage is None else passage.left,
@@ -82,13 +80,14 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
             )
             or None
         )
-    return Node(
-        number,
-        site.kind,
-        site.layer,
-        site.head,
-        site.dest,
-        site.src,
+    make = partial(quickly, Node) if found is None else Node
+    return make(
+        id=number,
+        kind=site.kind,
+        layer=site.layer,
+        head=site.head,
+        dest=site.dest,
+        src=site.src,
         influence=trace.influence.get(site, 0.0),
         contribution=trace.contributions.get(site),
         neurons=trace.neurons.get(site),

@@ -19,8 +19,9 @@ from torch import Tensor
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribution import attention_on, attribution_vector
+from headtrace.tracing.readings import Readings
 from headtrace.tracing.rotation import Turns
-from headtrace.tracing.upstream import Catalogue, Firings, Readings, Upstream
+from headtrace.tracing.upstream import Catalogue, Firings, Upstream
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -51,7 +52,9 @@ class FiringScores:
         channels = model.channels.at(layer, firings.head)
         to_query, to_key = channels.to_query, channels.to_key
         q = recording.queries[layer, firings.prompt, firings.head, firings.dest]
-        k = recording.keys[:, :, :, :length][layer, firings.prompt, firings.head // model.weights.group]
+        n_prompts, n_kv = len(recording), model.n_kv_heads
+        reader = (layer * n_prompts + firings.prompt) * n_kv + firings.head // model.weights.group
+        k = recording.keys.flatten(0, 2).index_select(0, reader)[:, :length]
         scale, cap = recording.scales[some], recording.softcaps[some]  # layers of one kind go together
         logits = (k @ q[..., None])[..., 0] * scale
         visible = recording.visible[some][firings.prompt, firings.dest, :length]
@@ -180,12 +183,13 @@ class QueryCandidates(Candidates):
             own = upstream.reading_queries(firings)[:, None] @ scores.to_query
             plain = torch.cat((plain, own), dim=1)
         strength = upstream.pattern_rows(firings, d) / rec.norm_scales[layer, b, d][:, None, None]
-        read = upstream.readings("query", firings)
+        read = upstream.readings("query", firings, strength)
         return cls(scores, upstream.catalogue, read, basis, strength, plain)
 
     def error(self) -> Float[Tensor, " firing"]:
         s = self.scores
-        total = self.plain_coefficients.sum(dim=1) + self.by_head().sum(dim=1)
+        heads = (self.readings.total[:, None] @ self.basis)[:, 0]
+        total = self.plain_coefficients.sum(dim=1) + heads
         return ((s.b @ (total - s.a)[..., None])[..., 0] * s.visible).abs().amax(-1) * s.scale
 
     def by_head(self) -> Float[Tensor, "firing head_up channel"]:
@@ -243,29 +247,29 @@ class KeyCandidates(Candidates):
     @classmethod
     def of(cls, scores: FiringScores, upstream: Upstream) -> KeyCandidates:
         rec, firings, layer = scores.recording, scores.firings, scores.firings.layer
-        plain = scores.turns.turn(upstream.plain_keys(firings))
         inverse = 1 / rec.norm_scales[layer, firings.prompt, : upstream.length]
         if rec.key_scales is not None:
             kv = firings.head // rec.model.weights.group
-            key_scale = rec.key_scales[layer, firings.prompt, kv, : upstream.length]
-            plain, inverse = plain / key_scale[:, None, :, None], inverse / key_scale
+            inverse = inverse / rec.key_scales[layer, firings.prompt, kv, : upstream.length]
+        plain = scores.turns.turn(upstream.plain_keys(firings), inverse)
         if rec.model.half:
             plain[:, -1] = upstream.reading_keys(firings)
-        read = upstream.readings("key", firings)
+        strength = _strength_at(firings.src, firings, upstream, inverse)
+        read = upstream.readings("key", firings, strength)
         return cls(scores, upstream.catalogue, read, plain, inverse, upstream)
 
     def error(self) -> Float[Tensor, " firing"]:
         s, src = self.scores, self.scores.firings.src
         rows = torch.arange(len(src), device=src.device)
         plain = (self.plain_keys[rows, :, src].sum(dim=1)[:, None] @ s.to_key)[:, 0]
-        total = plain + self.heads_at(src).sum(dim=1)
+        heads = self.readings.total[:, None] @ s.turns.basis_at(s.to_key, src)
+        total = plain + heads[:, 0]
         return ((total - s.b[rows, src]) * s.a).sum(-1).abs() * s.scale
 
     def heads_at(self, token: Int[Tensor, " firing"]) -> Float[Tensor, "firing head_up channel"]:
         """Every upstream head's whole contribution to the key at one token per firing, by channel."""
-        rows = torch.arange(token.shape[0], device=token.device)
-        strength = self.upstream.pattern_rows(self.scores.firings, token)
-        mixed = self.readings.mixed(strength * self.inverse_scale[rows, token][:, None, None])
+        strength = _strength_at(token, self.scores.firings, self.upstream, self.inverse_scale)
+        mixed = self.readings.mixed(strength)
         return mixed @ self.scores.turns.basis_at(self.scores.to_key, token)
 
     @cached_property
@@ -299,7 +303,8 @@ class KeyCandidates(Candidates):
     def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
         s, n_plain, f = self.scores, self.catalogue.n_plain, which[:, None]
         component, number, channel = self._split(chosen)
-        plain = self.plain_keys[f, component.clamp_max(n_plain - 1)]
+        number_plain = (f * n_plain + component.clamp_max(n_plain - 1)).flatten()
+        plain = self.plain_keys.flatten(0, 1).index_select(0, number_plain).unflatten(0, component.shape)
         rows = (plain @ s.to_key.mT[f, channel][..., None])[..., 0]
         if self.catalogue.layer > 0:
             from_heads = self._head_rows(which, number, channel)
@@ -311,3 +316,14 @@ class KeyCandidates(Candidates):
         columns = self.upstream.pattern_columns(s.firings.prompt[which], head_up, src)
         m, g = self.readings.at(which, head_up, src), s.to_key.mT[which[:, None], channel]
         return s.turns[which].turned_dot(m, g) * columns * self.inverse_scale[which][:, None]
+
+
+def _strength_at(
+    token: Int[Tensor, " firing"],
+    firings: Firings,
+    upstream: Upstream,
+    inverse_scale: Float[Tensor, "firing token"],
+) -> Float[Tensor, "firing head_up src"]:
+    """How strongly every head component writes at one token per firing, over the frozen scales of its key."""
+    rows = torch.arange(token.shape[0], device=token.device)
+    return upstream.pattern_rows(firings, token) * inverse_scale[rows, token][:, None, None]

@@ -6,6 +6,7 @@ model and a short prompt it is cheaper to write into the residual first, ``v W_O
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,6 +31,30 @@ Reader: TypeAlias = tuple[int, int]
 """Layer, and query head or key-value head: what reads."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The prompts that a reader is asked about, and where what it reads goes."""
+
+    prompts: tuple[int, ...]
+    out: Float[Tensor, "kv_up mine src group d_head"]
+
+    def among(self, values: Float[Tensor, "kv_up prompt src d_head"]) -> Tensor:
+        """The values of these prompts, without a copy where they are neighbours."""
+        first, n = self.prompts[0], len(self.prompts)
+        if self.prompts == tuple(range(first, first + n)):
+            return values[:, first : first + n]
+        return torch.cat([values[:, prompt : prompt + 1] for prompt in self.prompts], dim=1)
+
+
+def _of_prompt(into: Mapping[Reader, Asked], prompt: int) -> dict[Reader, Tensor]:
+    """Where what is read of one prompt goes."""
+    return {
+        reader: asked.out[:, asked.prompts.index(prompt)]
+        for reader, asked in into.items()
+        if prompt in asked.prompts
+    }
+
+
 @dataclass
 class Composer:
     """Readings of head writes, through composed weights (``W_O W``) where those are kept or cheaper."""
@@ -51,49 +76,65 @@ class Composer:
     def read(
         self,
         side: AttentionSide,
-        values: Float[Tensor, "head_up src d_head"],
-        into: dict[Reader, Float[Tensor, "head_up src d_head"]],
-    ) -> None:
-        """What each reader reads of all heads upstream of it; zero of those that are not."""
+        values: Float[Tensor, "kv_up prompt src d_head"],
+        into: Mapping[Reader, Asked],
+    ) -> Iterator[Reader]:
+        """What each reader reads of all heads upstream of it, in its prompts; zero of those that are not.
+
+        Heads that share values are read together. Readers are given as they are done.
+        """
         weights = self.model.weights
         if weights is not self.made_from:  # the model's weights were changed
             self.kept, self.held, self.made_from = {}, 0, weights
-        for (layer, _), out in into.items():
-            out[layer * self.model.n_heads :] = 0.0
+        for (layer, _), asked in into.items():
+            asked.out[layer * self.model.n_kv_heads :] = 0.0
         d_model, d_head = weights.W_Q.shape[-2:]
-        tokens = values.shape[1]
+        tokens = values.shape[2]
         if not self.all_fit and tokens * (d_model - d_head) < d_head * d_model:
-            self._through_residual(side, values, into)
+            for prompt in dict.fromkeys(prompt for asked in into.values() for prompt in asked.prompts):
+                self._through_residual(side, values[:, prompt], _of_prompt(into, prompt))
+            yield from into
             return
-        for (layer, head), out in into.items():
-            below = layer * self.model.n_heads
-            torch.bmm(values[:below], self._composed(side, layer, head), out=out[:below])
+        for (layer, head), asked in into.items():
+            below = layer * self.model.n_kv_heads
+            mine = asked.among(values[:below]).flatten(1, 2)
+            out = asked.out[:below].flatten(1, 2).flatten(2, 3)
+            torch.bmm(mine, self._composed(side, layer, head), out=out)
+            yield layer, head
 
-    def _through_residual(self, side: AttentionSide, values: Tensor, into: dict[Reader, Tensor]) -> None:
+    def _through_residual(
+        self,
+        side: AttentionSide,
+        values: Float[Tensor, "kv_up src d_head"],
+        into: dict[Reader, Float[Tensor, "kv_up src group d_head"]],
+    ) -> None:
         """``(v W_O) W``, upstream layer by upstream layer: what a layer wrote is there once for all its readers."""
-        weights, n_heads = self.model.weights, self.model.n_heads
+        weights, n_kv = self.model.weights, self.model.n_kv_heads
         readers = sorted(into, reverse=True)
         W = torch.cat([self._reading(side, *reader) for reader in readers], dim=1)
         for layer in range(readers[0][0]):
-            heads = slice(layer * n_heads, (layer + 1) * n_heads)
+            heads = slice(layer * n_kv, (layer + 1) * n_kv)
             above = [reader for reader in readers if reader[0] > layer]
-            writes = values[heads] @ weights.W_O[layer]
+            writes = values[heads, None] @ weights.W_O[layer].unflatten(0, (n_kv, -1))
             read = writes @ W[:, : len(above) * values.shape[-1]]
             for reader, part in zip(above, read.chunk(len(above), dim=-1), strict=True):
-                into[reader][heads] = part
+                into[reader][heads] = part.transpose(1, 2)
 
     def _reading(self, side: str, layer: int, head: int) -> Float[Tensor, "d_model d_head"]:
         weights = self.model.weights
         return weights.W_Q[layer, head] if side == "query" else weights.W_K[layer, head]
 
-    def _composed(self, side: str, layer: int, head: int) -> Float[Tensor, "head_up d_head_up d_head"]:
+    def _composed(self, side: str, layer: int, head: int) -> Float[Tensor, "kv_up d_head_up group_d_head"]:
+        """For every upstream value head, what is read through each of the query heads that share it, side by side."""
         key = (side, layer, head)
         with self.lock:
             composed = self.kept.pop(key, None)
             if composed is not None:
                 self.kept[key] = composed
                 return composed
-        composed = self.model.weights.W_O[:layer].flatten(0, 1) @ self._reading(side, layer, head)
+        each = self.model.weights.W_O[:layer].flatten(0, 1) @ self._reading(side, layer, head)
+        shared = each.unflatten(0, (layer * self.model.n_kv_heads, self.model.weights.group))
+        composed = shared.transpose(1, 2).flatten(2, 3)
         with self.lock:
             if key not in self.kept:
                 self.held += composed.nbytes

@@ -1,12 +1,12 @@
 """Where a trace begins: the components that a root rests on, one function for each type of root.
 
 Norms are frozen, so every component has an exact share of the output logits, or of any direction. The types are data
-(`headtrace.circuits.roots`); `seeds` dispatches on them.
+(`headtrace.circuits.roots`); `weigh` and `seeds` dispatch on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
@@ -44,9 +44,19 @@ class Seeds:
     """Whether there is nothing to explain at all, and not only no head among the causes."""
 
 
+def all_seeds(roots: Sequence[Root], recording: Recording, ig_steps: int = IG_STEPS) -> list[Seeds]:
+    """What each prompt's root rests on, for all prompts of a recording."""
+    linear = {prompt: root for prompt, root in enumerate(roots) if not isinstance(root, Heads)}
+    worth = dict(zip(linear, all_shares(list(linear.items()), recording, ig_steps), strict=True))
+    return [
+        _from_heads(root, recording, prompt) if isinstance(root, Heads) else seeds(root, worth[prompt])
+        for prompt, root in enumerate(roots)
+    ]
+
+
 @singledispatch
-def seeds(root: Root, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
-    """What a root rests on in one prompt of a recording."""
+def seeds(root: Root, worth: RootShares) -> Seeds:
+    """What a root rests on, given what every component gives of it."""
     raise InputError(f"There is no way to trace from a {type(root).__name__}.")
 
 
@@ -72,18 +82,16 @@ class Shares:
         """The frozen scale of the final norm."""
         return self.recording.norm_scales[-1, self.prompt, self.position]
 
-    def onto(self, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " component"]:
-        """Every component's write along a direction. The offset's place holds zero: it writes nothing."""
-        place = Place(self.prompt, self.position, self.layer)
-        return along(self.recording, [place], direction[None]).shares[0]
+    @property
+    def place(self) -> Place:
+        return Place(self.prompt, self.position, self.layer)
 
     @torch.inference_mode()
-    def onto_logits(
-        self, direction: Float[Tensor, " d_model"], read: Callable[[Tensor], Tensor]
+    def of_logits(
+        self, shares: Float[Tensor, " component"], read: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, " component"]:
-        """Every component's share of what is read off the output logits (along ``direction``, before the final norm).
-        In half precision, what rounding did to the logits themselves is a share, too."""
-        shares = self.onto(direction)
+        """Shares of what is read off the output logits, given those along a direction before the final norm: in half
+        precision, what rounding did to the logits themselves is one, too."""
         model = self.recording.model
         if model.half and model.final_softcap is None:
             recorded = self.recording.logits_at(self.prompt, self.position)
@@ -152,9 +160,54 @@ class RootShares:
         return next((part for part in self.parts if part.shares.position == site.dest), None)
 
 
-@singledispatch
+Wanted = tuple[Shares, Float[Tensor, " d_model"]]
+"""A direction, and the residual that it is read from."""
+Weighing = Generator[list[Wanted], list[Float[Tensor, " component"]], RootShares]
+"""Asks once for what every component writes along some directions (an offset writes nothing), then says what a root is
+worth."""
+
+
 def root_shares(root: Root, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
     """The value of a root in one prompt of a recording, and every component's contribution to it."""
+    return all_shares([(prompt, root)], recording, ig_steps)[0]
+
+
+def all_shares(
+    roots: Sequence[tuple[int, Root]], recording: Recording, ig_steps: int = IG_STEPS
+) -> list[RootShares]:
+    """The same for roots of several prompts: what they ask for is computed together."""
+    weighings = [weigh(root, recording, prompt, ig_steps) for prompt, root in roots]
+    wanted = [next(weighing) for weighing in weighings]
+    found = iter(_written([each for mine in wanted for each in mine], recording))
+    return [
+        _end(weighing, [next(found) for _ in mine]) for weighing, mine in zip(weighings, wanted, strict=True)
+    ]
+
+
+def _written(wanted: list[Wanted], recording: Recording) -> list[Float[Tensor, " component"]]:
+    """What every component writes along directions; those that are read in one layer, at one position, together."""
+    found: dict[int, Tensor] = {}
+    together: dict[tuple[int, int], list[int]] = {}
+    for i, (shares, _) in enumerate(wanted):
+        together.setdefault((shares.layer, shares.position), []).append(i)
+    for mine in together.values():
+        directions = torch.stack([wanted[i][1] for i in mine])
+        written = along(recording, [wanted[i][0].place for i in mine], directions)
+        found |= dict(zip(mine, written.shares, strict=True))
+    return [found[i] for i in range(len(wanted))]
+
+
+def _end(weighing: Weighing, written: list[Tensor]) -> RootShares:
+    try:
+        weighing.send(written)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("A root asks once.")
+
+
+@singledispatch
+def weigh(root: Root, recording: Recording, prompt: int, ig_steps: int) -> Weighing:
+    """What a root is worth in one prompt, in two steps."""
     raise InputError(
         f"A root of kind {root.kind!r} is no direction of the residual, so that components have no shares of it. Trace "
         'an answer or a direction; from heads, attention is followed (paths="attention" or "complete").'
@@ -177,13 +230,14 @@ def _uncapped(shares: Shares) -> Float[Tensor, " vocab"]:
 # -- logit difference ----------------------------------------------------------------------------------------
 
 
-@root_shares.register(LogitDifference)
-def _(root: LogitDifference, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+@weigh.register(LogitDifference)
+def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int) -> Weighing:
     """Shares of the answer's logit (mean over several) less the wrong one's, or centred over the vocabulary."""
     weights, shares = recording.model.weights, _final(recording, prompt)
     direction = shares.unembedded(_difference(weights.W_U, root))
+    (written,) = yield [(shares, direction)]
     uncapped = _uncapped(shares)
-    contributions = shares.onto_logits(direction, lambda logits: _difference(logits, root))
+    contributions = shares.of_logits(written, lambda logits: _difference(logits, root))
     bias = float(_difference(weights.output_bias, root))
     size = float(uncapped.abs().max())
     shares.require(float(contributions.sum()) + bias, float(_difference(uncapped, root)), size)
@@ -193,8 +247,7 @@ def _(root: LogitDifference, recording: Recording, prompt: int = 0, ig_steps: in
 
 
 @seeds.register(LogitDifference)
-def _(root: LogitDifference, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
-    worth = root_shares(root, recording, prompt)
+def _(root: LogitDifference, worth: RootShares) -> Seeds:
     assert isinstance(worth.root, LogitDifference)
     root, (part,) = worth.root, worth.parts
     total, bias = float(part.contributions.sum()), root.bias or 0.0
@@ -231,8 +284,8 @@ def _above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int,
 # -- direction -----------------------------------------------------------------------------------------------
 
 
-@root_shares.register(Direction)
-def _(root: Direction, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+@weigh.register(Direction)
+def _(root: Direction, recording: Recording, prompt: int, ig_steps: int) -> Weighing:
     """Shares of the residual before a layer along a vector."""
     model, length = recording.model, recording.lengths[prompt]
     position = length - 1 if root.position is None else root.position
@@ -250,7 +303,7 @@ def _(root: Direction, recording: Recording, prompt: int = 0, ig_steps: int = IG
         )
     shares = Shares(recording, prompt, position, root.layer)
     vector = recording.residuals.new_tensor(root.vector)
-    contributions = shares.onto(vector)
+    (contributions,) = yield [(shares, vector)]
     value, size = float(shares.residual @ vector), float(shares.residual.norm() * vector.norm())
     shares.require(float(contributions.sum()), value, size)
     part = Part(shares, vector, contributions)
@@ -258,9 +311,8 @@ def _(root: Direction, recording: Recording, prompt: int = 0, ig_steps: int = IG
 
 
 @seeds.register(Direction)
-def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+def _(root: Direction, worth: RootShares) -> Seeds:
     """As for a logit difference."""
-    worth = root_shares(root, recording, prompt)
     (part,) = worth.parts
     total = float(part.contributions.sum())
     if total <= 0:
@@ -273,8 +325,7 @@ def _(root: Direction, recording: Recording, prompt: int, ig_steps: int = IG_STE
 # -- heads ---------------------------------------------------------------------------------------------------
 
 
-@seeds.register(Heads)
-def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+def _from_heads(root: Heads, recording: Recording, prompt: int) -> Seeds:
     """Given heads at the last token, each at the source it attends to most; weights are attention."""
     model, last = recording.model, recording.lengths[prompt] - 1
     found: list[Cause] = []
@@ -294,8 +345,8 @@ def _(root: Heads, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) 
 # -- likelihood ----------------------------------------------------------------------------------------------
 
 
-@root_shares.register(Likelihood)
-def _(root: Likelihood, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS) -> RootShares:
+@weigh.register(Likelihood)
+def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int) -> Weighing:
     """Attributions of a log-likelihood. A continuation is read at several positions, and adds up over them."""
     length = recording.lengths[prompt]
     if root.continuation:
@@ -305,18 +356,19 @@ def _(root: Likelihood, recording: Recording, prompt: int = 0, ig_steps: int = I
         first = length - 1
         supports = [_support(root, recording, prompt)]
         root = replace(root, support=tuple(supports[0]))
-    parts = tuple(
-        _Part.of(_final(recording, prompt, first + i), support, ig_steps)
+    sought = [
+        _Sought.of(_final(recording, prompt, first + i), support, ig_steps)
         for i, support in enumerate(supports)
-    )
+    ]
+    written = yield [(each.shares, each.direction) for each in sought]
+    parts = tuple(_Part.of(each, mine) for each, mine in zip(sought, written, strict=True))
     size = max(float(part.objective.clean.abs().max()) for part in parts)
     return RootShares(replace(root, value=sum(part.ends[0] for part in parts), position=first), parts, size)
 
 
 @seeds.register(Likelihood)
-def _(root: Likelihood, recording: Recording, prompt: int, ig_steps: int = IG_STEPS) -> Seeds:
+def _(root: Likelihood, worth: RootShares) -> Seeds:
     """Components without which the log-likelihood falls most of the way to the bias-only value."""
-    worth = root_shares(root, recording, prompt, ig_steps)
     parts = [part for part in worth.parts if isinstance(part, _Part)]
     clean, floor = (sum(part.ends[i] for part in parts) for i in (0, 1))
     if clean <= floor:
@@ -373,6 +425,23 @@ class _Objective:
 
 
 @dataclass(frozen=True)
+class _Sought:
+    """One position of a likelihood: its objective, and what that amounts to as a direction."""
+
+    shares: Shares
+    objective: _Objective
+    gradient: Float[Tensor, " vocab"]
+    direction: Float[Tensor, " d_model"]
+
+    @classmethod
+    def of(cls, shares: Shares, support: list[int], ig_steps: int) -> _Sought:
+        objective = _Objective.of(shares, support)
+        gradient = objective.path_gradient(ig_steps)
+        direction = shares.unembedded(gradient @ shares.recording.model.weights.W_U)
+        return cls(shares, objective, gradient, direction)
+
+
+@dataclass(frozen=True)
 class _Part(Part):
     """One position of a likelihood: contributions are attributions, by integrated gradients of its objective."""
 
@@ -381,18 +450,16 @@ class _Part(Part):
     """The log-likelihood as it is, and from biases alone."""
 
     @classmethod
-    def of(cls, shares: Shares, support: list[int], ig_steps: int) -> _Part:
-        objective = _Objective.of(shares, support)
-        gradient = objective.path_gradient(ig_steps)
-        direction = shares.unembedded(gradient @ shares.recording.model.weights.W_U)
-        attributions = shares.onto_logits(direction, lambda logits: gradient @ logits)
+    def of(cls, sought: _Sought, written: Float[Tensor, " component"]) -> _Part:
+        shares, objective, gradient = sought.shares, sought.objective, sought.gradient
+        attributions = shares.of_logits(written, lambda logits: gradient @ logits)
         shares.require(
             float(attributions.sum()),
             float(gradient @ (objective.clean - objective.base)),
             max(1.0, float(attributions.abs().sum())),
         )
         ends = float(objective.value(objective.clean)), float(objective.value(objective.base))
-        return cls(shares, direction, attributions, objective, ends)
+        return cls(shares, sought.direction, attributions, objective, ends)
 
     def drops(
         self, left: Float[Tensor, " vocab"], numbers: Int[Tensor, " n"]

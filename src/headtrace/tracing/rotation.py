@@ -59,16 +59,21 @@ class Turns:
         first, second, rest = self.split(basis, dim=1)
         return torch.cat((cos * first + sin * second, cos * second - sin * first, rest), dim=1)
 
-    def turn(self, x: Float[Tensor, "firing *any token d_head"]) -> Float[Tensor, "firing *any token d_head"]:
-        """Turn vectors that stand at every token."""
-        if self.half == 0:
-            return x
-        cos, sin = self._spread(self.cos, x), self._spread(self.sin, x)
-        first, second, rest = self.split(x, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    def turn(
+        self, x: Float[Tensor, "firing n token d_head"], times: Float[Tensor, "firing token"]
+    ) -> Float[Tensor, "firing n token d_head"]:
+        """Turn vectors that stand at every token, times a number for each token."""
+        one = times[:, None, :, None]
+        return self._turned(x, self.cos[:, None] * one, self.sin[:, None] * one, one)
 
-    def _spread(self, table: Tensor, x: Tensor) -> Tensor:
-        return table.reshape(table.shape[0], *[1] * (x.ndim - 3), *table.shape[1:])
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor, one: Tensor) -> Tensor:
+        first, second, rest = self.split(x, dim=-1)
+        out = torch.empty_like(x)
+        out_first, out_second, out_rest = self.split(out, dim=-1)
+        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+        torch.mul(rest, one, out=out_rest)
+        return out
 
     def split(self, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """First half, second half and rest of the head dimension."""
@@ -84,14 +89,7 @@ class Turns:
         self, m: Float[Tensor, "firing n d_head"], sums: Float[Tensor, "firing n table"]
     ) -> Tensor:
         """``sum over t of weight_t (m turned at t)``, from the sums of the weighted table over tokens."""
-        cos, sin, one = sums.split([self.half, self.half, 1], dim=-1)
-        first, second, rest = self.split(m, dim=-1)
-        out = sums.new_empty(m.shape)
-        out_first, out_second, out_rest = self.split(out, dim=-1)
-        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-        torch.mul(rest, one, out=out_rest)
-        return out
+        return self._turned(m, *sums.split([self.half, self.half, 1], dim=-1))
 
     def turned_dot(
         self, m: Float[Tensor, "firing n d_head"], g: Float[Tensor, "firing n d_head"]

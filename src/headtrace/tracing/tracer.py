@@ -36,8 +36,9 @@ from headtrace.tracing.content import Content
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.questions import Answer, Asked, Question, as_asked, ask
-from headtrace.tracing.roots import Seeds, root_shares, seeds
+from headtrace.tracing.roots import Seeds, all_seeds, all_shares
 from headtrace.tracing.sweep import Budget, Grown, PromptTrace, sweep
+from headtrace.tracing.unhashed import model_info
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import Firing, Prompt
 
@@ -218,14 +219,13 @@ class Tracer:
         others = counterfactual or [None] * len(questions)
         with self.model.settled():
             recording = self.model.record(ids, last_logits=needed, keep=keep, patterns=self.patterns)
-            roots = [
-                seeds(question.root, recording, place, steps) for place, question in enumerate(questions)
-            ]
+            roots = all_seeds([question.root for question in questions], recording, steps)
+            info = model_info(self.model)
             told = zip(questions, others, roundings_of(recording), strict=True)
             methods = [self._described(q.root, budget, paths, other, rounding) for q, other, rounding in told]
 
             def assembled(place: int, trace: PromptTrace) -> Circuit:
-                return assemble(self.model, self._prompt(questions[place]), trace, methods[place])
+                return assemble(info, self._prompt(questions[place]), trace, methods[place])
 
             show: Grown | None = None if grown is None else lambda found: grown(assembled(0, found[0]))
             if paths == "attention":
@@ -252,12 +252,14 @@ class Tracer:
         steps: int,
     ) -> Content:
         """Contributions to each root; none where there is nothing to explain, or where heads are the root."""
-        read = [
-            ()
-            if found.nothing or (paths == "complete" and isinstance(question.root, Heads))
-            else root_shares(question.root, recording, place, steps).parts
+        asked = [
+            (place, question.root)
             for place, (question, found) in enumerate(zip(questions, roots, strict=True))
+            if not (found.nothing or (paths == "complete" and isinstance(question.root, Heads)))
         ]
+        shares = all_shares(asked, recording, steps)
+        parts = {place: worth.parts for (place, _), worth in zip(asked, shares, strict=True)}
+        read = [parts.get(place, ()) for place in range(len(questions))]
         return Content.of(recording, read, other)
 
     def _budget(self, paths: Paths) -> Budget:

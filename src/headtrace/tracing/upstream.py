@@ -4,15 +4,15 @@ A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t: apart fro
 single vector, so all its readings by a downstream head are ``v_h[j] W_O W`` with W the head's folded W_Q or W_K
 (`headtrace.tracing.composing`).
 
-Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.., offset, in half precision rounding 0.. and
-what rounding did in the layer itself while it read (the *plain* ones), then heads by layer, head and source.
+Components of a layer are numbered: embedding, mlp 0.., attention_bias 0.. where the model has such biases, offset, in
+half precision rounding 0.. and what rounding did in the layer itself while it read (the *plain* ones), then heads by
+layer, head and source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from headtrace.progress import count
 from headtrace.tracing.causes import Causes
-from headtrace.tracing.composing import Composer, Reader
+from headtrace.tracing.composing import Composer
+from headtrace.tracing.readings import Readings
 from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
@@ -44,23 +45,35 @@ class Catalogue:
     length: int
     rounded: bool = False
     """Whether the model runs in half precision, so that rounding is a component, too."""
+    biased: bool = True
+    """Whether attention writes biases."""
 
     @classmethod
     def of(cls, model: Model, layer: int, length: int) -> Catalogue:
-        return cls(layer, model.n_heads, length, model.half)
+        return cls(layer, model.n_heads, length, model.half, model.weights.has_attention_bias)
 
     @property
     def n_plain(self) -> int:
-        return 2 + 2 * self.layer + (self.layer + 1 if self.rounded else 0)
+        return self.offset + 1 + (self.layer + 1 if self.rounded else 0)
+
+    @property
+    def biases(self) -> slice:
+        """The numbers of attention biases, layer by layer."""
+        return slice(self.layer + 1, self.offset)
+
+    @property
+    def offset(self) -> int:
+        """The number of the reader's own bias."""
+        return 1 + self.layer * (2 if self.biased else 1)
 
     @property
     def roundings(self) -> slice:
         """The numbers of what rounding added to the residual, layer by layer (the layer's own comes after them)."""
-        return slice(2 * self.layer + 2, 3 * self.layer + 2)
+        return slice(self.offset + 1, self.offset + 1 + self.layer)
 
     def is_own(self, number: int) -> bool:
         """Whether a component is the reader's: its bias, or what rounding did while it read."""
-        return number == 2 * self.layer + 1 or (self.rounded and number == self.n_plain - 1)
+        return number == self.offset or (self.rounded and number == self.n_plain - 1)
 
     @property
     def n_components(self) -> int:
@@ -74,7 +87,7 @@ class Catalogue:
         """The layer of a component that has one."""
         if number >= self.n_plain:
             return (number - self.n_plain) // (self.length * self.n_heads)
-        return (number - 1) % self.layer if number <= 2 * self.layer else number - 2 * self.layer - 2
+        return (number - 1) % self.layer if number < self.offset else number - self.roundings.start
 
     def component(self, number: int, reader: Site | None = None) -> Component:
         """The component behind a number; ``reader`` is the firing that reads it, whose own bias an offset is."""
@@ -83,13 +96,14 @@ class Catalogue:
             return Component("embedding")
         if number <= l:
             return Component("mlp", number - 1)
-        if number <= 2 * l:
+        if number < self.offset:
             return Component("attention_bias", number - 1 - l)
-        if number == 2 * l + 1:
+        if number == self.offset:
             return Component("offset") if reader is None else Component("offset", reader.layer, reader.head)
         if number < self.n_plain:
             own = number == self.n_plain - 1
-            return Component("rounding", number - 2 * l - 2 if not own or reader is None else reader.layer)
+            rounding = number - self.roundings.start
+            return Component("rounding", rounding if not own or reader is None else reader.layer)
         rest, src = divmod(number - self.n_plain, self.length)
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
@@ -99,6 +113,9 @@ class Catalogue:
 
         >>> catalogue = Catalogue(layer=3, n_heads=4, length=5)
         >>> all(catalogue.number(catalogue.component(n)) == n for n in range(catalogue.n_components))
+        True
+        >>> bare = Catalogue(layer=3, n_heads=4, length=5, biased=False)
+        >>> all(bare.number(bare.component(n)) == n for n in range(bare.n_components))
         True
         >>> rounded = Catalogue(layer=3, n_heads=4, length=5, rounded=True)
         >>> all(rounded.number(rounded.component(n)) == n for n in range(rounded.n_components))
@@ -110,49 +127,20 @@ class Catalogue:
         if component.kind == "embedding":
             return 0
         if component.kind == "offset":
-            return 2 * l + 1
+            return self.offset
         if component.kind == "rounding":
-            return 2 * l + 2 + layer if self.rounded and layer is not None and 0 <= layer <= l else None
+            known = self.rounded and layer is not None and 0 <= layer <= l
+            return self.roundings.start + layer if known else None
         if layer is None or not 0 <= layer < l:
             return None
-        if component.kind in ("mlp", "attention_bias"):
-            return 1 + layer + (l if component.kind == "attention_bias" else 0)
+        if component.kind == "mlp":
+            return 1 + layer
+        if component.kind == "attention_bias":
+            return self.biases.start + layer if self.biased else None
         head, src = component.head, component.src
         if head is None or src is None or head >= self.n_heads or src >= self.length:
             return None
         return self.n_plain + (layer * self.n_heads + head) * self.length + src
-
-
-@dataclass(frozen=True)
-class Readings:
-    """Upstream heads' value vectors as read by some firings' heads; equal prompts and readers are computed once."""
-
-    values: Float[Tensor, "pair head_up src d_head"]
-    of: Int[Tensor, " firing"]
-    """The pair of prompt and reader that a firing looks at."""
-    own: bool
-    """Whether every firing has a pair of its own, in order."""
-
-    @cached_property
-    def norms(self) -> Float[Tensor, "firing head_up src"]:
-        """The length of each vector."""
-        norms = torch.linalg.vector_norm(self.values, dim=-1)
-        return norms if self.own else norms[self.of]
-
-    def at(
-        self,
-        which: Int[Tensor, " active"] | None,
-        head_up: Int[Tensor, "active n"],
-        src: Int[Tensor, "active n"],
-    ) -> Float[Tensor, "active n d_head"]:
-        """The vectors of some head components of some firings (None: of all)."""
-        pair = self.of if which is None else self.of[which]
-        return self.values[pair[:, None], head_up, src]
-
-    def mixed(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
-        """Each upstream head's vectors, added up over sources with a strength."""
-        values = self.values if self.own else self.values[self.of]
-        return (strength[:, :, None] @ values)[:, :, 0]
 
 
 @dataclass(frozen=True)
@@ -200,24 +188,15 @@ class Upstream:
     def catalogue(self) -> Catalogue:
         return Catalogue.of(self.recording.model, self.layer, self.length)
 
-    def readings(self, side: AttentionSide, firings: Firings) -> Readings:
-        """Every upstream head's value vectors as read by each firing's head, reader by reader for all its prompts."""
+    def readings(
+        self, side: AttentionSide, firings: Firings, strength: Float[Tensor, "firing head_up src"]
+    ) -> Readings:
+        """Every upstream head's value vectors as read by each firing's head, reader by reader for all its prompts;
+        ``strength`` is what they are written with where the firing reads."""
         group = 1 if side == "query" else self.recording.model.weights.group
         asked = [((site.layer or 0, (site.head or 0) // group), prompt) for prompt, site in firings.sites]
-        pairs = {pair: i for i, pair in enumerate(dict.fromkeys(asked))}
-        values = self.recording.bare_values[: self.layer, ..., : self.length, :].flatten(0, 1)
-        read = values.new_empty(len(pairs), len(values), self.length, values.shape[-1])
-        of_prompt: dict[int, dict[Reader, Tensor]] = {}
-        for (reader, prompt), mine in pairs.items():
-            of_prompt.setdefault(prompt, {})[reader] = read[mine]
-        for prompt, readers in of_prompt.items():
-            self.composer.read(side, values[:, prompt], readers)
-        of = [pairs[pair] for pair in asked]
-        return Readings(
-            read,
-            torch.tensor(of, device=read.device),
-            of == list(range(len(pairs))),
-        )
+        values = self.recording.shared_values[: self.layer, ..., : self.length, :].flatten(0, 1)
+        return Readings.of(self.composer, side, values, asked, strength)
 
     def pattern_rows(
         self, firings: Firings, token: Int[Tensor, " firing"]
@@ -268,19 +247,24 @@ class Upstream:
         the query was read is not among them (`reading_queries`)."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         b, d = firings.prompt, firings.dest
-        bias = weights.attention_bias[:l].expand(len(firings), -1, -1)
-        if rec.post_norm_scales is not None:
-            bias = bias / rec.post_norm_scales[:l, b, d].T[..., None]
-        writes = torch.cat((rec.plain_writes[:, : l + 1][b, :, d], bias), dim=1)
         below = self._below(firings)
-        scale = torch.cat((below.new_ones(len(firings), 1), below, below), dim=1)
-        writes = writes * (scale / rec.norm_scales[firings.layer, b, d][:, None])[..., None]
-        W_Q, offset = weights.W_Q[firings.layer, firings.head], weights.b_Q[firings.layer, firings.head]
-        if not rec.model.half:
-            return torch.cat((writes @ W_Q, offset[:, None]), dim=1)
-        rounding = rec.roundings[:l, b, d].transpose(0, 1)
-        rounding = rounding * (below / rec.norm_scales[firings.layer, b, d][:, None])[..., None]
-        return torch.cat((writes @ W_Q, offset[:, None], rounding @ W_Q), dim=1)
+        writes, scale = [_plain_at(rec, l + 1, b, d)], [below.new_ones(len(firings), 1), below]
+        if weights.has_attention_bias:
+            bias = weights.attention_bias[:l].expand(len(firings), -1, -1)
+            if rec.post_norm_scales is not None:
+                bias = bias / rec.post_norm_scales[:l, b, d].T[..., None]
+            writes.append(bias)
+            scale.append(below)
+        if rec.model.half:
+            writes.append(rec.roundings[:l, b, d].transpose(0, 1))
+            scale.append(below)
+        times = torch.cat(scale, dim=1) / rec.norm_scales[firings.layer, b, d][:, None]
+        written = torch.cat(writes, dim=1) * times[..., None]
+        reader = firings.layer * rec.model.n_heads + firings.head
+        queries = written @ weights.W_Q.flatten(0, 1).index_select(0, reader)
+        offset = weights.b_Q.flatten(0, 1)[reader][:, None]
+        place = self.catalogue.offset
+        return torch.cat((queries[:, :place], offset, queries[:, place:]), dim=1)
 
     def reading_queries(self, firings: Firings) -> Float[Tensor, "firing d_head"]:
         """What rounding did to each firing's query while it was read, as the head has it."""
@@ -300,13 +284,13 @@ class Upstream:
         return torch.stack(found)[:, : self.length]
 
     def plain_keys(self, firings: Firings) -> Float[Tensor, "firing plain token d_head"]:
-        """Plain components' parts of every key that each firing's head sees, before QK-norm and rotary positions; what
-        rounding did while keys were read is left at zero (`reading_keys`)."""
-        rec, weights, top, n = self.recording, self.recording.model.weights, self.layer, self.length
-        group, everything = weights.group, rec.plain_writes
+        """Plain components' parts of every key that each firing's head sees, before norm scales, QK-norm and rotary
+        positions; what rounding did while keys were read is left at zero (`reading_keys`)."""
+        rec, weights, n = self.recording, self.recording.model.weights, self.length
+        catalogue, group, everything = self.catalogue, weights.group, rec.plain_writes
         if 2 * n < everything.shape[2]:  # else a few more tokens cost less than a copy without them
             everything = everything[:, :, :n]
-        out = everything.new_zeros(len(firings), self.catalogue.n_plain, n, weights.W_K.shape[-1])
+        out = everything.new_empty(len(firings), catalogue.n_plain, n, weights.W_K.shape[-1])
         first: dict[tuple[int, int, int], int] = {}
         for row, (prompt, site) in enumerate(firings.sites):
             layer, reader = site.layer or 0, (site.head or 0) // group
@@ -314,19 +298,48 @@ class Upstream:
             if same != row:
                 out[row] = out[same]
                 continue
-            out[row, : layer + 1] = (everything[prompt, : layer + 1] @ W_K)[:, :n]
+            mlps, biases, roundings = (
+                out[row, 1 : self.layer + 1],
+                out[row, catalogue.biases],
+                out[row, catalogue.roundings],
+            )
+            _product(everything[prompt, : layer + 1], W_K, out[row, : layer + 1])
+            mlps[layer:] = 0.0
             if weights.has_attention_bias:
                 # A bias is one vector for all tokens: what a head reads of it differs by the frozen scales only.
                 bias = (weights.attention_bias[:layer] @ W_K)[:, None]
                 if rec.post_norm_scales is not None:
                     bias = bias / rec.post_norm_scales[:layer, prompt, :n, None]
-                out[row, top + 1 : top + 1 + layer] = bias
+                biases[:layer], biases[layer:] = bias, 0.0
             if rec.model.half:
-                first_rounding = self.catalogue.roundings.start
-                out[row, first_rounding : first_rounding + layer] = rec.roundings[:layer, prompt, :n] @ W_K
-        out /= rec.norm_scales[firings.layer, firings.prompt, None, :n, None]
-        out[:, 2 * top + 1] = weights.b_K[firings.layer, firings.head // group][:, None]
+                roundings[:layer], roundings[layer:] = rec.roundings[:layer, prompt, :n] @ W_K, 0.0
+                out[row, -1] = 0.0
+        # The offset comes behind the norm, whose scale will be taken away from all alike.
+        scale = rec.norm_scales[firings.layer, firings.prompt, :n, None]
+        out[:, catalogue.offset] = weights.b_K[firings.layer, firings.head // group][:, None] * scale
         return out
+
+
+def _plain_at(
+    recording: Recording, n: int, prompt: Int[Tensor, " firing"], token: Int[Tensor, " firing"]
+) -> Float[Tensor, "firing n d_model"]:
+    """The first plain writes at one token per firing."""
+    writes = recording.plain_writes
+    _, layers, tokens, _ = writes.shape
+    row = (prompt[:, None] * layers + torch.arange(n, device=prompt.device)) * tokens + token[:, None]
+    return writes.flatten(0, 2).index_select(0, row.flatten()).unflatten(0, row.shape)
+
+
+def _product(
+    writes: Float[Tensor, "n any d_model"],
+    W: Float[Tensor, "d_model d_head"],
+    out: Float[Tensor, "n token d_head"],
+) -> None:
+    """``writes @ W`` of the first tokens; without a copy where those are all."""
+    if writes.shape[1] == out.shape[1]:
+        torch.mm(writes.flatten(0, 1), W, out=out.flatten(0, 1))
+    else:
+        out.copy_((writes @ W)[:, : out.shape[1]])
 
 
 def in_chunks(

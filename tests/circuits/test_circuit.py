@@ -13,6 +13,7 @@ from made_up import TOKENS, complete_circuit, content_circuit, random_circuit, s
 
 from headtrace.circuits import Direction, Edge, Heads, Likelihood, LogitDifference, Node
 from headtrace.circuits.influence import edge_influence, node_influence, spread
+from headtrace.circuits.roots import quickly
 from headtrace.errors import InputError
 from headtrace.vocabulary import SIDES, Site
 
@@ -310,3 +311,19 @@ def test_an_empty_circuit_says_why():
     assert "No circuit: no head among the seeds" in empty.summary()
     assert empty.prune(min_weight=0.5).edges == ()
     assert empty.top(3, by="influence") == ()
+
+
+def test_a_part_that_is_made_quickly_is_the_part_that_is_made_with_care() -> None:
+    edge = {"source": 1, "target": 0, "side": "query", "weight": 0.25, "channels": (1, 4)}
+    node = {"id": 1, "kind": "head", "layer": 9, "head": 6, "dest": 14, "src": 3, "influence": 0.5}
+    for kind, fields in ((Edge, edge), (Node, node)):
+        quick, careful = quickly(kind, **fields), kind(**fields)
+        assert quick == careful
+        assert hash(quick) == hash(careful)
+        assert vars(quick) == vars(careful)
+        assert repr(quick) == repr(careful)
+        with pytest.raises(FrozenInstanceError):
+            quick.weight = 1.0
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="expected a finite number"):
+            quickly(Edge, **{**edge, "weight": number})

@@ -8,6 +8,7 @@ import torch
 import headtrace
 from headtrace.errors import IdentityError, InputError
 from headtrace.tracing.composing import Asked, Composer
+from headtrace.tracing.readings import Readings
 from headtrace.vocabulary import Firing
 from tests.oracle.comparison import Agreement, circuit_edges
 from tests.rounding import rounding
@@ -299,6 +300,34 @@ def test_firings_of_many_prompts_are_traced_together_as_one_by_one() -> None:
     assert channels == [[[k.channels for k in c.side(s).causes] for s in ("query", "key")] for c in alone]
     with pytest.raises(InputError, match="1 prompts for 3 firings"):
         tracer.trace_firings(recording, firings, [0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # heads that share values, heads that do not
+def test_what_readers_read_of_many_prompts_is_what_each_reads_alone(name: str) -> None:
+    model = tiny_model(name, dtype=torch.float64)
+    recording, composer = model.record([*prompts(), prompts()[0][:5]]), Composer(model)
+    values, last = recording.shared_values.flatten(0, 1), model.n_layers - 1
+    first, second = (last, 0), (1, model.n_kv_heads - 1)
+    # Several prompts for a reader, one prompt several times, readers of different layers.
+    several = [(first, 0), (first, 2), (first, 2), (second, 1), (second, 0), (second, 1)]
+    one_each = [(first, 1), (first, 1), (second, 1)]
+    n = values.shape[2]
+    heads, width = model.n_layers * model.n_heads, model.d_head
+    for asked in (several, one_each):
+        strength = torch.rand(len(asked), heads, n, dtype=torch.float64)
+        read = Readings.of(composer, "key", values, asked, strength)
+        components = torch.arange(heads * n).expand(len(asked), -1)
+        found = read.at(None, components).unflatten(1, (heads, n))
+        for f, ((layer, kv), prompt) in enumerate(asked):
+            W = model.weights.W_O.flatten(0, 1) @ model.weights.W_K[layer, kv]
+            alone = recording.bare_values.flatten(0, 1)[:, prompt] @ W
+            alone[layer * model.n_heads :] = 0.0
+            bound = rounding(torch.float64, model.d_model + width + heads * n, float(alone.abs().max()))
+            assert (found[f] - alone).abs().max() <= bound
+            assert (read.norms[f] - alone.norm(dim=-1)).abs().max() <= bound
+            mixed = (strength[f, ..., None] * alone).sum(dim=1)
+            assert (read.mixed(strength)[f] - mixed).abs().max() <= bound
+            assert (read.total[f] - mixed.sum(dim=0)).abs().max() <= bound * heads
 
 
 def test_values_read_through_the_residual_are_those_of_composed_weights() -> None:

@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     from headtrace.models.model import Model
 
 
+PLACES = (
+    "layer_input",
+    "attention_write",
+    "mlp_input",
+    "mlp_write",
+    "norm_input",
+    "query_input",
+    "key_input",
+    "final_input",
+)
+"""Where observers are called by hooks (attention calls them itself)."""
+
+
 class Turn:
     """Whose turn it is to use a model: a lock that knows its owner."""
 
@@ -276,23 +289,24 @@ class _Places:
         """A hook for everything that the observer's class overrides, and for nothing else."""
         facts = self.facts
         written = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
+        wanted = {place for place in PLACES if self.observer.wants(place)}
         for index, layer in enumerate(self.model.layers):
-            if self.observer.wants("layer_input"):
+            if "layer_input" in wanted:
                 self._add(layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True))
-            if self.observer.wants("attention_write"):
+            if "attention_write" in wanted:
                 hook = self._output(index, self.observer.attention_write)
                 self._add(layer.get_submodule(written).register_forward_hook(hook))
-            if self.observer.wants("mlp_input"):
+            if "mlp_input" in wanted:
                 hook = self._input(index, self.observer.mlp_input)
                 self._add(layer.get_submodule(facts.mlp).register_forward_pre_hook(hook))
-            if self.observer.wants("mlp_write"):
+            if "mlp_write" in wanted:
                 hook = self._output(index, self.observer.mlp_write)
                 self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
-            if self.observer.wants("norm_input"):
+            if "norm_input" in wanted:
                 self._norms(index, layer)
-            if self.observer.wants("query_input") or self.observer.wants("key_input"):
+            if wanted & {"query_input", "key_input"}:
                 self._reread(index, layer)
-        if self.observer.wants("final_input"):
+        if "final_input" in wanted:
             final = self.model.hf.get_submodule(facts.final_norm)
             self._add(
                 final.register_forward_pre_hook(

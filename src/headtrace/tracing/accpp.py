@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.errors import InputError
@@ -20,7 +20,7 @@ from headtrace.tracing.attribution import IG_STEPS, attention_on
 from headtrace.tracing.candidates import Candidates, FiringScores, KeyCandidates, QueryCandidates
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method, register_method
-from headtrace.tracing.upstream import Composer, Firings, Upstream, in_chunks
+from headtrace.tracing.upstream import Catalogue, Composer, Firings, Upstream, in_chunks
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -59,10 +59,11 @@ class ACCpp(Method):
         scores.require(query, key)
         removal = remove_greedily(scores, (query, key), clean, limit)
         attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
+        catalogue, channels = upstream.catalogue, scores.a.shape[-1]
         for f, (prompt, site) in enumerate(firings.sites):
             sides: dict[Side, SideCauses] = {
-                "query": _collect(removal, f, upstream, site, site.dest or 0),
-                "key": _collect(removal, n + f, upstream, site, site.src or 0),
+                "query": _collect(removal, f, catalogue, site, site.dest or 0, channels),
+                "key": _collect(removal, n + f, catalogue, site, site.src or 0, channels),
             }
             yield Causes(prompt, site, sides, attention[f], limits[f], rounding[f])
 
@@ -90,7 +91,8 @@ def remove_greedily(
     rankings = [Ranking(side) for side in sides]
     n, n_candidates = len(scores.firings), rankings[0].n_candidates
     both = clean.repeat(len(sides))
-    result = Removal([[] for _ in both], [[] for _ in both], both.tolist(), [False] * len(both))
+    every = range(len(both))
+    result = Removal([[] for _ in every], [[] for _ in every], both.tolist(), [False] * len(both))
     active = torch.arange(len(both), device=clean.device)
     left, before, which = scores.logits.repeat(len(sides), 1), both, active % n
     done, size = 0, FIRST_CHUNK
@@ -133,31 +135,50 @@ class Ranking:
         plain, bounds, which = self.candidates.plain, self.bounds, None
         if active.numel() < len(self.bounds):
             plain, bounds, which = plain[active], bounds[active], active
-        heads = self.n_heads
-        if k <= self.n_plain * self.n_channels:
-            at_least = plain.flatten(1).topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-            heads = int((bounds >= at_least).sum(dim=1).max())
         components = torch.arange(self.n_plain, device=active.device).expand(len(active), -1)
-        if heads:
-            chosen = bounds.topk(heads, dim=1, sorted=False).indices
+        there = torch.ones_like(components, dtype=torch.bool)
+        if self.n_heads:
+            if k <= self.n_plain * self.n_channels:
+                at_least = plain.flatten(1).topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+                wanted = bounds >= at_least
+            else:
+                wanted = torch.ones_like(bounds, dtype=torch.bool)
+            chosen, real = _places(wanted)
             plain = torch.cat((plain, self.candidates.of_heads(which, chosen)), dim=1)
             components = torch.cat((components, chosen + self.n_plain), dim=1)
-        return _largest(components, plain, k)
+            there = torch.cat((there, real), dim=1)
+        return _largest(components, plain, there, k)
+
+
+def _places(
+    wanted: Bool[Tensor, "firing component"],
+) -> tuple[Int[Tensor, "firing n"], Bool[Tensor, "firing n"]]:
+    """The places of what is wanted in each row, as many for each row as the fullest has; which of them are real."""
+    row, place = wanted.nonzero().unbind(dim=1)
+    counts = wanted.sum(dim=1)
+    starts = counts.cumsum(0) - counts
+    n = torch.arange(int(counts.max()), device=wanted.device)
+    chosen = place.new_zeros(len(wanted), len(n))
+    chosen[row, torch.arange(len(row), device=row.device) - starts[row]] = place
+    return chosen, n < counts[:, None]
 
 
 def _largest(
-    components: Int[Tensor, "firing component"], values: Float[Tensor, "firing component channel"], k: int
+    components: Int[Tensor, "firing component"],
+    values: Float[Tensor, "firing component channel"],
+    there: Bool[Tensor, "firing component"],
+    k: int,
 ) -> Int[Tensor, "firing k"]:
-    """Flat numbers of the k largest candidates, descending, equal ones in order of their numbers.
+    """Flat numbers of the k largest candidates that are there, descending, equal ones in order of their numbers.
 
     They all belong to the k components with the largest maxima, so only those are searched.
     """
     n_channels = values.shape[-1]
     if k < values.shape[1]:
-        best = values.amax(dim=-1).topk(k, dim=1, sorted=False).indices
-        components = components.gather(1, best)
+        best = values.amax(dim=-1).masked_fill_(~there, -torch.inf).topk(k, dim=1, sorted=False).indices
+        components, there = components.gather(1, best), there.gather(1, best)
         values = values.gather(1, best[..., None].expand(-1, -1, n_channels))
-    flat = values.flatten(1)
+    flat = values.masked_fill(~there[..., None], -torch.inf).flatten(1)
     best = flat.topk(min(k, flat.shape[1]), dim=1, sorted=False).indices
     numbers = components.gather(1, best // n_channels) * n_channels + best % n_channels
     numbers, order = numbers.sort(dim=1)
@@ -193,19 +214,19 @@ def _note(
         result.explained[f] = stopped
 
 
-def _collect(removal: Removal, f: int, upstream: Upstream, site: Site, position: int) -> SideCauses:
+def _collect(
+    removal: Removal, f: int, catalogue: Catalogue, site: Site, position: int, n_channels: int
+) -> SideCauses:
     """Removals of one firing side, summed by component; strongest first, ties by component number."""
-    n_channels = upstream.recording.model.d_head
     channels: dict[int, list[int]] = {}
     weight: dict[int, float] = {}
     for number, drop in zip(removal.chosen[f], removal.drops[f], strict=True):
         component, channel = divmod(number, n_channels)
         channels.setdefault(component, []).append(channel)
         weight[component] = weight.get(component, 0.0) + drop
-    catalogue = upstream.catalogue
     # Where everything was removed, components that are not below this firing are among it: they are nothing to it.
     causes = tuple(
-        Cause(catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
+        Cause(catalogue.site(c, site, position), weight[c], tuple(sorted(channels[c])))
         for c in sorted(weight, key=lambda c: (-weight[c], c))
         if catalogue.is_below(c, site.layer or 0)
     )

@@ -84,7 +84,9 @@ def _head_shares(
     """``A[t, j] v[j] W_O . direction`` for every head component; one product per prompt."""
     _, top, n_heads, length = out.shape
     W_O = recording.model.weights.W_O[:top].flatten(0, 2)
-    read = (W_O @ directions.T).unflatten(0, (top, n_heads, -1))
+    # A product with a single column runs on one core, and takes longer than one with a few.
+    columns = directions.T if len(directions) > 1 else directions.T.expand(-1, 4)
+    read = (W_O @ columns)[:, : len(directions)].unflatten(0, (top, n_heads, -1))
     rows_of: dict[int, list[int]] = {}
     for row, place in enumerate(places):
         rows_of.setdefault(place.prompt, []).append(row)

@@ -211,12 +211,11 @@ class QueryCandidates(Candidates):
         return (self.strength * self.readings.norms * largest[:, None, None]).flatten(1)
 
     def of_heads(self, which: Tensor | None, number: Tensor) -> Float[Tensor, "active n channel"]:
-        head_up, src = self._place(number)
         strength = self.strength.flatten(1)
         basis, toward = self.basis, self._toward
         if which is not None:
             strength, basis, toward = strength[which], basis[which], toward[which]
-        read = self.readings.at(which, head_up, src) * strength.gather(1, number)[..., None]
+        read = self.readings.at(which, number) * strength.gather(1, number)[..., None]
         return read @ (basis * toward[:, None])
 
     def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
@@ -225,9 +224,9 @@ class QueryCandidates(Candidates):
         n_plain = self.catalogue.n_plain
         coefficient = self.plain_coefficients[f, component.clamp_max(n_plain - 1), channel]
         if self.catalogue.layer > 0:
-            head_up, src = self._place(number)
-            read = (self.readings.at(which, head_up, src) * self.basis.mT[f, channel]).sum(-1)
-            coefficient = torch.where(component < n_plain, coefficient, read * self.strength[f, head_up, src])
+            read = (self.readings.at(which, number) * self.basis.mT[f, channel]).sum(-1)
+            strength = self.strength.flatten(1)[which].gather(1, number)
+            coefficient = torch.where(component < n_plain, coefficient, read * strength)
         return (coefficient * s.scale)[..., None] * s.b.mT[f, channel]
 
 
@@ -298,7 +297,7 @@ class KeyCandidates(Candidates):
             turns, prompt, to_key, weight = turns[which], prompt[which], to_key[which], weight[which]
         columns = self.upstream.pattern_columns(prompt, head_up, src)
         sums = columns @ turns.weighted_table(weight)
-        return turns.turn_summed(self.readings.at(which, head_up, src), sums) @ to_key
+        return turns.turn_summed(self.readings.at(which, number), sums) @ to_key
 
     def rows(self, which: Tensor, chosen: Tensor) -> Float[Tensor, "active n token"]:
         s, n_plain, f = self.scores, self.catalogue.n_plain, which[:, None]
@@ -314,7 +313,7 @@ class KeyCandidates(Candidates):
     def _head_rows(self, which: Tensor, number: Tensor, channel: Tensor) -> Float[Tensor, "active n token"]:
         s, (head_up, src) = self.scores, self._place(number)
         columns = self.upstream.pattern_columns(s.firings.prompt[which], head_up, src)
-        m, g = self.readings.at(which, head_up, src), s.to_key.mT[which[:, None], channel]
+        m, g = self.readings.at(which, number), s.to_key.mT[which[:, None], channel]
         return s.turns[which].turned_dot(m, g) * columns * self.inverse_scale[which][:, None]
 
 

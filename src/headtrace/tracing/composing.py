@@ -87,7 +87,8 @@ class Composer:
         if weights is not self.made_from:  # the model's weights were changed
             self.kept, self.held, self.made_from = {}, 0, weights
         for (layer, _), asked in into.items():
-            asked.out[layer * self.model.n_kv_heads :] = 0.0
+            if layer * self.model.n_kv_heads < len(values):
+                asked.out[layer * self.model.n_kv_heads :] = 0.0
         d_model, d_head = weights.W_Q.shape[-2:]
         tokens = values.shape[2]
         if not self.all_fit and tokens * (d_model - d_head) < d_head * d_model:
@@ -97,9 +98,8 @@ class Composer:
             return
         for (layer, head), asked in into.items():
             below = layer * self.model.n_kv_heads
-            mine = asked.among(values[:below]).flatten(1, 2)
-            out = asked.out[:below].flatten(1, 2).flatten(2, 3)
-            torch.bmm(mine, self._composed(side, layer, head), out=out)
+            mine, composed = asked.among(values[:below]).flatten(1, 2), self._composed(side, layer, head)
+            torch.bmm(mine, composed, out=asked.out[:below].view(below, mine.shape[1], composed.shape[2]))
             yield layer, head
 
     def _through_residual(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import itemgetter
 
@@ -103,9 +104,15 @@ class Readings:
             blocks.setdefault(reader, []).append(Block(into[reader].out, firings, places))
             done = firings.stop
         norms, total = torch.empty_like(strength), strength.new_empty(len(strength), d_head)
+        one_prompt = len(rows) == len(prompts) * heads * of_head
         for reader in composer.read(side, values, into):
-            for block in blocks[reader]:  # at once, as long as the vectors are at hand
-                norms[block.firings], total[block.firings] = block.norms(), block.total(strength)
+            if not one_prompt:
+                for block in blocks[reader]:  # at once, as long as the vectors are at hand
+                    norms[block.firings], total[block.firings] = block.norms(), block.total(strength)
+        if one_prompt:
+            numbers = {reader: number for number, reader in enumerate(prompts)}
+            alike = rows.view(len(prompts), heads, length, group, d_head)
+            norms, total = _of_one_prompt(alike, [numbers[reader] for reader, _ in asked], strength)
         found = [
             (starts[reader] + prompts[reader][prompt] * of_head, len(prompts[reader]) * of_head)
             for reader, prompt in asked
@@ -113,18 +120,19 @@ class Readings:
         first, step = torch.tensor(found, device=rows.device).unbind(dim=1)
         return cls([block for mine in blocks.values() for block in mine], rows, first, step, norms, total)
 
+    @cached_property
+    def _numbers(self) -> Int[Tensor, "firing head_component"]:
+        """The row of every head component."""
+        heads, _, length, group, _ = self.blocks[0].values.shape
+        kv, inside = _layout(heads, length, group, self.rows.device)
+        return torch.addcmul(inside, self.step[:, None], kv).add_(self.first[:, None])
+
     def at(
-        self,
-        which: Int[Tensor, " active"] | None,
-        head_up: Int[Tensor, "active n"],
-        src: Int[Tensor, "active n"],
+        self, which: Int[Tensor, " active"] | None, component: Int[Tensor, "active n"]
     ) -> Float[Tensor, "active n d_head"]:
-        """The vectors of some head components of some firings (None: of all)."""
-        first, step = (self.first, self.step) if which is None else (self.first[which], self.step[which])
-        group = self.blocks[0].values.shape[3]
-        if group > 1:
-            head_up, src = head_up // group, src * group + head_up % group
-        number = (step[:, None] * head_up).add_(src).add_(first[:, None])
+        """The vectors of some head components (numbered by head and source) of some firings (None: of all)."""
+        numbers = self._numbers if which is None else self._numbers[which]
+        number = numbers.gather(1, component)
         return self.rows.index_select(0, number.flatten()).view(*number.shape, -1)
 
     def mixed(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
@@ -133,3 +141,34 @@ class Readings:
         for block in self.blocks:
             out[block.firings] = block.mixed(strength)
         return out
+
+
+@lru_cache(maxsize=64)
+def _layout(
+    heads: int, length: int, group: int, device: torch.device
+) -> tuple[Int[Tensor, " head_component"], Int[Tensor, " head_component"]]:
+    """For components by head and source: the value head of each, and its row among those of that value head."""
+    with torch.inference_mode(False):  # kept for any later use
+        head, src = (torch.arange(n, device=device) for n in (heads * group, length))
+        kv = (head // group)[:, None].expand(-1, length).flatten()
+        return kv, ((head % group)[:, None] + src * group).flatten()
+
+
+def _of_one_prompt(
+    values: Float[Tensor, "reader kv_up src group d_head"],
+    readers: list[int],
+    strength: Float[Tensor, "firing head_up src"],
+) -> tuple[Float[Tensor, "firing head_up src"], Float[Tensor, "firing d_head"]]:
+    """Lengths and sums where every reader was asked about one prompt: of all readers together."""
+    norms = torch.linalg.vector_norm(values, dim=-1)
+    _, heads, _, group, _ = values.shape
+    shared = strength.unflatten(1, (heads, group)).transpose(2, 3).flatten(1)
+    flat = values.flatten(1, 3)
+    if readers == list(range(len(values))):
+        total = (shared[:, None] @ flat)[:, 0]
+    else:  # a reader's firings one after another, so that its vectors are not copied for each
+        norms = norms.index_select(0, torch.tensor(readers, device=values.device))
+        counts = [(reader, len(list(same))) for reader, same in groupby(readers)]
+        parts = shared.split([count for _, count in counts])
+        total = torch.cat([part @ flat[reader] for part, (reader, _) in zip(parts, counts, strict=True)])
+    return norms.transpose(2, 3).flatten(1, 2), total

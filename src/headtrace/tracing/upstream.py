@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,7 +53,7 @@ class Catalogue:
     def of(cls, model: Model, layer: int, length: int) -> Catalogue:
         return cls(layer, model.n_heads, length, model.half, model.weights.has_attention_bias)
 
-    @property
+    @cached_property
     def n_plain(self) -> int:
         return self.offset + 1 + (self.layer + 1 if self.rounded else 0)
 
@@ -61,7 +62,7 @@ class Catalogue:
         """The numbers of attention biases, layer by layer."""
         return slice(self.layer + 1, self.offset)
 
-    @property
+    @cached_property
     def offset(self) -> int:
         """The number of the reader's own bias."""
         return 1 + self.layer * (2 if self.biased else 1)
@@ -75,7 +76,7 @@ class Catalogue:
         """Whether a component is the reader's: its bias, or what rounding did while it read."""
         return number == self.offset or (self.rounded and number == self.n_plain - 1)
 
-    @property
+    @cached_property
     def n_components(self) -> int:
         return self.n_plain + self.layer * self.n_heads * self.length
 
@@ -107,6 +108,13 @@ class Catalogue:
         rest, src = divmod(number - self.n_plain, self.length)
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
+
+    def site(self, number: int, reader: Site, position: int) -> Site:
+        """The component behind a number, where it is read."""
+        if number < self.n_plain:
+            return self.component(number, reader).at(position)
+        rest, src = divmod(number - self.n_plain, self.length)
+        return Site("head", *divmod(rest, self.n_heads), position, src)
 
     def number(self, component: Component) -> int | None:
         """The number of a component; None for one that is not upstream of the layer.
@@ -184,7 +192,7 @@ class Upstream:
     length: int
     """Tokens that matter: nothing after the last destination is visible to any firing."""
 
-    @property
+    @cached_property
     def catalogue(self) -> Catalogue:
         return Catalogue.of(self.recording.model, self.layer, self.length)
 
@@ -298,22 +306,18 @@ class Upstream:
             if same != row:
                 out[row] = out[same]
                 continue
-            mlps, biases, roundings = (
-                out[row, 1 : self.layer + 1],
-                out[row, catalogue.biases],
-                out[row, catalogue.roundings],
-            )
             _product(everything[prompt, : layer + 1], W_K, out[row, : layer + 1])
-            mlps[layer:] = 0.0
+            if layer < self.layer:
+                out[row, layer + 1 : self.layer + 1] = 0.0
             if weights.has_attention_bias:
                 # A bias is one vector for all tokens: what a head reads of it differs by the frozen scales only.
-                bias = (weights.attention_bias[:layer] @ W_K)[:, None]
+                bias, into = (weights.attention_bias[:layer] @ W_K)[:, None], out[row, catalogue.biases]
                 if rec.post_norm_scales is not None:
                     bias = bias / rec.post_norm_scales[:layer, prompt, :n, None]
-                biases[:layer], biases[layer:] = bias, 0.0
+                into[:layer], into[layer:] = bias, 0.0
             if rec.model.half:
-                roundings[:layer], roundings[layer:] = rec.roundings[:layer, prompt, :n] @ W_K, 0.0
-                out[row, -1] = 0.0
+                into = out[row, catalogue.roundings.start :]
+                into[:layer], into[layer:] = rec.roundings[:layer, prompt, :n] @ W_K, 0.0
         # The offset comes behind the norm, whose scale will be taken away from all alike.
         scale = rec.norm_scales[firings.layer, firings.prompt, :n, None]
         out[:, catalogue.offset] = weights.b_K[firings.layer, firings.head // group][:, None] * scale

@@ -82,18 +82,25 @@ def _head_shares(
     out: Float[Tensor, "place layer head src"],
 ) -> None:
     """``A[t, j] v[j] W_O . direction`` for every head component; one product per prompt."""
-    _, top, n_heads, length = out.shape
-    W_O = recording.model.weights.W_O[:top].flatten(0, 2)
-    # A product with a single column runs on one core, and takes longer than one with a few.
-    columns = directions.T if len(directions) > 1 else directions.T.expand(-1, 4)
-    read = (W_O @ columns)[:, : len(directions)].unflatten(0, (top, n_heads, -1))
+    _, top, _, length = out.shape
+    model = recording.model
+    W_O = model.weights.W_O[:top].flatten(0, 2)
+    # A product with a single column runs on one core, and takes longer than one with two.
+    columns = directions if len(directions) > 1 else directions.repeat(2, 1)
+    read = (W_O @ columns.T)[:, : len(directions)].contiguous()
+    # Heads that share values stand side by side.
+    shared = read.unflatten(0, (top, model.n_kv_heads, -1, model.d_head)).transpose(2, 3)
     rows_of: dict[int, list[int]] = {}
     for row, place in enumerate(places):
         rows_of.setdefault(place.prompt, []).append(row)
     for prompt, rows in rows_of.items():
-        values = recording.bare_values[:top, :, prompt, :length]
-        mine = read if len(rows) == len(places) else read[..., rows]
-        positions = [places[row].position for row in rows]
-        at = torch.tensor(positions, device=values.device)
+        values = recording.shared_values[:top, :, prompt, :length]
+        mine = shared if len(rows) == len(places) else shared[..., rows]
+        moved = (values @ mine.flatten(3)).unflatten(3, mine.shape[3:])
+        at = torch.tensor([places[row].position for row in rows], device=values.device)
         patterns = recording.attention.rows(top, torch.full_like(at, prompt), at, length)
-        out[rows] = (values @ mine).permute(3, 0, 1, 2) * patterns
+        found = moved.permute(4, 0, 1, 3, 2).flatten(2, 3) * patterns
+        if len(rows) == 1:
+            out[rows[0]] = found[0]
+        else:
+            out[rows] = found

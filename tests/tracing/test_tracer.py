@@ -7,6 +7,7 @@ import torch
 
 import headtrace
 from headtrace.errors import IdentityError, InputError
+from headtrace.tracing.causes import Causes
 from headtrace.tracing.composing import Asked, Composer
 from headtrace.tracing.readings import Readings
 from headtrace.vocabulary import Firing
@@ -40,16 +41,35 @@ def test_one_firing_predicts_what_the_reference_predicts(name: str) -> None:
     assert lowest
     assert firings
     for found in [*tracer.trace_firings(recording, lowest), *tracer.trace_firings(recording, firings)]:
-        for side in ("query", "key"):
-            naive = naive_side(recording, found.firing, side, found.threshold)
-            mine = found.side(side)
-            assert {c.component: c.channels for c in mine.causes} == {
-                c: ks for c, (ks, _) in naive.causes.items()
-            }
-            assert mine.predicted == pytest.approx(naive.predicted, abs=1e-9)
-            assert mine.explained == naive.explained
-            taken = found.attention - mine.predicted
-            assert sum(c.weight for c in mine.causes) == pytest.approx(taken, abs=1e-9)
+        agrees_with_the_reference(recording, found)
+
+
+def agrees_with_the_reference(recording: headtrace.Recording, found: Causes) -> None:
+    for side in ("query", "key"):
+        naive = naive_side(recording, found.firing, side, found.threshold)
+        mine = found.side(side)
+        assert {c.component: c.channels for c in mine.causes} == {
+            c: ks for c, (ks, _) in naive.causes.items()
+        }
+        assert mine.predicted == pytest.approx(naive.predicted, abs=1e-9)
+        assert mine.explained == naive.explained
+        taken = found.attention - mine.predicted
+        assert sum(c.weight for c in mine.causes) == pytest.approx(taken, abs=1e-9)
+
+
+def test_a_firing_that_no_head_upstream_matters_to_rests_on_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headtrace.tracing.accpp.FIRST_CHUNK", 2)  # so that no head is among the first
+    model = tiny_model("llama", dtype=torch.float64)
+    with torch.no_grad():
+        for layer in model.layers:  # heads that write next to nothing
+            layer.get_submodule("self_attn.o_proj").weight *= 1e-6
+    recording = model.record(prompts()[0])
+    strong = [f for f, a in recording.strongest_firings() if f.layer > 1 and f.dest > 2 and a > 0.3][:3]
+    assert strong
+    for found in headtrace.Tracer(model).trace_firings(recording, strong):
+        agrees_with_the_reference(recording, found)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_neox"])

@@ -144,9 +144,10 @@ class Ranking:
             else:
                 wanted = torch.ones_like(bounds, dtype=torch.bool)
             chosen, real = _places(wanted)
-            plain = torch.cat((plain, self.candidates.of_heads(which, chosen)), dim=1)
-            components = torch.cat((components, chosen + self.n_plain), dim=1)
-            there = torch.cat((there, real), dim=1)
+            if chosen.shape[1]:
+                plain = torch.cat((plain, self.candidates.of_heads(which, chosen)), dim=1)
+                components = torch.cat((components, chosen + self.n_plain), dim=1)
+                there = torch.cat((there, real), dim=1)
         return _largest(components, plain, there, k)
 
 

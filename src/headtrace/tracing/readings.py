@@ -133,7 +133,7 @@ class Readings:
         """The vectors of some head components (numbered by head and source) of some firings (None: of all)."""
         numbers = self._numbers if which is None else self._numbers[which]
         number = numbers.gather(1, component)
-        return self.rows.index_select(0, number.flatten()).view(*number.shape, -1)
+        return self.rows.index_select(0, number.flatten()).unflatten(0, number.shape)
 
     def mixed(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
         """Each upstream head's vectors, added up over sources with a strength."""

@@ -42,7 +42,7 @@ def test_bytes_are_bounded_and_the_latest_stays_whatever_its_size(recording) -> 
 def test_what_is_derived_from_a_recording_counts_too(recording) -> None:
     fresh = recording[0]
     before = held_bytes(fresh)
-    derived = fresh.bare_values
+    derived = fresh.shared_values
     assert held_bytes(fresh) == before + derived.numel() * derived.element_size()
     assert before > fresh.n_bytes, "so do masks"
 

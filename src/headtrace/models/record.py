@@ -301,7 +301,8 @@ class Recording:
     @cached_property
     def bare_values(self) -> Float[Tensor, "layer head batch token d_head"]:
         """Value vectors without their bias, one row per query head."""
-        return self.shared_values.repeat_interleave(self.model.weights.group, dim=1)
+        group = self.model.weights.group
+        return self.shared_values if group == 1 else self.shared_values.repeat_interleave(group, dim=1)
 
     @cached_property
     def visible_keys(self) -> Int[Tensor, "layer batch token"]:

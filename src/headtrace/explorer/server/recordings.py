@@ -61,6 +61,7 @@ class Recordings:
 
 def held_bytes(recording: Recording) -> int:
     """What a recording takes in memory now: what was recorded, its masks, and what was derived from it since."""
-    derived = [each for each in tuple(vars(recording).values()) if isinstance(each, Tensor)]
+    found = [each for each in tuple(vars(recording).values()) if isinstance(each, Tensor)]
+    derived = {id(each): each for each in found}.values()  # one may be there under two names
     masks = {id(mask): mask for mask in recording.visible}.values()
     return recording.n_bytes + sum(each.numel() * each.element_size() for each in (*derived, *masks))

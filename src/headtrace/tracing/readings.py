@@ -39,19 +39,17 @@ class Block:
         norms = self.of_firings(torch.linalg.vector_norm(self.values, dim=-1))
         return norms.permute(1, 0, 3, 2).flatten(1, 2)
 
-    def mixed(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
-        """Each upstream head's vectors, added up over sources with the strengths of these firings."""
+    def mixed(self, strength: Float[Tensor, "all head_up src"]) -> Float[Tensor, "firing head_up d_head"]:
+        """Each upstream head's vectors, added up over sources with the strengths of these firings among all."""
         found = torch.einsum("fkgs,kfsgd->fkgd", self._shared(strength), self.of_firings(self.values))
         return found.flatten(1, 2)
 
-    def total(self, strength: Float[Tensor, "firing head_up src"]) -> Float[Tensor, "firing d_head"]:
-        """All vectors, added up with the strengths of these firings."""
+    def total(self, strength: Float[Tensor, "all head_up src"]) -> Float[Tensor, "firing d_head"]:
+        """All vectors, added up with the strengths of these firings among all."""
         mine = self._shared(strength).permute(1, 0, 3, 2).flatten(2, 3)
         return (mine[:, :, None] @ self.of_firings(self.values).flatten(2, 3))[:, :, 0].sum(dim=0)
 
-    def _shared(
-        self, strength: Float[Tensor, "firing head_up src"]
-    ) -> Float[Tensor, "firing kv_up group src"]:
+    def _shared(self, strength: Float[Tensor, "all head_up src"]) -> Float[Tensor, "firing kv_up group src"]:
         heads, _, _, group, _ = self.values.shape
         return strength[self.firings].unflatten(1, (heads, group))
 

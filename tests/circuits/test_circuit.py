@@ -324,6 +324,13 @@ def test_a_part_that_is_made_quickly_is_the_part_that_is_made_with_care() -> Non
         assert repr(quick) == repr(careful)
         with pytest.raises(FrozenInstanceError):
             quick.weight = 1.0
-    for number in (float("nan"), float("inf")):
-        with pytest.raises(InputError, match="expected a finite number"):
-            quickly(Edge, **{**edge, "weight": number})
+    wrong = {
+        "weight": float("nan"),
+        "contribution": float("inf"),
+        "source": -1,
+        "channels": (1, -4),
+        "target": True,
+    }
+    for name, value in wrong.items():
+        with pytest.raises(InputError, match=rf"Edge\.{name}"):
+            quickly(Edge, **{**edge, name: value})

@@ -73,16 +73,7 @@ class ModelChannels:
         """The channels of some heads, and of no others: tensors of layers and heads, or one of each."""
         if not self._whole:
             self._need(layer, head)
-        found = self._found.tensors()
-        if (
-            isinstance(layer, Tensor)
-            and isinstance(head, Tensor)
-            and layer.shape == head.shape
-            and layer.ndim == 1
-        ):
-            which = layer * self.model.n_heads + head
-            return HeadChannels(**{n: t.flatten(0, 1).index_select(0, which) for n, t in found.items()})
-        return HeadChannels(**{name: tensor[layer, head] for name, tensor in found.items()})
+        return HeadChannels(**{name: tensor[layer, head] for name, tensor in self._found.tensors().items()})
 
     def layer(self, layer: int) -> HeadChannels:
         """The channels of all heads of one layer."""

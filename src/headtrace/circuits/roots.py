@@ -82,12 +82,23 @@ def _defaults(cls: type) -> dict[str, Any]:
     return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
 
 
+def _is_plain(value: Any) -> bool:
+    """A finite number, one to count with, several of those, text, or nothing: as Python has them, and nothing like it."""
+    kind = type(value)
+    if kind is float:
+        return isfinite(value)
+    if kind is int:
+        return 0 <= value <= LARGEST
+    if kind is tuple:
+        return all(type(each) is int and 0 <= each <= LARGEST for each in value)
+    return kind is str or value is None
+
+
 def quickly(cls: type[T], **given: Any) -> T:
-    """The same object as ``cls(**given)``, without a check of types: for what headtrace itself has put together, in
-    thousands. A number that is not finite is refused as ever."""
-    for value in given.values():
-        if isinstance(value, float) and not isfinite(value):
-            return cls(**given)  # says what is wrong
+    """The same object as ``cls(**given)`` for what a trace puts together by the thousand: fields of plain values are
+    taken as they are. Anything else is for the full check to convert or to refuse: methods may be other people's."""
+    if not all(map(_is_plain, given.values())):
+        return cls(**given)
     made = object.__new__(cls)
     vars(made).update(_defaults(cls), **given)
     return made

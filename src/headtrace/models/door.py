@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -30,19 +31,6 @@ from headtrace.models.precision import exact
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
-
-
-PLACES = (
-    "layer_input",
-    "attention_write",
-    "mlp_input",
-    "mlp_write",
-    "norm_input",
-    "query_input",
-    "key_input",
-    "final_input",
-)
-"""Where observers are called by hooks (attention calls them itself)."""
 
 
 class Turn:
@@ -289,24 +277,24 @@ class _Places:
         """A hook for everything that the observer's class overrides, and for nothing else."""
         facts = self.facts
         written = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
-        wanted = {place for place in PLACES if self.observer.wants(place)}
+        wants = cache(self.observer.wants)  # asked once, not for every layer
         for index, layer in enumerate(self.model.layers):
-            if "layer_input" in wanted:
+            if wants("layer_input"):
                 self._add(layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True))
-            if "attention_write" in wanted:
+            if wants("attention_write"):
                 hook = self._output(index, self.observer.attention_write)
                 self._add(layer.get_submodule(written).register_forward_hook(hook))
-            if "mlp_input" in wanted:
+            if wants("mlp_input"):
                 hook = self._input(index, self.observer.mlp_input)
                 self._add(layer.get_submodule(facts.mlp).register_forward_pre_hook(hook))
-            if "mlp_write" in wanted:
+            if wants("mlp_write"):
                 hook = self._output(index, self.observer.mlp_write)
                 self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
-            if "norm_input" in wanted:
+            if wants("norm_input"):
                 self._norms(index, layer)
-            if wanted & {"query_input", "key_input"}:
+            if wants("query_input") or wants("key_input"):
                 self._reread(index, layer)
-        if "final_input" in wanted:
+        if wants("final_input"):
             final = self.model.hf.get_submodule(facts.final_norm)
             self._add(
                 final.register_forward_pre_hook(

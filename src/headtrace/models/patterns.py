@@ -102,17 +102,7 @@ class KeptPatterns(Patterns):
         return self.tensor[layer, prompt, head, dest]
 
     def rows(self, top: int, prompt: Tensor, dest: Tensor, length: int) -> Float[Tensor, "n layer head src"]:
-        _, _, heads, tokens, _ = self.tensor.shape
-        number = (prompt * (heads * tokens) + dest)[:, None] + self._heads[: top * heads]
-        found = self.tensor.flatten(0, 3).index_select(0, number.flatten())
-        return found[:, :length].unflatten(0, (len(prompt), top, heads))
-
-    @cached_property
-    def _heads(self) -> Int[Tensor, " layer_head"]:
-        """The number of each head's first row in the first prompt, among all rows."""
-        layers, batch, heads, tokens, _ = self.tensor.shape
-        layer, head = (torch.arange(n, device=self.tensor.device) for n in (layers, heads))
-        return (layer[:, None] * (batch * heads * tokens) + head * tokens).flatten()
+        return self.tensor[:top, :, :, :, :length][:, prompt, :, dest]
 
     def columns(
         self, layer: Tensor, prompt: Tensor, head: Tensor, src: Tensor, length: int

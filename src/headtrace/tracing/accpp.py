@@ -227,7 +227,7 @@ def _collect(
         weight[component] = weight.get(component, 0.0) + drop
     # Where everything was removed, components that are not below this firing are among it: they are nothing to it.
     causes = tuple(
-        Cause(catalogue.site(c, site, position), weight[c], tuple(sorted(channels[c])))
+        Cause(catalogue.component(c, site).at(position), weight[c], tuple(sorted(channels[c])))
         for c in sorted(weight, key=lambda c: (-weight[c], c))
         if catalogue.is_below(c, site.layer or 0)
     )

@@ -99,8 +99,4 @@ def _head_shares(
         moved = (values @ mine.flatten(3)).unflatten(3, mine.shape[3:])
         at = torch.tensor([places[row].position for row in rows], device=values.device)
         patterns = recording.attention.rows(top, torch.full_like(at, prompt), at, length)
-        found = moved.permute(4, 0, 1, 3, 2).flatten(2, 3) * patterns
-        if len(rows) == 1:
-            out[rows[0]] = found[0]
-        else:
-            out[rows] = found
+        out[rows] = moved.permute(4, 0, 1, 3, 2).flatten(2, 3) * patterns

@@ -42,8 +42,8 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
 def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trace: PromptTrace) -> Edge:
     passage = trace.passages.get((cause.site, target, side)) if trace.passages else None
     through = None if passage is None else tuple(numbers[found.site] for found in passage.causes)
-    return quickly(
-        Edge,
+    make = partial(quickly, Edge) if type(cause.weight) is float else Edge
+    return make(
         source=numbers[cause.site],
         target=numbers[target],
         side=side,

@@ -52,9 +52,7 @@ class FiringScores:
         channels = model.channels.at(layer, firings.head)
         to_query, to_key = channels.to_query, channels.to_key
         q = recording.queries[layer, firings.prompt, firings.head, firings.dest]
-        n_prompts, n_kv = len(recording), model.n_kv_heads
-        reader = (layer * n_prompts + firings.prompt) * n_kv + firings.head // model.weights.group
-        k = recording.keys.flatten(0, 2).index_select(0, reader)[:, :length]
+        k = recording.keys[:, :, :, :length][layer, firings.prompt, firings.head // model.weights.group]
         scale, cap = recording.scales[some], recording.softcaps[some]  # layers of one kind go together
         logits = (k @ q[..., None])[..., 0] * scale
         visible = recording.visible[some][firings.prompt, firings.dest, :length]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 
@@ -102,7 +102,7 @@ class Readings:
             blocks.setdefault(reader, []).append(Block(into[reader].out, firings, places))
             done = firings.stop
         norms, total = torch.empty_like(strength), strength.new_empty(len(strength), d_head)
-        one_prompt = len(rows) == len(prompts) * heads * of_head
+        one_prompt = all(len(mine) == 1 for mine in prompts.values())
         for reader in composer.read(side, values, into):
             if not one_prompt:
                 for block in blocks[reader]:  # at once, as long as the vectors are at hand
@@ -122,8 +122,11 @@ class Readings:
     def _numbers(self) -> Int[Tensor, "firing head_component"]:
         """The row of every head component."""
         heads, _, length, group, _ = self.blocks[0].values.shape
-        kv, inside = _layout(heads, length, group, self.rows.device)
-        return torch.addcmul(inside, self.step[:, None], kv).add_(self.first[:, None])
+        kv, which, src = (torch.arange(n, device=self.rows.device) for n in (heads, group, length))
+        inside = which[:, None] + src * group
+        return (
+            self.first[:, None, None, None] + self.step[:, None, None, None] * kv[:, None, None] + inside
+        ).flatten(1)
 
     def at(
         self, which: Int[Tensor, " active"] | None, component: Int[Tensor, "active n"]
@@ -139,17 +142,6 @@ class Readings:
         for block in self.blocks:
             out[block.firings] = block.mixed(strength)
         return out
-
-
-@lru_cache(maxsize=64)
-def _layout(
-    heads: int, length: int, group: int, device: torch.device
-) -> tuple[Int[Tensor, " head_component"], Int[Tensor, " head_component"]]:
-    """For components by head and source: the value head of each, and its row among those of that value head."""
-    with torch.inference_mode(False):  # kept for any later use
-        head, src = (torch.arange(n, device=device) for n in (heads * group, length))
-        kv = (head // group)[:, None].expand(-1, length).flatten()
-        return kv, ((head % group)[:, None] + src * group).flatten()
 
 
 def _of_one_prompt(

@@ -109,13 +109,6 @@ class Catalogue:
         upstream, which = divmod(rest, self.n_heads)
         return Component("head", upstream, which, src)
 
-    def site(self, number: int, reader: Site, position: int) -> Site:
-        """The component behind a number, where it is read."""
-        if number < self.n_plain:
-            return self.component(number, reader).at(position)
-        rest, src = divmod(number - self.n_plain, self.length)
-        return Site("head", *divmod(rest, self.n_heads), position, src)
-
     def number(self, component: Component) -> int | None:
         """The number of a component; None for one that is not upstream of the layer.
 
@@ -341,7 +334,7 @@ def _product(
 ) -> None:
     """``writes @ W`` of the first tokens; without a copy where those are all."""
     if writes.shape[1] == out.shape[1]:
-        torch.mm(writes.flatten(0, 1), W, out=out.flatten(0, 1))
+        torch.mm(writes.flatten(0, 1), W, out=out.view(-1, out.shape[2]))
     else:
         out.copy_((writes @ W)[:, : out.shape[1]])
 

@@ -11,8 +11,8 @@ from headtrace.causal.controls import matched, random_like
 from headtrace.causal.faithfulness import Kept, faithfulness, metric_with, replacement
 from headtrace.causal.metric import metric_of
 from headtrace.circuits import Node
-from headtrace.circuits.roots import Direction
 from headtrace.errors import InputError
+from headtrace.roots import Direction
 from headtrace.vocabulary import Component
 from tests.causal.traced import traced
 from tests.tiny import prompts

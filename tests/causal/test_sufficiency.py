@@ -23,8 +23,8 @@ from headtrace.causal.curves import SHARES, areas, shares_of, sizes
 from headtrace.causal.rankings import as_given, attribution_patching, by_attention, ranked_firings
 from headtrace.causal.sufficiency import open_case, sufficiency
 from headtrace.circuits import Node
-from headtrace.circuits.roots import Direction
 from headtrace.errors import InputError, OutOfMemoryError
+from headtrace.roots import Direction
 from headtrace.vocabulary import Component, Firing
 from tests.causal.traced import traced
 from tests.rounding import forward_terms, rounding

@@ -18,8 +18,8 @@ from headtrace.causal.ledger import overall
 from headtrace.causal.tolerance import Tolerance, precision_of
 from headtrace.causal.weights import _taken, weigh_removals
 from headtrace.circuits import MethodInfo, load_circuit
-from headtrace.circuits.roots import Direction, Heads
 from headtrace.errors import InputError
+from headtrace.roots import Direction, Heads
 from tests.causal.traced import traced
 from tests.conftest import IOI
 from tests.tiny import tiny_model

@@ -13,8 +13,8 @@ from made_up import TOKENS, complete_circuit, content_circuit, random_circuit, s
 
 from headtrace.circuits import Direction, Edge, Heads, Likelihood, LogitDifference, Node
 from headtrace.circuits.influence import edge_influence, node_influence, spread
-from headtrace.circuits.roots import quickly
 from headtrace.errors import InputError
+from headtrace.validation import quickly
 from headtrace.vocabulary import SIDES, Site
 
 

@@ -12,7 +12,7 @@ import pytest
 from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.circuits.describe import describe_schema, example, field_docs
 from headtrace.circuits.files import loads
-from headtrace.circuits.roots import ROOTS
+from headtrace.roots import ROOTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "circuit-file.md"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from headtrace.causal.claims import Row
 from headtrace.causal.ledger import Ledger
 from headtrace.causal.tolerance import Tolerance
-from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference
 from headtrace.errors import InputError
 from headtrace.models.precision import exact
+from headtrace.roots import Direction, Heads, Likelihood, LogitDifference
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.methods import METHODS, Method, make_method
 from headtrace.tracing.roots import RootShares, root_shares

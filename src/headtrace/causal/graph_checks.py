@@ -13,7 +13,7 @@ from headtrace.causal.tolerance import WRITTEN
 from headtrace.causal.weights import RULES
 from headtrace.circuits import Circuit, Edge, Elsewhere, Node
 from headtrace.circuits.influence import node_influence
-from headtrace.circuits.roots import Heads
+from headtrace.roots import Heads
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 # -- nodes ---------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import InputError
 from headtrace.models.observer import AttentionCall, Observer, Rotary
+from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.vocabulary import Firing, parse_head
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from headtrace.circuits.messages import fail
-from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import InputError
 from headtrace.models.memory import available_bytes
+from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
+from headtrace.validation import fail
 from headtrace.vocabulary import parse_head
 
 if TYPE_CHECKING:

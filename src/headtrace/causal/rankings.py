@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headtrace.causal.components import Case, mask_gradients
 from headtrace.circuits import Circuit, Node
-from headtrace.circuits.roots import Likelihood
 from headtrace.errors import InputError
+from headtrace.roots import Likelihood
 from headtrace.vocabulary import ATTENTION_SIDES, Firing
 
 IG_POINTS = 8

@@ -51,9 +51,9 @@ from headtrace.causal.rankings import (
     ranked_firings,
 )
 from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
-from headtrace.circuits.roots import Likelihood
 from headtrace.errors import IdentityError, InputError
 from headtrace.progress import Progress
+from headtrace.roots import Likelihood
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit

@@ -13,8 +13,8 @@ from headtrace.circuits.evidence import Evidence, Example
 from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parquet import read_parquet, write_parquet
 from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
-from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.circuits.sources import named_circuits, read_circuit, read_circuits
+from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 
 __all__ = [
     "Circuit",

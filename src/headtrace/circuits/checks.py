@@ -7,10 +7,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.evidence import Evidence
-from headtrace.circuits.messages import fail
 from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
-from headtrace.circuits.roots import ROOTS, is_whole
 from headtrace.errors import InputError
+from headtrace.roots import ROOTS
+from headtrace.validation import fail, is_whole
 from headtrace.vocabulary import SIDES_OF, Kind, Site
 
 if TYPE_CHECKING:

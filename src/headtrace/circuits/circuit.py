@@ -27,8 +27,9 @@ from pydantic import ConfigDict, Field
 
 from headtrace.circuits.checks import check
 from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
-from headtrace.circuits.roots import CHECKED, Number, Root, Text
 from headtrace.errors import InputError
+from headtrace.roots import Root
+from headtrace.validation import CHECKED, Number, Text
 from headtrace.vocabulary import ATTENTION_SIDES, SIDES
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.evidence import Evidence, Example
 from headtrace.circuits.files import dumps, unwritten
 from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
-from headtrace.circuits.roots import ROOTS, LogitDifference
 from headtrace.circuits.versions import SCHEMA
+from headtrace.roots import ROOTS, LogitDifference
 from headtrace.vocabulary import SIDES_OF
 
 _PAGE = """\

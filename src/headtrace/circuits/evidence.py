@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from headtrace.circuits.roots import Flag, Index, Number, Text, Words, checked
+from headtrace.validation import Flag, Index, Number, Text, Words, checked
 
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 

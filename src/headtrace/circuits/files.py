@@ -22,10 +22,9 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.messages import input_error
-from headtrace.circuits.roots import ALWAYS
 from headtrace.circuits.versions import SCHEMA, upgrade
 from headtrace.errors import InputError, shown
+from headtrace.validation import ALWAYS, input_error
 from headtrace.writing import write_text
 
 _CIRCUIT = TypeAdapter(Circuit)

@@ -23,18 +23,7 @@ from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from headtrace.circuits.evidence import Evidence
-from headtrace.circuits.roots import (
-    LARGEST,
-    Flag,
-    Ids,
-    Index,
-    Number,
-    Text,
-    Words,
-    Written,
-    checked,
-    whole,
-)
+from headtrace.validation import LARGEST, Flag, Ids, Index, Number, Text, Words, Written, checked, whole
 from headtrace.vocabulary import Kind, Side, Site
 
 

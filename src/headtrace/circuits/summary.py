@@ -7,13 +7,14 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
-from headtrace.circuits.roots import Quote, quoted
+from headtrace.roots.base import Quote, quoted
 from headtrace.vocabulary import ATTENTION_SIDES, SIDES, Side
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Edge, Node
-    from headtrace.circuits.roots import Ids, Root
+    from headtrace.roots import Root
+    from headtrace.validation import Ids
 
 FROM_THE_ROOT: tuple[Side, ...] = tuple(sorted(SIDES, key=lambda side: side != "root"))
 """The sides in the order in which a circuit is told: the root first."""

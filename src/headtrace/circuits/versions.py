@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from headtrace.circuits.messages import fail
-from headtrace.circuits.roots import ROOTS
 from headtrace.errors import InputError, shown
+from headtrace.roots import ROOTS
+from headtrace.validation import fail
 
 SCHEMA = "headtrace.circuit/2"
 _FIRST = "headtrace.circuit/1"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from headtrace.circuits.files import parse
-from headtrace.circuits.roots import Index, Text, checked
 from headtrace.errors import InputError
+from headtrace.validation import Index, Text, checked
 from headtrace.writing import write_text
 
 SCHEMA = "headtrace.families/1"

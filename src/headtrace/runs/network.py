@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from headtrace.circuits.messages import fail
 from headtrace.circuits.parts import ModelInfo
-from headtrace.circuits.roots import CHECKED, Flag, Index, Number, Text, Words, Written, checked
 from headtrace.errors import InputError
+from headtrace.validation import CHECKED, Flag, Index, Number, Text, Words, Written, checked, fail
 from headtrace.vocabulary import ATTENTION_SIDES, Kind, Side, head_name, site_name
 
 if TYPE_CHECKING:

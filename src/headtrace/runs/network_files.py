@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from headtrace.circuits.exports import graphml
 from headtrace.circuits.files import document, file_text, parse, plain
-from headtrace.circuits.messages import fail, input_error
 from headtrace.errors import InputError
 from headtrace.runs.network import Network
+from headtrace.validation import fail, input_error
 from headtrace.writing import write_text
 
 SCHEMA = "headtrace.network/1"

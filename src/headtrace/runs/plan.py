@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headtrace.circuits.files import plain
-from headtrace.circuits.roots import ROOTS, Root
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.prompts import encode
+from headtrace.roots import ROOTS, Root
 from headtrace.runs.manifest import PlanInfo
 from headtrace.runs.tables import LABEL, ROLE, plan_schema
 from headtrace.tasks import Example, TaskSet

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 
 from headtrace.circuits.files import file_text, parse
-from headtrace.circuits.messages import fail
-from headtrace.circuits.roots import CHECKED, LARGEST, Index, Text, Words, checked
 from headtrace.errors import InputError
 from headtrace.runs.network_files import checked_data
+from headtrace.validation import CHECKED, LARGEST, Index, Text, Words, checked, fail
 from headtrace.vocabulary import head_name, parse_head
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from headtrace import __version__
 from headtrace.circuits.files import plain
-from headtrace.circuits.roots import Root
 from headtrace.errors import InputError, shown
 from headtrace.progress import Progress, never_back
+from headtrace.roots import Root
 from headtrace.runs.jobs import Engine, Engines
 from headtrace.runs.local import trace_locally
 from headtrace.runs.lock import locked

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
-from headtrace.circuits.roots import quickly
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
+from headtrace.validation import quickly
 from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
 
 RESTS_ON_ROUNDING = 0.02

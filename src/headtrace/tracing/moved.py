@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.circuits.roots import Root
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import Level, levels, mlp_rounding
 from headtrace.models.identities import tolerance_for
+from headtrace.roots import Root
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.roots import Shares, root_shares
 from headtrace.vocabulary import Firing

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from headtrace.circuits.roots import ROOTS, Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import InputError
 from headtrace.prompts import Chat, as_prompts, one_prompt
+from headtrace.roots import ROOTS, Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.tasks.examples import Example
 from headtrace.vocabulary import Prompt
 

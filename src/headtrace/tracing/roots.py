@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headtrace.circuits.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
+from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.tracing.along import Place, along
 from headtrace.tracing.attribution import IG_STEPS, path_weights
 from headtrace.tracing.causes import Cause

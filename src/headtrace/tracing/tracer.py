@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from torch import Tensor
 
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
-from headtrace.circuits.roots import Heads, Likelihood, Root
 from headtrace.errors import InputError
 from headtrace.models.frozen import NEEDED
 from headtrace.models.identities import roundings_of
 from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
+from headtrace.roots import Heads, Likelihood, Root
 from headtrace.tracing.amounts import add_amounts
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribution import IG_STEPS

@@ -1,17 +1,102 @@
-"""Where data is not what was expected: one form of error, whoever finds it.
+"""Checked data: field types, dataclasses that check their fields, and one form of error for data that is wrong.
 
 edges[3].channels[0]: expected a valid integer, got "x"
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from typing import Any, NoReturn, get_args, get_type_hints
+from dataclasses import MISSING, field, fields, is_dataclass
+from functools import cache, wraps
+from math import isfinite
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import dataclass_transform
 
 from headtrace.errors import InputError, shown
+
+T = TypeVar("T")
+
+
+def is_whole(text: str) -> bool:
+    """False for text with half a character (a lone surrogate): no file in UTF-8, table or terminal can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def whole(text: str) -> str:
+    """Refuse half a character."""
+    if is_whole(text):
+        return text
+    raise PydanticCustomError("half", "Input should be text without half characters")
+
+
+LARGEST = 2**63 - 1
+"""No integer of a circuit is larger, so each fits into a column of a table."""
+
+Index = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True), AfterValidator(whole)]
+Flag = Annotated[bool, Field(strict=True)]
+Ids = tuple[Index, ...]
+Words = tuple[Text, ...]
+
+ALWAYS = "always written"
+Written = Annotated[T, ALWAYS]
+"""A field that is in every file, even where it is null. Others are written only where they say something."""
+
+CHECKED = ConfigDict(extra="forbid")
+"""Fields are checked when an object is made; a name that is not one of them is refused."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def checked(cls: type[T]) -> type[T]:
+    """A frozen dataclass that checks its fields when it is made, and says which is wrong in an ``InputError``."""
+    made: Any = dataclass(frozen=True, config=CHECKED)(cls)
+    check = made.__init__
+
+    @wraps(check)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            check(self, *args, **kwargs)
+        except ValidationError as error:
+            raise input_error(error, made, made.__name__) from None
+
+    made.__init__ = __init__
+    return made
+
+
+@cache
+def _defaults(cls: type) -> dict[str, Any]:
+    return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
+
+
+def _is_plain(value: Any) -> bool:
+    """A finite number, one to count with, several of those, text, or None, of exactly those types."""
+    kind = type(value)
+    if kind is float:
+        return isfinite(value)
+    if kind is int:
+        return 0 <= value <= LARGEST
+    if kind is tuple:
+        return all(type(each) is int and 0 <= each <= LARGEST for each in value)
+    return kind is str or value is None
+
+
+def quickly(cls: type[T], **given: Any) -> T:
+    """The same object as ``cls(**given)`` for what a trace puts together by the thousand: fields of plain values are
+    taken as they are. Anything else is for the full check to convert or to refuse: methods may be other people's."""
+    if not all(map(_is_plain, given.values())):
+        return cls(**given)
+    made = object.__new__(cls)
+    vars(made).update(_defaults(cls), **given)
+    return made
+
 
 # pydantic's words, except where it speaks of Python and the file is JSON.
 _EXPECTED = {

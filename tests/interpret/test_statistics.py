@@ -72,7 +72,7 @@ def test_q_values_keep_the_order_and_never_fall_below_p(p_values):
 def test_failures_are_in_no_rate():
     counts = Counts.of([True, None, None], [False, None])
     assert counts.failed == 3
-    assert (counts.accuracy.of, counts.recall.value, counts.precision.value) == (2, 1.0, 1.0)
+    assert (counts.accuracy.total, counts.recall.value, counts.precision.value) == (2, 1.0, 1.0)
 
 
 def test_false_discoveries_stay_near_their_rate():

@@ -22,9 +22,9 @@ def test_wilson_interval_holds_the_shares_that_are_not_rejected(correct: int, to
     for end in seen.interval:
         error = (end * (1 - end) / total) ** 0.5
         # The two ends that 0 and all of them have lie on the boundary.
-        assert end in (0.0, 1.0) or abs(seen.rate - end) == pytest.approx(1.959964 * error, rel=1e-5)
+        assert end in (0.0, 1.0) or abs(seen.value - end) == pytest.approx(1.959964 * error, rel=1e-5)
     low, high = seen.interval
-    assert 0 <= low <= seen.rate <= high <= 1
+    assert 0 <= low <= seen.value <= high <= 1
     assert low < high
 
 
@@ -43,7 +43,7 @@ def test_the_logits_are_those_of_the_model_itself(builtin_tokenizer: Any) -> Non
         result = accuracy(model, task_set, batch_size=batch_size)
         # Some ten sums in a row of up to 256 terms of size 100 and below: 10 x 256 x 100 x 2^-53 is 3e-11.
         assert result.mean_logit_difference == pytest.approx(expected, abs=1e-10)
-        assert result.correct == sum(difference > 0 for difference in differences)
+        assert result.count == sum(difference > 0 for difference in differences)
 
 
 def constant_model(logits: dict[int, float], vocabulary: int = 500) -> Any:
@@ -71,15 +71,15 @@ def test_counts_by_hand(builtin_tokenizer: Any) -> None:
     # Two tokens at 1.5 together outweigh one at 2, though neither is the first choice.
     model = constant_model({10: 2.0, 11: 1.0, 12: 1.5, 13: 1.5})
     result = accuracy(model, TaskSet("hand", examples), batch_size=3)
-    assert (result.correct, result.total, result.top1.correct) == (3, 4, 1)
-    assert {value: each.correct for value, each in result.by_label["group"].items()} == {"a": 1, "b": 2}
+    assert (result.count, result.total, result.top1.count) == (3, 4, 1)
+    assert {value: each.count for value, each in result.by_label["group"].items()} == {"a": 1, "b": 2}
     outweighs = float(torch.tensor([1.5, 1.5]).logsumexp(0)) - 2.0
     assert result.mean_logit_difference == pytest.approx((1.0 - 1.0 + outweighs + 0.5) / 4)
 
 
 def test_tie_is_not_a_success(builtin_tokenizer: Any) -> None:
     task_set = load_task("pronoun", builtin_tokenizer, n_per_cell=1)
-    assert accuracy(constant_model({}), task_set).correct == 0
+    assert accuracy(constant_model({}), task_set).count == 0
 
 
 def test_progress_counts_the_examples(builtin_model: headtrace.Model) -> None:

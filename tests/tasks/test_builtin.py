@@ -43,8 +43,8 @@ def test_held_out_ioi_first_choice_is_right_in_both_orders(held_out_result: Any,
     task_set, model = held_out_result
     result = accuracy(model, task_set.where(order=order))
     assert result.total == 150
-    assert result.top1.rate >= 0.95
-    assert result.rate >= 0.95
+    assert result.top1.value >= 0.95
+    assert result.value >= 0.95
 
 
 def test_held_out_prompts_are_made_of_words_that_never_met(builtin_tokenizer: Any) -> None:

@@ -20,12 +20,12 @@ import polars as pl
 from headtrace.causal.edges import ABLATE, BOOST, Reach, node_name, open_circuit, residual_change
 from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
 from headtrace.causal.metric import metric_of
-from headtrace.causal.notebook import chart, frame, paragraph
 from headtrace.causal.signals import Scope, Signal
-from headtrace.causal.statistics import compare
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
+from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress, part_of, share_of
+from headtrace.statistics import compare
 from headtrace.vocabulary import ATTENTION_SIDES, head_name
 
 if TYPE_CHECKING:

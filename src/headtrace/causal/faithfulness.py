@@ -23,11 +23,11 @@ from headtrace.causal.controls import matched, random_like
 from headtrace.causal.edges import open_circuit
 from headtrace.causal.measuring import check_seed
 from headtrace.causal.metric import Metric, require_metric
-from headtrace.causal.notebook import chart, paragraph, table
 from headtrace.errors import InputError
 from headtrace.models import door
 from headtrace.models.attention import per_query_head
 from headtrace.models.observer import AttentionCall, Observer
+from headtrace.notebook import chart, paragraph, table
 from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.vocabulary import ROOT, Site

@@ -15,9 +15,9 @@ from headtrace.causal.edges import ABLATE, Reach, edit, open_circuit, residual_c
 from headtrace.causal.edits import Intervention, run
 from headtrace.causal.measuring import check_options
 from headtrace.causal.metric import metric_of
-from headtrace.causal.notebook import paragraph, table
 from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
+from headtrace.notebook import paragraph, table
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit, Edge

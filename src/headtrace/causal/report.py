@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.causal.ledger import Failure, Verdict, shown
-from headtrace.causal.notebook import paragraph, table
 from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge
+from headtrace.notebook import paragraph, table
 from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from headtrace.causal.edits import run
 from headtrace.causal.experiments import REACHES, as_circuits
 from headtrace.causal.intervene import together
 from headtrace.causal.metric import Metric, require_metric
-from headtrace.causal.notebook import frame, paragraph
 from headtrace.causal.signals import Scope, Signal
 from headtrace.errors import InputError
+from headtrace.notebook import frame, paragraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ import torch
 
 from headtrace.causal.components import Case, Keep, measure
 from headtrace.causal.curves import SHARES, SHOWN, areas
-from headtrace.causal.notebook import chart, frame, paragraph
 from headtrace.causal.rankings import Ranking
 from headtrace.errors import InputError
+from headtrace.notebook import chart, frame, paragraph
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:

@@ -149,9 +149,9 @@ def _print_accuracy(model: str, result: Accuracy) -> None:
         table.add_row(
             escape(label),
             escape(value),
-            str(each.correct),
+            str(each.count),
             str(each.total),
-            f"{each.rate:.1%}",
+            f"{each.value:.1%}",
             f"{low:.1%} to {high:.1%}",
         )
     options.show_table(f"{model} on {result.task}", table)

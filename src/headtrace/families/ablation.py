@@ -24,14 +24,14 @@ from headtrace.causal.edits import run
 from headtrace.causal.intervene import together
 from headtrace.causal.measuring import check_options
 from headtrace.causal.metric import require_metric
-from headtrace.causal.notebook import frame, paragraph
 from headtrace.causal.signals import Scope, Signal
-from headtrace.causal.statistics import RESAMPLES, interval
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.items import ROOT_NAME
 from headtrace.families.places import Usual, Wanted, usual_place
+from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
+from headtrace.statistics import RESAMPLES, interval
 from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from headtrace.causal.notebook import frame, paragraph
 from headtrace.circuits import Circuit, ModelInfo
 from headtrace.errors import InputError
 from headtrace.families.items import ROOT_NAME, Grain, check_grain, component_name, edge_item
 from headtrace.families.models import described, require_one_model, same_model
 from headtrace.families.places import role_at
+from headtrace.notebook import frame, paragraph
 from headtrace.vocabulary import Site
 from headtrace.writing import write_text
 

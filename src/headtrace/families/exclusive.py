@@ -13,9 +13,7 @@ from jaxtyping import Bool, Float
 
 from headtrace.errors import InputError
 from headtrace.families.population import Sets
-
-Z = 1.959963984540054
-"""Of the normal distribution: 95 %."""
+from headtrace.statistics import wilson
 
 
 def exclusive_items(
@@ -49,15 +47,3 @@ def difference_of_shares(
     low = p - q - np.sqrt((p - p_low) ** 2 + (q_high - q) ** 2)
     high = p - q + np.sqrt((p_high - p) ** 2 + (q - q_low) ** 2)
     return {"inside": p, "outside": q, "difference": p - q, "low": low, "high": high}
-
-
-def wilson(
-    count: Float[np.ndarray, " item"], n: int
-) -> tuple[Float[np.ndarray, " item"], Float[np.ndarray, " item"]]:
-    """Wilson's 95 % interval of a share; of nothing, all that a share can be."""
-    if n == 0:
-        return np.zeros_like(count), np.ones_like(count)
-    share = count / n
-    middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
-    half = Z / (1 + Z**2 / n) * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)

@@ -18,7 +18,6 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float, Int
 
-from headtrace.causal.notebook import frame, paragraph
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.agreement import PERMUTATIONS, Agreement, agreement
@@ -31,6 +30,7 @@ from headtrace.families.population import Labels, Population, RunLike, Sets, mod
 from headtrace.families.sources import population_of
 from headtrace.families.stability import SHARE, Stability, stability_of
 from headtrace.families.trees import by_size, clusters_below, cuts
+from headtrace.notebook import frame, paragraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 from jaxtyping import Bool, Int
 
-from headtrace.causal.notebook import frame, paragraph
 from headtrace.errors import InputError
 from headtrace.families.choosing import SAMPLE, STABLE, matched, redrawn
 from headtrace.families.distances import square
 from headtrace.families.population import Sets
+from headtrace.notebook import frame, paragraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

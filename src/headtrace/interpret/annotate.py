@@ -77,7 +77,7 @@ def evidence_of(found: Judged) -> Evidence:
         supported=found.supported,
         p_value=found.p_value if tested else None,
         accuracy=accuracy.value if tested else None,
-        interval=accuracy.interval if tested and accuracy.of else None,
+        interval=accuracy.interval if tested and accuracy.total else None,
         judged=found.counts.labelled,
         examples=_examples(found) or None,
     )

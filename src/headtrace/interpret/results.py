@@ -85,9 +85,9 @@ class Interpretation:
         described = sum(each.description is not None for each in self.signals)
         lines = [
             f"{len(self.signals)} signals, {described} with words; supported: {self.fraction.count} of "
-            f"{self.fraction.of} = {self.fraction} (Wilson 95%; false-discovery rate {FALSE_DISCOVERY_RATE:.0%})",
+            f"{self.fraction.total} = {self.fraction} (Wilson 95%; false-discovery rate {FALSE_DISCOVERY_RATE:.0%})",
             f"With the words of another signal: {controls.shuffled_words} pass; with words of another that have "
-            f"nothing in common with their own: {controls.different_words} of {controls.different_words.of}; with "
+            f"nothing in common with their own: {controls.different_words} of {controls.different_words.total}; with "
             f"labels dealt at random: {controls.shuffled_labels}; words shared by several signals: "
             f"{controls.shared_words}",
             f"Supported words hold for {self.counts.recall} of their own held-out pairs, "

@@ -21,46 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from headtrace.statistics import Proportion
+
 FALSE_DISCOVERY_RATE = 0.05
 """The share of false discoveries among the signals that pass."""
-
-
-@dataclass(frozen=True)
-class Proportion:
-    """So many of so many, with Wilson's 95 % interval. Of none at all, nothing is known."""
-
-    count: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.count <= self.of:
-            raise ValueError(f"{self.count} of {self.of} is no proportion.")
-
-    @property
-    def value(self) -> float | None:
-        """The proportion; none of nothing."""
-        return self.count / self.of if self.of else None
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's score interval, 95 %."""
-        if not self.of:
-            return 0.0, 1.0
-        from scipy import stats
-
-        found: Any = stats.binomtest(self.count, self.of).proportion_ci(0.95, method="wilson")
-        # Where all or none count, rounding would leave the end a hair away from where it is.
-        low = 0.0 if self.count == 0 else float(found.low)
-        return low, 1.0 if self.count == self.of else float(found.high)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The proportion and its interval as plain values."""
-        low, high = self.interval
-        return {"count": self.count, "of": self.of, "value": self.value, "low": low, "high": high}
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{'-' if self.value is None else f'{self.value:.3f}'} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headtrace.causal.statistics import intervals
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.models.precision import on_host
 from headtrace.progress import Progress
@@ -29,6 +28,7 @@ from headtrace.prompts import batches
 from headtrace.sinks.cases import Case
 from headtrace.sinks.mass import sink_mass
 from headtrace.sinks.tokens import SinkRule
+from headtrace.statistics import intervals
 from headtrace.vocabulary import AttentionSide
 
 if TYPE_CHECKING:

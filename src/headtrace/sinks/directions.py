@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.causal.statistics import RESAMPLES
 from headtrace.sinks.signals import Signals
+from headtrace.statistics import RESAMPLES
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, head_name
 
 SHARED = 0.9

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headtrace.causal.statistics import intervals
 from headtrace.models.precision import on_host
 from headtrace.sinks.tokens import ITSELF, KINDS, SINKS
+from headtrace.statistics import intervals
 
 if TYPE_CHECKING:
     from headtrace.models import Recording

@@ -160,7 +160,7 @@ class Sinks:
         )
 
     def _repr_html_(self) -> str:
-        from headtrace.causal.notebook import frame, paragraph
+        from headtrace.notebook import frame, paragraph
 
         return "".join(map(paragraph, self.summary().splitlines())) + frame(self.directions.head(8))
 

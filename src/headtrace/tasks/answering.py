@@ -6,52 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scipy.stats import binomtest
-
 from headtrace.errors import InputError
 from headtrace.models import Model, load
 from headtrace.progress import Progress
 from headtrace.prompts import batches
+from headtrace.statistics import Proportion
 from headtrace.tasks.examples import TaskSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True)
-class Proportion:
-    """A number of successes out of a total, with its Wilson 95% interval.
-
-    >>> print(Proportion(95, 100))
-    95.0% [88.8%, 97.8%]
-    """
-
-    correct: int
-    total: int
-
-    @property
-    def rate(self) -> float:
-        """The share that is correct."""
-        return self.correct / self.total
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval after Wilson."""
-        low, high = binomtest(self.correct, self.total).proportion_ci(0.95, "wilson")
-        return float(low), float(high)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.rate:.1%} [{low:.1%}, {high:.1%}]"
-
-    def to_dict(self) -> dict[str, object]:
-        """Counts, rate and interval as plain values."""
-        return {
-            "correct": self.correct,
-            "total": self.total,
-            "rate": self.rate,
-            "wilson_95": list(self.interval),
-        }
 
 
 @dataclass(frozen=True)
@@ -69,20 +32,34 @@ class Accuracy(Proportion):
     variant: str = "standard"
     excluded: int = 0
 
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
+
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values, as ``--json`` prints it."""
         return {
             "task": self.task,
             "variant": self.variant,
-            **super().to_dict(),
-            "top1": self.top1.to_dict(),
+            **_plain(self),
+            "top1": _plain(self.top1),
             "mean_logit_difference": self.mean_logit_difference,
             "by_label": {
-                label: {value: each.to_dict() for value, each in values.items()}
+                label: {value: _plain(each) for value, each in values.items()}
                 for label, values in self.by_label.items()
             },
             "excluded": self.excluded,
         }
+
+
+def _plain(found: Proportion) -> dict[str, object]:
+    """Counts, rate and interval as ``--json`` prints them."""
+    return {
+        "correct": found.count,
+        "total": found.total,
+        "rate": found.value,
+        "wilson_95": list(found.interval),
+    }
 
 
 def accuracy(
@@ -109,7 +86,7 @@ def accuracy(
     ordered = [scores[place] for place in range(len(task_set))]
     right = [difference > 0 for difference, _ in ordered]
     return Accuracy(
-        correct=sum(right),
+        count=sum(right),
         total=len(right),
         top1=Proportion(sum(first for _, first in ordered), len(ordered)),
         mean_logit_difference=sum(difference for difference, _ in ordered) / len(ordered),

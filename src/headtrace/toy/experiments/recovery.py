@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import torch
-from scipy.stats import binomtest
 
 from headtrace.progress import Progress
+from headtrace.statistics import Proportion
 from headtrace.toy.experiment import Experiment
 from headtrace.toy.frames import orthogonal, unit_columns
 from headtrace.toy.geometry import interference
@@ -127,7 +127,7 @@ def _curve(table: pl.DataFrame) -> pl.DataFrame:
         .sort("bin")
     )
     intervals = [
-        binomtest(true, sought).proportion_ci(0.95, method="wilson")
+        Proportion(true, sought).interval
         for true, sought in found.select("pairs_true", "pairs_sought").iter_rows()
     ]
     return found.select(
@@ -136,8 +136,8 @@ def _curve(table: pl.DataFrame) -> pl.DataFrame:
         "interference",
         "heads",
         (pl.col("pairs_true") / pl.col("pairs_sought")).alias("recovered"),
-        pl.Series("low", [interval.low for interval in intervals]),
-        pl.Series("high", [interval.high for interval in intervals]),
+        pl.Series("low", [low for low, _ in intervals]),
+        pl.Series("high", [high for _, high in intervals]),
         (pl.col("pairs_true") / pl.col("pairs_found")).alias("precision"),
     )
 

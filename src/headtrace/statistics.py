@@ -1,7 +1,10 @@
-"""Claimed signals against random channels: means with intervals, and a paired test.
+"""Statistics that several packages share: proportions, means over prompts with intervals, paired tests.
 
-Edges of one prompt are not independent, so intervals come from resampling whole prompts, and the test is also made on
-one number per prompt.
+>>> print(Proportion(95, 100))
+0.950 [0.888, 0.978]
+
+Edges of one prompt are not independent, so intervals of means come from resampling whole prompts (a cluster bootstrap),
+and the paired test is also made with one number per prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +16,56 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 4000
+"""Bootstrap draws of every interval."""
+NORMAL_975 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
+
+
+def wilson(count: Any, total: int) -> tuple[Any, Any]:
+    """Wilson's 95 % score interval of proportions ``count / total``, for a number or an array of counts.
+
+    With ``total`` 0 nothing is known: the interval is from 0 to 1.
+    """
+    count = np.asarray(count, float)
+    if total == 0:
+        return np.zeros_like(count), np.ones_like(count)
+    share, z = count / total, NORMAL_975
+    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    # Where none or all count, rounding would leave the end a hair away from 0 or 1.
+    return np.where(count == 0, 0.0, middle - half), np.where(count == total, 1.0, middle + half)
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """A proportion with its Wilson 95 % interval; undefined when ``total`` is 0."""
+
+    count: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= self.total:
+            raise ValueError(f"{self.count} of {self.total} is not a proportion.")
+
+    @property
+    def value(self) -> float | None:
+        """``count / total``; None when ``total`` is 0."""
+        return self.count / self.total if self.total else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % score interval."""
+        low, high = wilson(self.count, self.total)
+        return float(low), float(high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The proportion and its interval as plain values."""
+        low, high = self.interval
+        return {"count": self.count, "of": self.total, "value": self.value, "low": low, "high": high}
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{'-' if self.value is None else f'{self.value:.3f}'} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -73,7 +126,7 @@ def means_by_group(values: Any, group: Any) -> Any:
 
 
 def interval(values: Any, group: Any, seed: int = 0) -> tuple[float, float]:
-    """A 95 % interval of the mean: prompts are drawn again with replacement, each with all of its edges."""
+    """A 95 % interval of the mean: prompts are resampled with replacement, each with all of its edges."""
     names, place = np.unique(group, return_inverse=True)
     sums, counts = np.bincount(place, weights=values), np.bincount(place)
     drawn = np.random.default_rng(seed).integers(0, len(names), (RESAMPLES, len(names)))
@@ -83,7 +136,7 @@ def interval(values: Any, group: Any, seed: int = 0) -> tuple[float, float]:
 
 
 def intervals(values: Any, seed: int = 0) -> tuple[Any, Any]:
-    """95 % intervals of many means at once: ``values`` has the prompts on its first axis, which are drawn again.
+    """95 % intervals of many means at once: ``values`` has the prompts on its first axis, which are resampled.
 
     >>> low, high = intervals(np.asarray([[0.0, 3.0], [1.0, 3.0]]))
     >>> low.tolist(), high.tolist()

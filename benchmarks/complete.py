@@ -19,8 +19,8 @@ import torch
 import headtrace
 from headtrace.models.frozen import NEEDED
 from headtrace.tasks import load_task
+from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content
-from headtrace.tracing.roots import root_shares
 
 TEXT = " ".join((Path(__file__).parent / "text.txt").read_text(encoding="utf-8").split())
 
@@ -43,7 +43,7 @@ def contributions(model: headtrace.Model, circuit: headtrace.Circuit) -> Callabl
 
     def run() -> None:
         with torch.inference_mode():
-            parts = root_shares(circuit.root, recording, 0, 64).parts
+            parts = attribute_root(circuit.root, recording, 0, 64).parts
             g = Content.of(recording, [parts]).gradients
             for layer in range(
                 model.n_layers

@@ -12,9 +12,9 @@ from headtrace.models.frozen import NEEDED, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Place, along
 from headtrace.tracing.amounts import contributions_of_units
+from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content
 from headtrace.tracing.questions import ask
-from headtrace.tracing.roots import root_shares
 from headtrace.vocabulary import ROOT
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
@@ -31,7 +31,9 @@ def builtin() -> headtrace.Model:
 def of_two(model: headtrace.Model) -> Content:
     questions = [ask(model, ids, answer=a, wrong=w) for ids in prompts() for a, w in [top_two(model, ids)]]
     recording = model.record([q.ids for q in questions], keep=NEEDED)
-    return Content.of(recording, [root_shares(q.root, recording, i).parts for i, q in enumerate(questions)])
+    return Content.of(
+        recording, [attribute_root(q.root, recording, i).parts for i, q in enumerate(questions)]
+    )
 
 
 @EVERY
@@ -65,7 +67,7 @@ def test_all_components_sum_to_the_root(name: str) -> None:
     model = tiny_model(name, dtype=torch.float64)
     content = of_two(model)
     for prompt, read in enumerate(content.reads):
-        place = Place(prompt, read[0].shares.position, read[0].shares.layer)
+        place = Place(prompt, read[0].point.position, read[0].point.layer)
         shares = along(content.recording, [place], read[0].direction[None]).shares
         assert float(shares.sum()) == pytest.approx(content.contribution(prompt, ROOT), rel=1e-9, abs=1e-9)
 

@@ -8,9 +8,9 @@ import torch
 import headtrace
 from headtrace.errors import InputError
 from headtrace.models.frozen import NEEDED
+from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content
 from headtrace.tracing.moved import attention_gradient, moved
-from headtrace.tracing.roots import root_shares
 from headtrace.vocabulary import Firing
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
@@ -23,7 +23,7 @@ def test_a_contribution_is_the_one_that_content_has(name: str, dtype: torch.dtyp
     answer, wrong = top_two(model, ids)
     recording = model.record(ids, keep=NEEDED)
     root = headtrace.Tracer(model).ask(ids, answer=answer, wrong=wrong).root
-    content = Content.of(recording, [root_shares(root, recording, 0).parts])
+    content = Content.of(recording, [attribute_root(root, recording, 0).parts])
     allowed = 1e-4 if dtype == torch.bfloat16 else 1e-9
     for layer in range(model.n_layers):
         firing = Firing(layer, layer % 4, 10 - 2 * layer, 10 - 3 * layer)

@@ -10,13 +10,11 @@ from headtrace.causal.claims import Row
 from headtrace.causal.ledger import Ledger
 from headtrace.causal.tolerance import Tolerance
 from headtrace.errors import InputError
-from headtrace.models.precision import exact
-from headtrace.roots import Direction, Heads, Likelihood, LogitDifference
+from headtrace.tracing.attribute_root import RootAttribution, attribute_root
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.methods import METHODS, Method, make_method
-from headtrace.tracing.roots import RootShares, root_shares
 from headtrace.tracing.unhashed import same_weights
-from headtrace.vocabulary import Firing, parse_head
+from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit, MethodInfo, Node
@@ -79,14 +77,11 @@ class Checking:
         return replace(self.method, tau=node.threshold) if node.threshold else None
 
     @cached_property
-    def root(self) -> RootShares | None:
-        """What the root is worth in the model; None where the file does not say what was read, or for heads."""
+    def root(self) -> RootAttribution | None:
+        """The root's value in the model; None where the file does not say what was read, or for heads."""
         root, steps = self.circuit.root, self.circuit.method.ig_steps or IG_STEPS
-        if isinstance(root, Heads) or (isinstance(root, Direction) and root.vector is None):
-            return None
-        if isinstance(root, Likelihood) and not root.answer and root.support:
-            root = Likelihood(root.support)  # which alternatives they are is a question of its own
-        return root_shares(root, self.recording, 0, steps)
+        known = root.verifiable()
+        return None if known is None else attribute_root(known, self.recording, 0, steps)
 
 
 # -- prompt --------------------------------------------------------------------------------------------------
@@ -126,8 +121,7 @@ def _check_text(check: Checking) -> None:
     text, ids, root = circuit.prompt.text, list(circuit.prompt.token_ids), circuit.root
     if text is None or model.tokenizer is None:
         return
-    if isinstance(root, Likelihood) and root.continuation:  # its own tokens follow the prompt
-        ids = ids[: len(ids) + 1 - len(root.answer)]
+    ids = ids[: len(ids) - len(root.answer_prefix)]
     readings = [found for bos in (None, True, False) if (found := _read(model, text, bos)) is not None]
     if not readings:
         check.ledger.skip("whether the prompt's text gives its tokens: the tokenizer does not take the text")
@@ -148,68 +142,8 @@ def _read(model: Model, text: str, bos: bool | None) -> list[int] | None:
 
 
 def check_root(check: Checking) -> None:
-    """Value and place of the root, and what it was asked with."""
-    root, found, ledger = check.circuit.root, check.root, check.ledger
-    if isinstance(root, Heads):
-        _check_heads(check, root)
-        return
-    if found is None:
-        ledger.skip("the root: the file does not hold the vector of its direction")
-        return
-    if root.position is not None:
-        ledger.require("root.position", "", in_file=root.position, measured=found.root.position)
-    allowed = check.tolerance.number(found.size)
-    value = found.root.value or 0.0
-    if isinstance(root, LogitDifference) and isinstance(found.root, LogitDifference):
-        bias = found.root.bias or 0.0
-        ledger.compare("root.bias", "", in_file=root.bias, measured=bias, allowed=allowed)
-        if root.bias is None and root.value is not None:  # files of version 1 left the output's bias out
-            value = min(value, value - bias, key=lambda each: abs(each - (root.value or 0.0)))
-    if isinstance(root, Likelihood):
-        allowed *= 2 * max(1, len(root.answer) if root.continuation else 1)  # a logit less a sum of them
-        _check_support(check, root)
-    ledger.compare("root.value", "", in_file=root.value, measured=value, allowed=allowed)
-
-
-def _check_heads(check: Checking, root: Heads) -> None:
-    last, attention = check.recording.lengths[0] - 1, check.recording.attention
-    heads = list(dict.fromkeys(parse_head(name) for name in root.heads))
-    if root.position is not None:
-        check.ledger.require("root.position", "", in_file=root.position, measured=last)
-    value, allowed = 0.0, 0.0
-    for layer, head in heads:
-        row = attention.row(layer, 0, head, last)
-        src = int(row.argmax())
-        value += float(row[src])
-        allowed += check.attention_tolerance(Firing(layer, head, last, src))
-    check.ledger.compare("root.value", "", in_file=root.value, measured=value, allowed=allowed)
-
-
-def _check_support(check: Checking, root: Likelihood) -> None:
-    """The alternatives are those that were named, or the likeliest; a continuation is what the prompt ends with."""
-    ledger, ids = check.ledger, check.circuit.prompt.token_ids
-    if root.continuation:
-        tail = ids[len(ids) + 1 - len(root.answer) :]
-        ledger.require("root.answer", "", in_file=root.answer[:-1], measured=tail)
-        return
-    if root.support is None:
-        return
-    if root.answer:
-        ledger.require("root.support", "", in_file=root.support, measured=root.answer)
-        return
-    likely = exact(check.recording.last_logits()).log_softmax(-1)
-    inside = likely[list(root.support)]
-    allowed = 2 * check.tolerance.number(float(check.recording.last_logits().abs().max()))
-    others = likely.clone()
-    others[list(root.support)] = -float("inf")
-    wrong = len(set(root.support)) != len(root.support) or bool(inside.min() < others.max() - allowed)
-    if root.top_k is not None:
-        wrong = wrong or len(root.support) != root.top_k
-    if root.top_p is not None:
-        total, least = float(inside.exp().sum()), float(inside.min().exp())
-        wrong = wrong or total < root.top_p - allowed or total - least >= root.top_p + allowed
-    best = likely.argsort(descending=True)[: len(root.support)].tolist()
-    ledger.require("root.support", "", in_file=root.support, measured=tuple(best) if wrong else root.support)
+    """Value and position of the root, and the options that it was requested with."""
+    check.circuit.root.check(check, check.root)
 
 
 # -- method --------------------------------------------------------------------------------------------------

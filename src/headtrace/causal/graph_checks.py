@@ -13,7 +13,6 @@ from headtrace.causal.tolerance import WRITTEN
 from headtrace.causal.weights import RULES
 from headtrace.circuits import Circuit, Edge, Elsewhere, Node
 from headtrace.circuits.influence import node_influence
-from headtrace.roots import Heads
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 # -- nodes ---------------------------------------------------------------------------------------------------
@@ -162,49 +161,11 @@ def check_places(check: Checking) -> None:
 
 def check_root_edges(check: Checking) -> None:
     """What each seed contributes to the root."""
-    circuit, found = check.circuit, check.root
-    edges = [edge for edge in circuit.edges if edge.side == "root"]
-    if isinstance(circuit.root, Heads):
-        _check_head_seeds(check, edges)
-        return
-    if found is None:
-        return
+    circuit = check.circuit
     if (circuit.method.settings or {}).get("counterfactual") is not None:
-        return  # contrasts, which are looked at with the rest of the content
-    largest = max(float(part.contributions.abs().max()) for part in found.parts)
-    allowed = check.tolerance.number(max(found.size, largest))
-    for edge in edges:
-        source, where = circuit.node(edge.source), edge_name(circuit, edge)
-        check.ledger.require("channels", where, in_file=edge.channels, measured=None)
-        weight = found.weight(source.site)
-        if weight is None:
-            place = [part.shares.position for part in found.parts]
-            check.ledger.require("position of the source", where, in_file=source.dest, measured=place)
-        else:
-            check.ledger.compare("weight", where, in_file=edge.weight, measured=weight, allowed=allowed)
-
-
-def _check_head_seeds(check: Checking, edges: list[Edge]) -> None:
-    """The given heads at the last position, each at the source that it attends to most."""
-    circuit, recording, ledger = check.circuit, check.recording, check.ledger
-    assert isinstance(circuit.root, Heads)
-    names = {name.strip().upper() for name in circuit.root.heads}
-    last = recording.lengths[0] - 1
-    for edge in edges:
-        source, where = circuit.node(edge.source), edge_name(circuit, edge)
-        ledger.require("channels", where, in_file=edge.channels, measured=None)
-        asked = source.kind == "head" and f"L{source.layer}H{source.head}" in names and source.dest == last
-        ledger.require("seed", where, in_file=source.name, measured=source.name if asked else "no seed")
-        if not asked:
-            continue
-        f = source.site.firing
-        row = recording.attention.row(f.layer, 0, f.head, last)
-        allowed = check.attention_tolerance(f)
-        own, most = float(row[f.src]), float(row.max())
-        ledger.compare("weight", where, in_file=edge.weight, measured=own, allowed=allowed)
-        ledger.compare(
-            "attention of the strongest source", where, in_file=own, measured=most, allowed=allowed
-        )
+        return  # contrasts, which are compared with the rest of the content
+    edges = {edge_name(circuit, edge): edge for edge in circuit.edges if edge.side == "root"}
+    circuit.root.check_seeds(check, check.root, edges)
 
 
 def claimed_sides(circuit: Circuit) -> Iterator[tuple[Node, AttentionSide]]:

@@ -1,10 +1,10 @@
-"""The number that a circuit's root explains, read from the running model: one kind of metric for each type of root."""
+"""Numbers that are read from a running model, in every copy of a prompt: what a root explains, measured again."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from headtrace.errors import InputError
 from headtrace.models.observer import AttentionCall, Observer, Rotary
-from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
-from headtrace.vocabulary import Firing, parse_head
+from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
+    from headtrace.roots import Root
 
 
-class Reading(Observer):
+class MetricObserver(Observer):
     """What one pass shows of a metric: the observer that looks for it, and the number for every copy."""
 
     def value(self, logits: Float[Tensor, "copy kept vocab"]) -> Float[Tensor, " copy"]:
@@ -43,7 +43,7 @@ class Metric(ABC):
         """How many layers have to run."""
 
     @abstractmethod
-    def reading(self) -> Reading:
+    def reading(self) -> MetricObserver:
         """A fresh observer for one pass."""
 
     @abstractmethod
@@ -51,14 +51,13 @@ class Metric(ABC):
         """The number that a recording shows (prompt 0)."""
 
 
-@singledispatch
 def metric_of(root: Root, recording: Recording) -> Metric | None:
     """The metric of a root; None where the file does not say what was read (a direction without its vector)."""
-    raise InputError(f"There is no metric for a {type(root).__name__}.")
+    return root.metric(recording)
 
 
 def require_metric(root: Root, recording: Recording, what: str) -> Metric:
-    metric = metric_of(root, recording)
+    metric = root.metric(recording)
     if metric is None:
         raise InputError(
             f"This circuit's file does not hold the vector of its direction, so {what} cannot be measured. "
@@ -67,20 +66,24 @@ def require_metric(root: Root, recording: Recording, what: str) -> Metric:
     return metric
 
 
-# -- output logits -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogitMetric(Metric):
     """A number made of output logits at some positions."""
+
+    read_at: tuple[int, ...]
+    of_logits: Callable[[Float[Tensor, "*copy kept vocab"]], Float[Tensor, "*copy"]]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return self.read_at
 
     def layers(self, n_layers: int) -> int:
         return n_layers
 
-    def reading(self) -> Reading:
+    def reading(self) -> MetricObserver:
         metric = self
 
-        class OfLogits(Reading):
+        class OfLogits(MetricObserver):
             def value(self, logits: Tensor) -> Tensor:
                 return metric.of_logits(logits)
 
@@ -90,66 +93,11 @@ class LogitMetric(Metric):
         logits = torch.stack([recording.logits_at(0, position) for position in self.positions])
         return float(self.of_logits(logits[None])[0])
 
-    @abstractmethod
-    def of_logits(self, logits: Float[Tensor, "*copy kept vocab"]) -> Float[Tensor, "*copy"]: ...
-
-
-@dataclass(frozen=True)
-class Difference(LogitMetric):
-    answer: tuple[int, ...]
-    wrong: tuple[int, ...] | None
-    position: int
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        return (self.position,)
-
-    def of_logits(self, logits: Tensor) -> Tensor:
-        last = logits[..., -1, :]
-        against = last if self.wrong is None else last[..., list(self.wrong)]
-        return last[..., list(self.answer)].mean(-1) - against.mean(-1)
-
-
-@metric_of.register(LogitDifference)
-def _(root: LogitDifference, recording: Recording) -> Metric:
-    return Difference(root.measure, root.answer, root.wrong, recording.lengths[0] - 1)
-
 
 @dataclass(frozen=True, eq=False)
-class LogLikelihood(LogitMetric):
-    tokens: tuple[int, ...]
-    """One for each position (a continuation), or alternatives at one."""
-    first: int
-    weights: Float[Tensor, " token"] | None = None
-    """Of alternatives: the model's own probabilities, renormalised."""
+class ProjectionMetric(Metric):
+    """The residual before a layer, at one position, along a vector."""
 
-    @property
-    def positions(self) -> tuple[int, ...]:
-        n = len(self.tokens) if self.weights is None else 1
-        return tuple(range(self.first, self.first + n))
-
-    def of_logits(self, logits: Tensor) -> Tensor:
-        likely = logits.log_softmax(-1)
-        if self.weights is not None:
-            return likely[..., -1, list(self.tokens)] @ self.weights
-        return likely[..., range(len(self.tokens)), list(self.tokens)].sum(-1)
-
-
-@metric_of.register(Likelihood)
-def _(root: Likelihood, recording: Recording) -> Metric:
-    last = recording.lengths[0] - 1
-    if root.continuation:
-        return LogLikelihood(root.measure, root.answer, last + 1 - len(root.answer))
-    support = root.support or root.answer
-    weights = recording.last_logits()[list(support)].softmax(-1)
-    return LogLikelihood(root.measure, support, last, weights)
-
-
-# -- the residual --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Projection(Metric):
     layer: int
     position: int
     vector: Float[Tensor, " d_model"]
@@ -160,10 +108,10 @@ class Projection(Metric):
     def of(self, recording: Recording) -> float:
         return float(recording.residuals[self.layer, 0, self.position] @ self.vector)
 
-    def reading(self) -> Reading:
+    def reading(self) -> MetricObserver:
         metric = self
 
-        class OfResidual(Reading):
+        class OfResidual(MetricObserver):
             found: Tensor
 
             def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
@@ -171,7 +119,7 @@ class Projection(Metric):
                     self._read(residual)
 
             def final_input(self, residual: Tensor) -> None:
-                if not hasattr(self, "found"):  # a direction read behind the last layer
+                if not hasattr(self, "found"):  # a direction read after the last layer
                     self._read(residual)
 
             def _read(self, residual: Tensor) -> None:
@@ -183,19 +131,10 @@ class Projection(Metric):
         return OfResidual()
 
 
-@metric_of.register(Direction)
-def _(root: Direction, recording: Recording) -> Metric | None:
-    if root.vector is None:
-        return None
-    position = recording.lengths[0] - 1 if root.position is None else root.position
-    return Projection(root.measure, root.layer, position, recording.residuals.new_tensor(root.vector))
-
-
-# -- attention -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Attention(Metric):
+class AttentionMetric(Metric):
+    """The attention of some firings, added up."""
+
     firings: tuple[Firing, ...]
 
     def layers(self, n_layers: int) -> int:
@@ -204,10 +143,10 @@ class Attention(Metric):
     def of(self, recording: Recording) -> float:
         return float(sum(recording.attention.at(f.layer, 0, f.head, f.dest, f.src) for f in self.firings))
 
-    def reading(self) -> Reading:
+    def reading(self) -> MetricObserver:
         metric = self
 
-        class OfAttention(Reading):
+        class OfAttention(MetricObserver):
             found: Tensor | float = 0.0
 
             def see(self, call: AttentionCall, pattern: Tensor) -> None:
@@ -220,12 +159,3 @@ class Attention(Metric):
                 return self.found
 
         return OfAttention()
-
-
-@metric_of.register(Heads)
-def _(root: Heads, recording: Recording) -> Metric:
-    """The attention of each head on the source that it attends to most in the clean run."""
-    last = recording.lengths[0] - 1
-    heads = [parse_head(name) for name in dict.fromkeys(root.heads)]
-    firings = [Firing(l, h, last, int(recording.attention.row(l, 0, h, last).argmax())) for l, h in heads]
-    return Attention(root.measure, tuple(firings))

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
 from headtrace.models.memory import available_bytes
-from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.validation import fail
-from headtrace.vocabulary import parse_head
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit, Node
@@ -34,7 +32,7 @@ def require_places(circuit: Circuit, model: Model) -> None:
     if model.max_positions is not None and len(ids) > model.max_positions:
         fail("prompt.token_ids", f"at most {model.max_positions} (the context of {model.name!r})", len(ids))
     _require_tokens("prompt.token_ids", ids, model)
-    _require_root(circuit.root, len(ids), model)
+    circuit.root.require_in(model, len(ids))
     _require_steps(circuit, model)
     for i, node in enumerate(circuit.nodes):
         _require_node(f"nodes[{i}]", node, model)
@@ -45,7 +43,7 @@ def require_places(circuit: Circuit, model: Model) -> None:
 def _require_steps(circuit: Circuit, model: Model) -> None:
     """Integrated gradients hold every step of their path at once: over the vocabulary for a likelihood."""
     steps = circuit.method.ig_steps or 0
-    width = model.d_vocab if isinstance(circuit.root, Likelihood) else len(circuit.prompt.token_ids)
+    width = circuit.root.path_width(model, len(circuit.prompt.token_ids))
     most = available_bytes() // (PATHS * 8 * width)
     if steps >= most:
         fail("method.ig_steps", f"fewer than {most:,} steps, for which there is memory", steps)
@@ -75,30 +73,3 @@ def _require_node(path: str, node: Node, model: Model) -> None:
             fail(f"{inner}.layer", f"a layer below {below}, that of {node.name!r}", signal.layer)
         _require_below(f"{inner}.head", signal.head, model.n_heads, "heads of a layer", model)
         _require_each(f"{inner}.channels", signal.channels, model.d_head, "channels of a head", model)
-
-
-def _require_root(root: Root, length: int, model: Model) -> None:
-    match root:
-        case LogitDifference():
-            _require_tokens("root.answer", root.answer, model)
-            _require_tokens("root.wrong", root.wrong or (), model)
-        case Likelihood():
-            _require_tokens("root.answer", root.answer, model)
-            _require_tokens("root.support", root.support or (), model)
-            if root.continuation and not 0 < len(root.answer) <= length:
-                fail("root.answer", f"1 to {length} tokens that the prompt ends with", len(root.answer))
-            if not (root.answer or root.support or root.top_k or root.top_p):
-                fail("root.answer", "token ids, or top_k, top_p or support", [])
-        case Direction():
-            _require_below(
-                "root.layer", root.layer, model.n_layers + 1, "layers, and behind the last,", model
-            )
-            if root.vector is not None and len(root.vector) != model.d_model:
-                fail(
-                    "root.vector", f"{model.d_model} numbers (the width of {model.name!r})", len(root.vector)
-                )
-        case Heads():
-            for i, name in enumerate(root.heads):
-                layer, head = parse_head(name)
-                _require_below(f"root.heads[{i}]", layer, model.n_layers, "layers", model)
-                _require_below(f"root.heads[{i}]", head, model.n_heads, "heads of a layer", model)

@@ -16,7 +16,6 @@ from torch import Tensor
 from headtrace.causal.components import Case, mask_gradients
 from headtrace.circuits import Circuit, Node
 from headtrace.errors import InputError
-from headtrace.roots import Likelihood
 from headtrace.vocabulary import ATTENTION_SIDES, Firing
 
 IG_POINTS = 8
@@ -98,10 +97,7 @@ def attention_circuit(case: Case, circuit: Circuit) -> Ranking:
     from headtrace.tracing import Tracer
 
     root, ids = circuit.root, list(circuit.prompt.token_ids)
-    if isinstance(root, Likelihood) and root.continuation:
-        ids = ids[
-            : len(ids) + 1 - len(root.answer)
-        ]  # the tracer puts the continuation behind the prompt itself
+    ids = ids[: len(ids) - len(root.answer_prefix)]  # the tracer puts a continuation behind the prompt itself
     return as_given(case, Tracer(case.model).trace(ids, root=root))
 
 

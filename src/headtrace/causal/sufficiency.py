@@ -53,7 +53,6 @@ from headtrace.causal.rankings import (
 from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
 from headtrace.errors import IdentityError, InputError
 from headtrace.progress import Progress
-from headtrace.roots import Likelihood
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -148,7 +147,7 @@ def counterfactual_ids(circuit: Circuit, model: Model, counterfactual: Prompt) -
     own = list(circuit.prompt.token_ids)
     ids = model.to_ids(counterfactual, bos=_began(circuit, model, counterfactual))
     root = circuit.root
-    if isinstance(root, Likelihood) and root.continuation and len(ids) == len(own) + 1 - len(root.answer):
+    if root.answer_prefix and len(ids) == len(own) - len(root.answer_prefix):
         ids = [*ids, *own[len(ids) :]]  # the tokens of a continuation belong to the circuit's prompt
     check_same_length(ids, own, model.token_labels(ids))
     return ids

@@ -77,28 +77,8 @@ def page_data(circuit: Circuit) -> dict[str, Any]:
         "heads": len(circuit.heads()),
         "root_measure": circuit.root.measure,
         "unexplained": list(circuit.unexplained),
-        "advice": [] if circuit.edges else advice(circuit),
+        "advice": [] if circuit.edges else circuit.root.advice(),
     }
-
-
-def advice(circuit: Circuit) -> list[str]:
-    """What to try where there is no circuit, by what was asked."""
-    match circuit.root.kind:
-        case "heads":
-            return [
-                "Look at where the heads attend: headtrace record, or model.record(prompt) in Python.",
-                "Count weaker attention as attending: a smaller --tau.",
-                "Start from the answer instead of from heads: --answer and --wrong.",
-            ]
-        case "direction":
-            return ["Turn the direction around, or give another one, or another layer or position."]
-        case kind:
-            other = "--root probability" if kind == "linear" else "--wrong, for a logit difference"
-            return [
-                "Look at what the model answers here: headtrace record, or recording.top_answers() in Python.",
-                "Ask for an answer that the model prefers: another --answer, or answer and wrong the other way round.",
-                f"Ask about the answer in another way: {other}.",
-            ]
 
 
 _INVISIBLE = re.compile(

@@ -23,6 +23,7 @@ from headtrace.circuits.files import plain
 from headtrace.errors import InputError, shown
 from headtrace.progress import Progress, never_back
 from headtrace.roots import Root
+from headtrace.roots.base import Answer
 from headtrace.runs.jobs import Engine, Engines
 from headtrace.runs.local import trace_locally
 from headtrace.runs.lock import locked
@@ -46,7 +47,6 @@ from headtrace.tasks import TaskSet
 from headtrace.tracing import Tracer
 from headtrace.tracing.complete import Paths
 from headtrace.tracing.methods import Method
-from headtrace.tracing.questions import Answer
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.unhashed import model_info
 

@@ -66,7 +66,7 @@ def passing(
     writes = writes_at(recording or content.recording, prompt, sources)
     if target != ROOT:
         return (writes @ content.direction(prompt, target)).tolist()
-    reads = [(read.shares.position, read.direction) for read in content.reads[prompt]]
+    reads = [(read.point.position, read.direction) for read in content.reads[prompt]]
     return [
         sum(float(write @ direction) for position, direction in reads if position == source.dest)
         for source, write in zip(sources, writes, strict=True)

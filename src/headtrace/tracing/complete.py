@@ -21,10 +21,10 @@ from headtrace.circuits.influence import spread
 from headtrace.models.frozen import FrozenMLP
 from headtrace.progress import Progress, counting
 from headtrace.tracing.along import Place
+from headtrace.tracing.attribute_root import Seeds
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
-from headtrace.tracing.roots import Seeds
 from headtrace.tracing.signals import Signal, signals_of, write_at
 from headtrace.tracing.sweep import Budget, Grown, PromptTrace, attention_at
 from headtrace.tracing.through_mlps import through_mlps

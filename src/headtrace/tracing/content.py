@@ -19,8 +19,8 @@ from headtrace.errors import IdentityError
 from headtrace.models.frozen import Gradients, gradients
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Along, Place, along
+from headtrace.tracing.attribute_root import RootPart
 from headtrace.tracing.causes import Cause
-from headtrace.tracing.roots import Part
 from headtrace.vocabulary import Site
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Content:
     """Contributions to the roots of a batch of prompts, and the directions that carry them."""
 
     recording: Recording
-    reads: Sequence[Sequence[Part]]
+    reads: Sequence[Sequence[RootPart]]
     """Where each prompt's root reads."""
     gradients: Gradients
     counterfactual: Recording | None = None
@@ -57,12 +57,15 @@ class Content:
 
     @classmethod
     def of(
-        cls, recording: Recording, reads: Sequence[Sequence[Part]], counterfactual: Recording | None = None
+        cls,
+        recording: Recording,
+        reads: Sequence[Sequence[RootPart]],
+        counterfactual: Recording | None = None,
     ) -> Content:
         start = torch.zeros_like(recording.residuals)
         for prompt, places in enumerate(reads):
             for read in places:
-                start[read.shares.layer, prompt, read.shares.position] += read.direction
+                start[read.point.layer, prompt, read.point.position] += read.direction
         content = cls(recording, reads, gradients(recording, start), counterfactual)
         content.require()
         return content
@@ -139,9 +142,9 @@ class Content:
         if layer < self.recording.model.n_layers:
             g = self.gradients.mlp[layer, prompt, dest]
             return self.recording.roundings[layer, prompt, dest] @ g
-        reads = [read for read in self.reads[prompt] if read.shares.position == dest]
+        reads = [read for read in self.reads[prompt] if read.point.position == dest]
         total = self.gradients.residual.new_zeros(())
-        return sum((read.contributions[read.shares.catalogue.n_plain - 1] for read in reads), total)
+        return sum((read.contributions[read.point.catalogue.n_plain - 1] for read in reads), total)
 
     def embeddings(self, prompt: int) -> tuple[float, ...]:
         """What each token of a prompt contributes to its root."""
@@ -194,7 +197,7 @@ class Content:
     def root_causes(self, prompt: int) -> Strongest:
         """What a root's value comes from directly."""
         reads = self.reads[prompt]
-        places = [Place(prompt, read.shares.position, read.shares.layer) for read in reads]
+        places = [Place(prompt, read.point.position, read.point.layer) for read in reads]
         found = self.strongest_along(places, [read.direction for read in reads])
         return Strongest(tuple(c for part in found for c in part.causes), sum(part.total for part in found))
 

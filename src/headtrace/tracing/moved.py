@@ -24,8 +24,8 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import Level, levels, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.roots import Root
+from headtrace.tracing.attribute_root import ReadPoint, attribute_root
 from headtrace.tracing.attribution import IG_STEPS
-from headtrace.tracing.roots import Shares, root_shares
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def moved(
     prompt %= len(recording)
     written = recording.write(firing.site.component, prompt)[firing.dest]
     residual = recording.residuals[firing.layer, prompt, firing.dest]
-    logits = Shares(recording, prompt, firing.dest, recording.model.n_layers).logits_of(written[None])[0]
+    logits = ReadPoint(recording, prompt, firing.dest, recording.model.n_layers).logits_of(written[None])[0]
     contribution = None
     if root is not None:
         onto = attention_gradient(recording, root, firing.layer, prompt, ig_steps, first=firing.dest)
@@ -111,8 +111,8 @@ def attention_gradient(
     one = recording if len(recording) == 1 else recording[prompt]
     first = 0 if one.model.half else first  # what rounding did is known of whole layers only
     start = torch.zeros_like(one.residuals)
-    for part in root_shares(root, one, 0, ig_steps).parts:
-        start[part.shares.layer, 0, part.shares.position] += part.direction
+    for part in attribute_root(root, one, 0, ig_steps).parts:
+        start[part.point.layer, 0, part.point.position] += part.direction
     others: list[Tensor] = []
     for level in levels(one, start, first):
         others += _beside(one, level, first)

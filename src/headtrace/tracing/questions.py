@@ -9,30 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from headtrace.errors import InputError
 from headtrace.prompts import Chat, as_prompts, one_prompt
-from headtrace.roots import ROOTS, Direction, Heads, Likelihood, LogitDifference, Root
+from headtrace.roots import ROOTS, Root
 from headtrace.tasks.examples import Example
 from headtrace.vocabulary import Prompt
 
 if TYPE_CHECKING:
     from headtrace.models import Model
-
-Answer = str | int | Sequence[str | int]
-"""Text, a token id, or several alternatives of either."""
-
-OPTIONS = {
-    "linear": ("answer", "wrong"),
-    "probability": ("answer", "top_k", "top_p"),
-    "direction": ("direction", "layer", "position"),
-    "heads": ("heads",),
-}
-"""What each kind of root is asked with."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,7 @@ class Question:
     @property
     def logits_needed(self) -> int:
         """From how many positions at the end the root is read."""
-        return len(self.root.answer) if isinstance(self.root, Likelihood) and self.root.continuation else 1
+        return len(self.root.answer_prefix) + 1
 
 
 Asked = Prompt | Example | Question
@@ -92,9 +79,9 @@ def ask(
         raise InputError(f"The root {root!r} says already what to explain: leave out {', '.join(given)}.")
     else:
         made = root
-    if isinstance(made, Likelihood) and made.continuation:
-        ids = model.to_ids([*ids, *made.answer[:-1]])
-    return Question(ids, _with_words(model, made), text, other)
+    if made.answer_prefix:
+        ids = model.to_ids([*ids, *made.answer_prefix])
+    return Question(ids, made.with_words(model), text, other)
 
 
 def _opened(prompt: Any) -> tuple[Prompt, str | None, dict[str, Any]]:
@@ -121,81 +108,13 @@ def _make(model: Model, prompt: Prompt | Chat, length: int, kind: str | None, gi
         )
     if kind not in ROOTS:
         raise InputError(f"There is no root {kind!r}: choose {', '.join(map(repr, ROOTS))}.")
-    _check(kind, given)
-    return _MAKERS[kind](model, prompt, length, given)
-
-
-def _check(kind: str, given: Mapping[str, Any]) -> None:
-    """Nothing that is asked for may be left without effect."""
     if kind == "probability" and "wrong" in given:
         raise InputError("A probability root has no wrong answer. Use root='linear', or leave wrong out.")
-    for name in given:
-        if name not in OPTIONS[kind]:
-            other = next((k for k, names in OPTIONS.items() if name in names), None)
+    for name in given:  # nothing that is asked for may be left without effect
+        if name not in ROOTS[kind].options:
+            other = next((k for k, root in ROOTS.items() if name in root.options), None)
             hint = "" if other is None else f" {name} belongs to root={other!r}."
-            raise InputError(f"A {kind} root does not use {name}: it takes {', '.join(OPTIONS[kind])}.{hint}")
-
-
-def _linear(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
-    if "answer" not in given:
-        raise InputError("root='linear' needs an answer, such as answer=' Mary'.")
-    answer = _ids(model, prompt, given["answer"], "answer")
-    wrong = _ids(model, prompt, given["wrong"], "wrong answer") if "wrong" in given else None
-    if set(answer) & set(wrong or ()):
-        raise InputError("The answer and the wrong answer are the same token: their difference is zero.")
-    return LogitDifference(answer, wrong)
-
-
-def _probability(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
-    if len(given) != 1:
-        raise InputError("root='probability' needs exactly one of: an answer, top_k=, top_p=.")
-    if "answer" not in given:
-        return Likelihood(**given)
-    many = _several(given["answer"])
-    if len(many) > 1:
-        return Likelihood(_ids(model, prompt, many, "answer"))
-    tokens = model.continuation(prompt, many[0])
-    return Likelihood(tokens, continuation=len(tokens) > 1)
-
-
-def _direction(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
-    if "direction" not in given or "layer" not in given:
-        raise InputError("root='direction' needs direction= (a vector of d_model numbers) and layer=.")
-    vector: Any = given["direction"]
-    if isinstance(vector, Tensor) and vector.ndim != 1:
-        raise InputError(f"The direction has shape {tuple(vector.shape)}; expected ({model.d_model},).")
-    position: int = given.get("position", -1)
-    if not -length <= position < length:
-        raise InputError(f"Position {position} does not exist in a prompt of {length} tokens.")
-    numbers: Any = vector.tolist() if hasattr(vector, "tolist") else vector
-    return Direction(given["layer"], position % length, tuple(numbers))
-
-
-def _heads(model: Model, prompt: Prompt | Chat, length: int, given: dict[str, Any]) -> Root:
-    names = [given["heads"]] if isinstance(given["heads"], str) else list(given["heads"])
-    return Heads(tuple(name.strip() for name in names))
-
-
-_MAKERS = {"linear": _linear, "probability": _probability, "direction": _direction, "heads": _heads}
-
-
-def _several(answer: Answer) -> list[str | int]:
-    many = [answer] if isinstance(answer, (str, int)) else list(answer)
-    if not many:
-        raise InputError("The list of answers is empty: give at least one.")
-    return many
-
-
-def _ids(model: Model, prompt: Prompt | Chat, answer: Answer, what: str) -> tuple[int, ...]:
-    """Alternatives, each of which must be one token."""
-    return tuple(dict.fromkeys(model.token_id(one, what, prompt) for one in _several(answer)))
-
-
-def _with_words(model: Model, root: Root) -> Root:
-    """Answers with the text of their tokens, for people."""
-    if isinstance(root, LogitDifference):
-        wrong = None if root.wrong is None else model.token_labels(root.wrong)
-        return replace(root, answer_tokens=model.token_labels(root.answer), wrong_tokens=wrong)
-    if isinstance(root, Likelihood) and root.answer:
-        return replace(root, answer_tokens=model.token_labels(root.answer))
-    return root
+            raise InputError(
+                f"A {kind} root does not use {name}: it takes {', '.join(ROOTS[kind].options)}.{hint}"
+            )
+    return ROOTS[kind].from_options(model, prompt, length, given)

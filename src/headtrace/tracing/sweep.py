@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from headtrace.circuits.influence import spread
 from headtrace.errors import HeadtraceError
 from headtrace.progress import Progress, counting
+from headtrace.tracing.attribute_root import Seeds
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.methods import Method
-from headtrace.tracing.roots import Seeds
 from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import ROOT, Side, Site
 

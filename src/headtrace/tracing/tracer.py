@@ -26,17 +26,18 @@ from headtrace.models.identities import roundings_of
 from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
-from headtrace.roots import Heads, Likelihood, Root
+from headtrace.roots import Root
+from headtrace.roots.base import Answer
 from headtrace.tracing.amounts import add_amounts
 from headtrace.tracing.assemble import assemble
+from headtrace.tracing.attribute_root import Seeds, attribute_roots, find_seeds
 from headtrace.tracing.attribution import IG_STEPS
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep, Paths
 from headtrace.tracing.content import Content
 from headtrace.tracing.explanation import Explanation
 from headtrace.tracing.methods import Method, make_method
-from headtrace.tracing.questions import Answer, Asked, Question, as_asked, ask
-from headtrace.tracing.roots import Seeds, all_seeds, all_shares
+from headtrace.tracing.questions import Asked, Question, as_asked, ask
 from headtrace.tracing.sweep import Budget, Grown, PromptTrace, sweep
 from headtrace.tracing.unhashed import model_info
 from headtrace.tracing.upstream import Composer, Firings
@@ -219,7 +220,7 @@ class Tracer:
         others = counterfactual or [None] * len(questions)
         with self.model.settled():
             recording = self.model.record(ids, last_logits=needed, keep=keep, patterns=self.patterns)
-            roots = all_seeds([question.root for question in questions], recording, steps)
+            roots = find_seeds([question.root for question in questions], recording, steps)
             info = model_info(self.model)
             told = zip(questions, others, roundings_of(recording), strict=True)
             methods = [self._described(q.root, budget, paths, other, rounding) for q, other, rounding in told]
@@ -255,10 +256,10 @@ class Tracer:
         asked = [
             (place, question.root)
             for place, (question, found) in enumerate(zip(questions, roots, strict=True))
-            if not (found.nothing or (paths == "complete" and isinstance(question.root, Heads)))
+            if not (found.nothing or (paths == "complete" and not question.root.has_directions))
         ]
-        shares = all_shares(asked, recording, steps)
-        parts = {place: worth.parts for (place, _), worth in zip(asked, shares, strict=True)}
+        shares = attribute_roots(asked, recording, steps)
+        parts = {place: found.parts for (place, _), found in zip(asked, shares, strict=True)}
         read = [parts.get(place, ()) for place in range(len(questions))]
         return Content.of(recording, read, other)
 
@@ -331,7 +332,7 @@ class Tracer:
             settings["counterfactual"] = " ".join(map(str, counterfactual))
         if rounding is not None:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
-        steps = IG_STEPS if info.ig_steps is None and isinstance(root, Likelihood) else info.ig_steps
+        steps = IG_STEPS if info.ig_steps is None and root.integrates_gradients else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
 
 

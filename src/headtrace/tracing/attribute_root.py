@@ -1,0 +1,241 @@
+"""How much of a root each component contributes, and which components tracing starts from.
+
+Norms are frozen, so every component has an exact share of the output logits, or of any direction of the residual
+stream. What differs between roots (which directions, which components are enough) is in `headtrace.roots`; here is what
+they have in common: a point of the residual stream that is read, the contributions of all components there, and the
+selection of seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headtrace.errors import IdentityError
+from headtrace.models.identities import tolerance_for
+from headtrace.tracing.along import Place, along
+from headtrace.tracing.attribution import IG_STEPS
+from headtrace.tracing.causes import Cause
+from headtrace.tracing.upstream import Catalogue
+from headtrace.vocabulary import Site, head_name
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+    from headtrace.roots import Root
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The root of one prompt with its value and position, and the components from which tracing starts."""
+
+    root: Root
+    causes: tuple[Cause, ...]
+    reason: str | None = None
+    """Why there are none, if there are none."""
+    nothing: bool = False
+    """Whether there is nothing to explain at all, rather than only no head among the seeds."""
+
+
+@dataclass(frozen=True)
+class ReadPoint:
+    """The residual stream of one prompt at one position, before one layer's attention or before the final norm."""
+
+    recording: Recording
+    prompt: int
+    position: int
+    layer: int
+
+    @classmethod
+    def final(cls, recording: Recording, prompt: int, position: int | None = None) -> ReadPoint:
+        """Before the final norm, at the last position unless another is given."""
+        last = recording.lengths[prompt] - 1
+        return cls(recording, prompt, last if position is None else position, recording.model.n_layers)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return Catalogue.of(self.recording.model, self.layer, self.position + 1)
+
+    @property
+    def residual(self) -> Float[Tensor, " d_model"]:
+        return self.recording.residuals[self.layer, self.prompt, self.position]
+
+    @property
+    def final_scale(self) -> Float[Tensor, ""]:
+        """The frozen scale of the final norm."""
+        return self.recording.norm_scales[-1, self.prompt, self.position]
+
+    @property
+    def place(self) -> Place:
+        return Place(self.prompt, self.position, self.layer)
+
+    @torch.inference_mode()
+    def add_logit_rounding(
+        self, contributions: Float[Tensor, " component"], read: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, " component"]:
+        """In half precision, add what rounding did to the output logits themselves as one more contribution."""
+        model = self.recording.model
+        if model.half and model.final_softcap is None:
+            recorded = self.recording.logits_at(self.prompt, self.position)
+            computed = self.logits_of(self.residual[None])[0] + model.weights.output_bias
+            contributions[self.catalogue.n_plain - 1] = read(recorded - computed)
+        return contributions
+
+    def before_norm(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
+        """A direction after the final norm as a direction before it, with the norm's scale frozen."""
+        model = self.recording.model
+        return model.architecture.centred(vector * model.weights.final_gain / self.final_scale)
+
+    def logits_of(self, writes: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+        """What some writes add to the output logits, before biases and softcap."""
+        model = self.recording.model
+        normed = model.architecture.centred(writes) / self.final_scale * model.weights.final_gain
+        return normed @ model.weights.W_U.T
+
+    def uncapped_logits(self) -> Float[Tensor, " vocab"]:
+        """Output logits before the final softcap; undoing a saturated cap loses digits, so from the residual."""
+        if self.recording.model.final_softcap is None:
+            return self.recording.logits_at(self.prompt, self.position)
+        return self.logits_of(self.residual[None])[0] + self.recording.model.weights.output_bias
+
+    def writes(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+        """The write vectors of a few components, by number."""
+        components = (self.catalogue.component(number) for number in numbers.tolist())
+        return torch.stack([self.recording.write(c, self.prompt)[self.position] for c in components])
+
+    def require_sum(self, total: float, recorded: float, size: float) -> None:
+        """The contributions must sum to what the model computed; errors are relative to ``size``."""
+        error, allowed = abs(total - recorded) / max(size, 1e-30), tolerance_for(self.recording.model.dtype)
+        if not error <= allowed:
+            raise IdentityError(
+                f"The contributions at layer {self.layer}, position {self.position} (prompt {self.prompt}) sum to "
+                f"{total:.6g}, the model has {recorded:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
+            )
+
+    def cause(self, number: int, weight: float) -> Cause:
+        return Cause(self.catalogue.component(number).at(self.position), weight)
+
+
+@dataclass(frozen=True)
+class RootReading:
+    """A point of the residual stream and the direction along which a root reads it."""
+
+    point: ReadPoint
+    direction: Float[Tensor, " d_model"]
+    """With the final norm frozen: the root's gradient with respect to the residual at that point."""
+    detail: Any = None
+    """What the root itself keeps for its own later steps."""
+
+
+@dataclass(frozen=True)
+class RootPart(RootReading):
+    """One point that a root reads, and what every component there contributes, in the unit of the root."""
+
+    contributions: Float[Tensor, " component"] = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class RootAttribution:
+    """A root with its value and position, and what every component contributes to it."""
+
+    root: Root
+    parts: tuple[RootPart, ...]
+    size: float
+    """The largest numbers that the value is added up from: what errors are measured against."""
+
+    def weight(self, site: Site) -> float | None:
+        """What a component contributes where it is read; None where the root does not read it."""
+        part = next((part for part in self.parts if part.point.position == site.dest), None)
+        if part is None:
+            return None
+        if site.kind == "offset":
+            return getattr(self.root, "bias", None) if site.layer is None else None
+        number = part.point.catalogue.number(site.component)
+        return None if number is None else float(part.contributions[number])
+
+
+def find_seeds(roots: Sequence[Root], recording: Recording, ig_steps: int = IG_STEPS) -> list[Seeds]:
+    """The components from which tracing starts, for every prompt of a recording."""
+    read = [(prompt, root) for prompt, root in enumerate(roots) if root.has_directions]
+    found = dict(zip(dict(read), attribute_roots(read, recording, ig_steps), strict=True))
+    return [root.seeds(recording, prompt, found.get(prompt)) for prompt, root in enumerate(roots)]
+
+
+def attribute_root(
+    root: Root, recording: Recording, prompt: int = 0, ig_steps: int = IG_STEPS
+) -> RootAttribution:
+    """The value of a root in one prompt of a recording, and every component's contribution to it."""
+    return attribute_roots([(prompt, root)], recording, ig_steps)[0]
+
+
+def attribute_roots(
+    roots: Sequence[tuple[int, Root]], recording: Recording, ig_steps: int = IG_STEPS
+) -> list[RootAttribution]:
+    """The same for roots of several prompts: writes along all their directions are computed together."""
+    readings = [root.readings(recording, prompt, ig_steps) for prompt, root in roots]
+    flat = [reading for mine in readings for reading in mine]
+    together: dict[tuple[int, int], list[int]] = {}
+    for i, reading in enumerate(flat):
+        together.setdefault((reading.point.layer, reading.point.position), []).append(i)
+    written: dict[int, Tensor] = {}
+    for mine in together.values():
+        directions = torch.stack([flat[i].direction for i in mine])
+        found = along(recording, [flat[i].point.place for i in mine], directions)
+        written |= dict(zip(mine, found.shares, strict=True))
+    ordered = iter([written[i] for i in range(len(flat))])
+    return [
+        root.attribute(recording, mine, [next(ordered) for _ in mine])
+        for (_, root), mine in zip(roots, readings, strict=True)
+    ]
+
+
+# -- which components are seeds ------------------------------------------------------------------------------
+
+
+def above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int, float]]:
+    """Components at or above the cutoff: where the running sum first exceeds the total, at most half of the total."""
+    total = float(contributions.sum())
+    if total <= 0:
+        return []
+    values, order = contributions.sort(descending=True, stable=True)
+    above = (values.cumsum(0) > total).nonzero()
+    cutoff = float(values[int(above[0])]) if len(above) else float(values[-1])
+    keep = values >= min(cutoff, total / 2)
+    return list(zip(order[keep].tolist(), values[keep].tolist(), strict=True))
+
+
+def seeds_or_reason(found: list[Cause], attribution: RootAttribution, advice: str) -> Seeds:
+    """Seeds, if a head is among them; else none, with the reason and what to try instead."""
+    if any(cause.site.kind == "head" for cause in found):
+        return Seeds(attribution.root, tuple(found))
+    reason = f"no head is among the {len(found)} component(s) that the root depends on"
+    return replace(no_seeds(attribution, reason, advice), nothing=False)
+
+
+def no_seeds(attribution: RootAttribution, reason: str, advice: str) -> Seeds:
+    """No seeds: why, what contributes most for and against the root, and what to try instead."""
+
+    def strongest(sign: int, only_heads: bool = False) -> list[Cause]:
+        found: list[Cause] = []
+        for part in attribution.parts:
+            first = part.point.catalogue.n_plain if only_heads else 0
+            signed = sign * part.contributions[first:]
+            values, numbers = signed.topk(min(3, len(signed)))
+            pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+            found += [part.point.cause(first + n, sign * v) for n, v in pairs if v > 0]
+        return sorted(found, key=lambda cause: (-abs(cause.weight), cause.site))[:3]
+
+    listed = [
+        f"strongest {word} it: " + ", ".join(f"{cause.site} ({cause.weight:+.3g})" for cause in causes)
+        for word, causes in (("for", strongest(1)), ("against", strongest(-1)))
+        if causes
+    ]
+    heads = [cause.site for cause in strongest(1, only_heads=True)]
+    names = dict.fromkeys(head_name(site.layer or 0, site.head or 0) for site in heads)
+    start = f", or start from heads that contribute to it ({', '.join(names)})" if names else ""
+    text = f"{reason}; {'; '.join(listed)}. To find a circuit, {advice}{start}"
+    return Seeds(attribution.root, (), text, nothing=True)

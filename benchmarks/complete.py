@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import headtrace
-from headtrace.models.frozen import NEEDED
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tasks import load_task
 from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content
@@ -39,7 +39,7 @@ def forward(model: headtrace.Model, ids: list[int]) -> float:
 
 def contributions(model: headtrace.Model, circuit: headtrace.Circuit) -> Callable[[], Any]:
     """Content contributions of all components of a recorded prompt to its root."""
-    recording = model.record([list(circuit.prompt.token_ids)], last_logits=True, keep=NEEDED)
+    recording = model.record([list(circuit.prompt.token_ids)], last_logits=True, keep=CONTENT_FIELDS)
 
     def run() -> None:
         with torch.inference_mode():

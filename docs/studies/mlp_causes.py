@@ -15,7 +15,7 @@ from statistics import median, quantiles
 
 import headtrace
 from headtrace.causal.content_checks import measured_passages
-from headtrace.models.frozen import NEEDED
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tasks import load_task
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     below = 0
     for example in examples[:: max(1, len(examples) // options.prompts)][: options.prompts]:
         circuit = tracer.trace(example, paths="complete")
-        recording = model.record([list(circuit.prompt.token_ids)], keep=NEEDED)
+        recording = model.record([list(circuit.prompt.token_ids)], keep=CONTENT_FIELDS)
         edges = [edge for edge in circuit.edges if edge.left is not None and edge.through]
         measured = measured_passages(recording, circuit, edges)
         for edge, value in zip(edges, measured, strict=True):

@@ -18,7 +18,7 @@ from headtrace.causal import (
     rerun,
 )
 from headtrace.errors import InputError
-from headtrace.models.door import continue_greedily, run
+from headtrace.models.forward import continue_greedily
 from headtrace.models.observer import Observer
 from headtrace.vocabulary import Component, Firing, Site
 from tests.rounding import forward_terms, rounding
@@ -45,7 +45,7 @@ def edited(recording, edit):
     model = headtrace.load(hf)
     with torch.no_grad():
         edit(model)
-    model.forget()
+    model.invalidate()
     return model
 
 

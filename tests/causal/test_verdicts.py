@@ -307,7 +307,7 @@ def test_places_outside_the_model_are_refused_before_anything_runs(
     builtin, monkeypatch, lie, message
 ) -> None:
     model, circuit = builtin
-    monkeypatch.setattr(headtrace.models.door, "run", lambda *a, **k: pytest.fail("the model ran"))
+    monkeypatch.setattr(type(model.hf), "forward", lambda *a, **k: pytest.fail("the model ran"))
     with pytest.raises(InputError, match=message):
         verified(lie(circuit), model)
 

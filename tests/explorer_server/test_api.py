@@ -55,7 +55,7 @@ def model_stays_as_it_was(builtin):
     def seen() -> tuple[Any, ...]:
         hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in builtin.hf.modules()]
         modes = [m.training for m in builtin.hf.modules()]
-        return hooks, modes, builtin.hf.config._attn_implementation, builtin.stamp
+        return hooks, modes, builtin.hf.config._attn_implementation, builtin.refresh()
 
     before, logits = seen(), builtin.end_logits(IOI)
     yield

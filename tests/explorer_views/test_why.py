@@ -8,7 +8,6 @@ from headtrace.errors import InputError
 from headtrace.explorer.server.schemas import Evidence, FiringRequest, RootRequest, WhyRequest
 from headtrace.explorer.views.prompts import record
 from headtrace.explorer.views.why import why_view
-from headtrace.models import door
 
 PLACE = FiringRequest(layer=1, head=2, dest=14, src=2)
 
@@ -57,8 +56,7 @@ def test_the_model_does_not_run_again(tracer, recording, prompt, root, monkeypat
     def fail(*_, **__):
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(door, "run", fail)
-    monkeypatch.setattr("headtrace.models.record.door.run", fail)
+    monkeypatch.setattr(type(tracer.model.hf), "forward", fail)
     why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE, root=root))
 
 

@@ -12,12 +12,12 @@ import torch
 import headtrace
 from headtrace.channels import firing_places, terms_of
 from headtrace.errors import UnsupportedModelError
-from headtrace.models import door
-from headtrace.models.frozen import NEEDED, FrozenMLP, gradients
+from headtrace.models.forward import sample
+from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, gradients
 from headtrace.models.identities import tolerance_for
 from headtrace.models.observer import Observer
 from tests.channels.test_decomposition import assert_sums
-from tests.models.test_door import state
+from tests.models.test_forward import state
 from tests.rounding import forward_terms, rounding
 from tests.tiny import MORE, prompts, tiny_hf, top_two
 
@@ -31,7 +31,7 @@ def model(request: pytest.FixtureRequest) -> headtrace.Model:
 
 @pytest.fixture(scope="module")
 def recording(model: headtrace.Model) -> headtrace.Recording:
-    return model.record(prompts(), keep=NEEDED)
+    return model.record(prompts(), keep=CONTENT_FIELDS)
 
 
 def test_the_identities_hold_and_the_numbers_are_hugging_faces_own(
@@ -151,7 +151,7 @@ def test_a_pass_with_gradients_and_drawn_text_are_those_of_the_plain_pass(name: 
     assert float((logits.detach() - expected).abs().max()) <= allowed
     logits[0, -1].max().backward()
     assert scaled.factor.grad is not None
-    drawn = door.sample(model, ids[:, :6], 12, torch.Generator().manual_seed(0))
+    drawn = sample(model, ids[:, :6], 12, torch.Generator().manual_seed(0))
     generator, found = torch.Generator().manual_seed(0), ids[:, :6]
     while found.shape[1] < 12:
         chances = model.run(found)[:, -1].double().softmax(-1)

@@ -1,7 +1,7 @@
 """What runs on GPUs runs on devices that are pretended (`tests.pretended`): two of them, like Apple's without float64.
 
 They catch tensors that meet on different devices, float64 where there is none, and numbers that are carried to the host
-one by one. Whether a real device computes well they cannot say: `headtrace.models.backend` looks at that.
+one by one. Whether a real device computes well they cannot say: `headtrace.models.checks` looks at that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from headtrace.interpret.embedding_reads import channel_directions, channel_read
 from headtrace.interpret.examples import ScoredSignal
 from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scoring import Scorer
-from headtrace.models import backend, door, precision
+from headtrace.models import checks
+from headtrace.models import devices as places
+from headtrace.models.forward import sample
 from tests.pretended import KIND, Pretended, pretended_devices
 from tests.rounding import forward_terms, rounding
 from tests.tiny import prompts, tiny_hf, top_two
@@ -34,7 +36,7 @@ FIRST, SECOND = f"{KIND}:0", f"{KIND}:1"
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     """Two devices, without float64."""
-    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {KIND})
+    monkeypatch.setattr(places, "WITHOUT_FLOAT64", {KIND})
     with pretended_devices(float64=False) as mode:
         yield mode
 
@@ -102,7 +104,7 @@ def test_what_is_counted_over_a_corpus_needs_no_float64_on_the_device(devices) -
         sums.add(recording)
         block = Scorer(model, [ScoredSignal("L1H2:0+3", 1, 2, "channel", (0, 3))]).blocks(len(IDS))[0]
         directions = channel_directions(model, 1, [(0, 0), (2, 1)])
-        drawn = door.sample(model, recording.token_ids[:, :4], 8, torch.Generator().manual_seed(0))
+        drawn = sample(model, recording.token_ids[:, :4], 8, torch.Generator().manual_seed(0))
         counted = survey(model, prompts(), rotations=2)
         numbers = [*directions, block.scores(recording, 0), sums.sums, drawn.float()]
         found.append([*(each.cpu().double() for each in numbers), counted.frame["sparseness"].to_torch()])
@@ -118,8 +120,8 @@ def test_a_float64_tensor_on_a_device_without_any_is_seen(devices) -> None:
         on_device.double()
     with pytest.raises(RuntimeError, match="different devices"):
         on_device + torch.ones(2, device=SECOND)
-    assert precision.exact(on_device).device.type == "cpu"
-    assert precision.rounded(precision.exact(on_device), like=on_device).device == on_device.device
+    assert places.exact(on_device).device.type == "cpu"
+    assert places.rounded(places.exact(on_device), like=on_device).device == on_device.device
 
 
 # -- devices that compute wrongly -----------------------------------------------------------------------------
@@ -146,12 +148,12 @@ class Spoilt:
 def test_a_device_that_computes_wrongly_is_refused_by_name_when_a_model_is_loaded(
     names: tuple[str, ...], message: str
 ) -> None:
-    backend._first_wrong.cache_clear()
+    checks._first_wrong.cache_clear()
     with pretended_devices(spoilt=Spoilt(*names)):
         hf = tiny_hf("llama").to(SECOND)
         with pytest.raises(IdentityError, match=rf"device '{SECOND}' computes {message} wrongly in float32"):
             headtrace.load(hf)
-    backend._first_wrong.cache_clear()
+    checks._first_wrong.cache_clear()
 
 
 def test_a_device_that_begins_to_compute_wrongly_is_named_by_the_identity_that_fails() -> None:

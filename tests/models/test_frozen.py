@@ -7,7 +7,7 @@ import torch
 
 import headtrace
 from headtrace.errors import UnsupportedModelError
-from headtrace.models.frozen import NEEDED, FrozenMLP, Gradients, gradients, slope_from_zero
+from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, Gradients, gradients, slope_from_zero
 from headtrace.models.identities import tolerance_for
 from tests.tiny import NAMES, prompts, tiny_model
 
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 def swept(model: headtrace.Model, seed: int = 3) -> Gradients:
     """Gradients of random directions: read before the last norm, and before a layer in the middle."""
-    recording = model.record(prompts(), keep=NEEDED)
+    recording = model.record(prompts(), keep=CONTENT_FIELDS)
     generator = torch.Generator().manual_seed(seed)
     start = torch.zeros_like(recording.residuals)
     for prompt, length in enumerate(recording.lengths):
@@ -42,7 +42,7 @@ def test_tokens_and_biases_contribute_all_that_is_read(name: str, dtype: torch.d
 def test_a_frozen_mlp_is_the_mlp_where_it_was_recorded(name: str) -> None:
     """Its own matrices give what the model's module wrote, and its frozen parts add up to it."""
     model = tiny_model(name, dtype=torch.float64)
-    recording = model.record(prompts(), keep=NEEDED)
+    recording = model.record(prompts(), keep=CONTENT_FIELDS)
     for layer in range(model.n_layers):
         mlp = FrozenMLP.of(recording, layer)
         written = recording.mlp_writes[layer]

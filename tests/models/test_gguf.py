@@ -109,7 +109,7 @@ def test_metadata_that_its_tensors_contradict_is_refused(facts: dict, tmp_path) 
 
 def test_a_model_too_large_for_memory_stops_before_it_is_read(tmp_path, monkeypatch) -> None:
     path = write(tmp_path / "a.gguf", small())
-    monkeypatch.setattr("headtrace.models.gguf.available_bytes", lambda: 1000)
+    monkeypatch.setattr("headtrace.models.checkpoint.available_bytes", lambda: 1000)
     with pytest.raises(OutOfMemoryError, match=r"needs about .* 1 KB is available"):
         headtrace.load(path)
 

@@ -87,7 +87,7 @@ def test_bad_prompts_are_explained(given, message: str) -> None:
 
 def test_a_prompt_too_large_for_memory_stops_before_the_run(monkeypatch) -> None:
     model = tiny_model("gpt2")
-    monkeypatch.setattr("headtrace.models.memory.available_bytes", lambda: 1000)
+    monkeypatch.setattr("headtrace.models.record.available_bytes", lambda: 1000)
     with pytest.raises(OutOfMemoryError, match=r"11 tokens needs about .* 1 KB is available"):
         model.record(prompts()[0])
 

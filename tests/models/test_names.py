@@ -9,7 +9,7 @@ import headtrace
 from headtrace.cli import main
 from headtrace.errors import InputError
 from headtrace.models.devices import find_device, same_device
-from headtrace.models.names import find_source
+from headtrace.models.hub import find_source
 from tests.tiny import tiny_hf
 
 UNUSABLE = {

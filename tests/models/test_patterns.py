@@ -25,7 +25,7 @@ def few_rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr("headtrace.models.attention.SCORES_AT_ONCE", 100)
     monkeypatch.setattr("headtrace.models.patterns.NUMBERS_AT_ONCE", 100)
     monkeypatch.setattr("headtrace.models.patterns.SINGLED", 2)
-    for module in ("fields", "capture", "patterns"):
+    for module in ("patterns", "record"):
         monkeypatch.setattr(f"headtrace.models.{module}.BLOCK", 4)
 
 

@@ -52,14 +52,14 @@ def test_a_model_whose_weights_are_set_aside_is_the_same_model(family: str, how:
     assert any(parameter.device.type == "meta" for parameter in model.hf.parameters())
     assert (model.device, model.device_of(3)) == (torch.device("cpu"), torch.device("cpu"))
     assert model.weights_sha256 == whole.weights_sha256
-    stamp, recording = model.stamp, model.record(prompts())
+    stamp, recording = model.refresh(), model.record(prompts())
     expected = whole.record(prompts())
     for name, tensor in expected.tensors.items():
         torch.testing.assert_close(recording.tensors[name], tensor)
     assert recording.check().worst < 1e-4
     assert torch.equal(model.weights.W_O, whole.weights.W_O)
     assert torch.equal(model.weights.W_U, whole.weights.W_U)
-    assert model.stamp is stamp
+    assert model.refresh() is stamp
     answer, wrong = top_two(whole, IDS)
     circuits = [headtrace.Tracer(m).trace(IDS, answer, wrong, paths="complete") for m in (model, whole)]
     assert circuits[0].root.value == pytest.approx(circuits[1].root.value, rel=1e-4)

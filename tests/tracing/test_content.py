@@ -8,7 +8,7 @@ import torch
 import headtrace
 from headtrace.circuits.influence import node_influence
 from headtrace.errors import IdentityError, InputError
-from headtrace.models.frozen import NEEDED, FrozenMLP, Units
+from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Place, along
 from headtrace.tracing.amounts import contributions_of_units
@@ -30,7 +30,7 @@ def builtin() -> headtrace.Model:
 
 def of_two(model: headtrace.Model) -> Content:
     questions = [ask(model, ids, answer=a, wrong=w) for ids in prompts() for a, w in [top_two(model, ids)]]
-    recording = model.record([q.ids for q in questions], keep=NEEDED)
+    recording = model.record([q.ids for q in questions], keep=CONTENT_FIELDS)
     return Content.of(
         recording, [attribute_root(q.root, recording, i).parts for i, q in enumerate(questions)]
     )

@@ -37,12 +37,12 @@ from headtrace.causal.edits import Intervention, observers_of
 from headtrace.causal.measuring import check_options
 from headtrace.causal.signals import Signal
 from headtrace.errors import InputError
-from headtrace.models import door
 from headtrace.models.attention import per_query_head
-from headtrace.models.norms import norm_eps, norm_scale
+from headtrace.models.checks import require_same_weights
+from headtrace.models.forward import continue_greedily
 from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
 from headtrace.models.record import record
-from headtrace.models.stamp import require_same_weights
+from headtrace.models.weights import norm_eps, norm_scale
 from headtrace.vocabulary import Component, Kind, Site
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def rerun(recording: Recording, changes: Sequence[Change], *, keep: Iterable[str
     """The recorded prompt (one) in the model with all these changes, in one forward pass."""
     in_prompt, everywhere = _observers(recording, changes)
     model = recording.model
-    with model.settled():
+    with model.assume_weights_unchanged():
         return record(
             model,
             recording.token_ids,
@@ -105,8 +105,8 @@ def continued(recording: Recording, n: int, changes: Sequence[Change] = ()) -> l
             f"{recording.lengths[0]} tokens and {n} more are beyond the context of {model.name!r}, which is {most}."
         )
     in_prompt, everywhere = _observers(recording, changes)
-    with model.settled():
-        return door.continue_greedily(model, recording.token_ids, n, everywhere, prompt_only=in_prompt)
+    with model.assume_weights_unchanged():
+        return continue_greedily(model, recording.token_ids, n, everywhere, prompt_only=in_prompt)
 
 
 def _observers(recording: Recording, changes: Sequence[Change]) -> tuple[list[Observer], Factors]:

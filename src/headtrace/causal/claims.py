@@ -18,7 +18,7 @@ from headtrace.causal.edits import Intervention, LocalEdit
 from headtrace.causal.signals import Reader, Signal
 from headtrace.circuits import Circuit, Edge, Elsewhere, Node
 from headtrace.models.attention import softcap
-from headtrace.models.precision import exact, exact_device
+from headtrace.models.devices import exact, exact_device
 from headtrace.vocabulary import AttentionSide, Component, Firing
 
 if TYPE_CHECKING:

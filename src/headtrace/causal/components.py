@@ -5,7 +5,7 @@ computed live: ``A[d,s] v[s] W_O`` with the patterns and values of the patched r
 what it wrote in a run on a counterfactual prompt of the same length. Embeddings, MLPs and biases run live, so keeping
 nothing does not make the counterfactual prompt of this one.
 
-Many sets run at once, as copies of their prompts, in one pass through the door.
+Many sets run at once, as copies of their prompts, in one forward pass.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from headtrace.causal.faithfulness import replacement
 from headtrace.causal.metric import Metric
 from headtrace.causal.tolerance import rounded_sums
 from headtrace.errors import InputError, OutOfMemoryError
-from headtrace.models import door
 from headtrace.models.attention import per_query_head
-from headtrace.models.memory import available_bytes, human
+from headtrace.models.devices import available_bytes
+from headtrace.models.forward import forward
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.progress import Progress
 from headtrace.prompts import batches
+from headtrace.tables import human
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def run_parts(parts: Sequence[tuple[Case, Masks]], grad: bool = False) -> list[F
         torch.tensor(case.metric.positions or (case.length - 1,), device=device).expand(n, -1)
         for (case, _), n in zip(parts, patching.sizes, strict=True)
     ]
-    logits = door.run(model, torch.cat(ids), patching, *readings, keep=torch.cat(keep), grad=grad)
+    logits = forward(model, torch.cat(ids), patching, *readings, keep=torch.cat(keep), grad=grad)
     rows = [reading.value(logits).split(patching.sizes) for reading in readings]
     return [own[place] for place, own in enumerate(rows)]
 

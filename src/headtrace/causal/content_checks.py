@@ -17,8 +17,8 @@ from torch import Tensor
 from headtrace.causal.checks import Checking
 from headtrace.causal.edges import edge_name
 from headtrace.errors import InputError, shown
-from headtrace.models import door
-from headtrace.models.frozen import NEEDED, FrozenNorm
+from headtrace.models.forward import forward
+from headtrace.models.frozen import CONTENT_FIELDS, FrozenNorm
 from headtrace.models.observer import Observer
 from headtrace.tracing.amounts import contributions_of_units, passing, strongest_units
 from headtrace.tracing.causes import Cause
@@ -47,7 +47,7 @@ def check_content(check: Checking) -> None:
     stated = stated or any(edge.side in ("value", "input") for edge in circuit.edges)
     if not passages and not stated:
         return
-    recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=NEEDED)
+    recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=CONTENT_FIELDS)
     if stated and check.root is not None:
         _check_contributions(check, Content.of(recording, [check.root.parts]), check.root.size)
     for edge, left in zip(passages, measured_passages(recording, circuit, passages), strict=True):
@@ -122,7 +122,7 @@ def _counterfactual(check: Checking) -> Recording | None:
     try:
         if len(words) != expected or not all(word.isascii() and word.isdigit() for word in words):
             raise InputError(f"{shown(written, 60)}: expected {expected} token ids")
-        return check.recording.model.record([[int(word) for word in words]], keep=NEEDED)
+        return check.recording.model.record([[int(word) for word in words]], keep=CONTENT_FIELDS)
     except InputError as error:
         check.ledger.require("counterfactual", "method.settings", in_file=str(error), measured="a prompt")
         return None
@@ -173,7 +173,7 @@ def _measured(recording: Recording, circuit: Circuit, edge: Edge) -> float:
     model = recording.model
     norm = FrozenNorm.of(model, layer, model.architecture.mlp_norm, recording.mlp_norm_scales, rows)
     watch = _Without(layer, position, norm.forward(removed[None])[0])
-    door.run(
+    forward(
         model, recording.token_ids, watch, layers=range(layer, layer + 1), residual=recording.residuals[layer]
     )
     written = watch.written
@@ -200,7 +200,7 @@ class _Without(Observer):
 
     def norm_input(self, place: str, layer: int, x: Tensor, norm: torch.nn.Module) -> None:
         if place == "mlp_post_norm" and layer == self.layer:
-            from headtrace.models.norms import norm_eps, norm_scale
+            from headtrace.models.weights import norm_eps, norm_scale
 
             self.scale = norm_scale(x[0, self.position], norm_eps(norm), "rms")
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.causal.metric import Metric
-from headtrace.models import door
+from headtrace.models.forward import forward
 from headtrace.models.observer import AttentionCall, Observer, Rotary
 from headtrace.prompts import batches
 from headtrace.vocabulary import Component, Firing
@@ -213,7 +213,7 @@ def _run_chunk(
     local, *others = observers_of(recording, acting)
     reading = None if metric is None else metric.reading()
     positions = () if metric is None else metric.positions
-    logits = door.run(
+    logits = forward(
         model,
         recording.token_ids.expand(len(acting), -1),
         local,

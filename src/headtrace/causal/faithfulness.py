@@ -24,8 +24,8 @@ from headtrace.causal.edges import open_circuit
 from headtrace.causal.measuring import check_seed
 from headtrace.causal.metric import Metric, require_metric
 from headtrace.errors import InputError
-from headtrace.models import door
 from headtrace.models.attention import per_query_head
+from headtrace.models.forward import forward
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.notebook import chart, paragraph, table
 from headtrace.progress import Progress
@@ -296,7 +296,7 @@ def metric_with(
         if keep[0].mlps is not None:
             observers.append(_KeepingMlps(keep, reference or recording, ablation))
         positions = metric.positions or (recording.lengths[0] - 1,)
-        logits = door.run(
+        logits = forward(
             recording.model,
             recording.token_ids.expand(len(keep), -1),
             *observers,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
-from headtrace.models.memory import available_bytes
+from headtrace.models.record import available_bytes
 from headtrace.validation import fail
 
 if TYPE_CHECKING:

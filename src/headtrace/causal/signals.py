@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
-from headtrace.models.precision import exact, rounded
+from headtrace.models.devices import exact, rounded
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ class Reader:
         """The pseudo-inverse of the projection, made in float64, once per head and side while the weights stay."""
         head = self.firing.head if self.side == "query" else self._kv
         name = f"inverse of {self.side} {self.firing.layer} {head}"
-        return self.recording.model.once(name, lambda: rounded(torch.linalg.pinv(exact(self.W)), like=self.W))
+        return self.recording.model.cached(
+            name, lambda: rounded(torch.linalg.pinv(exact(self.W)), like=self.W)
+        )
 
     def positions(self, scope: Scope) -> Bool[Tensor, " token"]:
         """Where an intervention acts: the destination; every visible key (claim), or the source alone (token)."""

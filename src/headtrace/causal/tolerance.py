@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headtrace.channels.svd import RECONSTRUCTION_TOLERANCE
-from headtrace.models.sound import DTYPES, HALF
+from headtrace.models.devices import DTYPES, HALF
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit

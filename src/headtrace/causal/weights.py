@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.tolerance import Tolerance
-from headtrace.models.precision import exact
+from headtrace.models.devices import exact
 from headtrace.relative import relative_row
 from headtrace.tracing.attribution import IG_STEPS, attribution_vector
 from headtrace.vocabulary import Component

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from headtrace.cache import cache_folder
 from headtrace.channels.svd import Bias, HeadChannels, as_channels, heads_svd
-from headtrace.models.precision import exact_device, rounded
+from headtrace.models.devices import exact_device, rounded
 from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
 

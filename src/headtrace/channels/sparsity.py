@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headtrace.models.precision import on_host
+from headtrace.models.devices import on_host
 from headtrace.sparseness import n_recon, sparseness
 
 Control = Literal["basis", "spectrum"]

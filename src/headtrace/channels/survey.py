@@ -31,7 +31,7 @@ from headtrace.channels.sparsity import CONTROLS, Control
 from headtrace.channels.svd import layer_svd
 from headtrace.channels.terms import FiringTerms, Places, firing_places, real_positions, terms_of
 from headtrace.errors import InputError
-from headtrace.models.precision import exact
+from headtrace.models.devices import exact
 from headtrace.progress import Progress
 from headtrace.prompts import as_prompts
 from headtrace.vocabulary import AttentionSide, Prompt, head_name

@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.errors import IdentityError, InputError
-from headtrace.models.precision import exact
+from headtrace.models.devices import exact
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:

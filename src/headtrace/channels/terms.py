@@ -38,9 +38,9 @@ from headtrace.channels.svd import (
     thin_triangle,
 )
 from headtrace.errors import IdentityError
+from headtrace.models.checks import require_same_weights
+from headtrace.models.devices import exact, exact_device
 from headtrace.models.identities import tolerance_for
-from headtrace.models.precision import exact, exact_device
-from headtrace.models.stamp import require_same_weights
 from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.vocabulary import Firing
@@ -57,7 +57,7 @@ def exact_channels(model: Model, bias: Bias = "offset") -> ModelChannels:
 
     The inverse of an ill-conditioned W_K has large entries; only float64 keeps their products exact.
     """
-    return model.once(f"exact channels {bias}", lambda: model_channels(model, bias, dtype=torch.float64))
+    return model.cached(f"exact channels {bias}", lambda: model_channels(model, bias, dtype=torch.float64))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

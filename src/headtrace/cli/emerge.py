@@ -132,7 +132,10 @@ def _load_each(
     with options.progress_bar("Checkpoints", len(places)) as progress:
         for number, (label, name, revision) in enumerate(places):
             progress(number, len(places))
-            yield label, load(name, revision=revision, dtype=dtype, **options.where(device, device_map))
+            yield (
+                label,
+                load(name, revision=revision, dtype=dtype, **options.device_kwargs(device, device_map)),
+            )
 
 
 def _show(found: Emergence) -> None:

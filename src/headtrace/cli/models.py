@@ -25,8 +25,8 @@ def models(json: options.Json = False) -> None:
 
       headtrace models --json
     """
-    from headtrace.models.aliases import ALIASES, BUILTIN
     from headtrace.models.architectures import ARCHITECTURES
+    from headtrace.models.hub import ALIASES, BUILTIN
 
     families = [
         {
@@ -42,8 +42,8 @@ def models(json: options.Json = False) -> None:
 
 
 def _show_models() -> None:
-    from headtrace.models.aliases import ALIASES, BUILTIN, PACKAGED_GGUF
     from headtrace.models.architectures import ARCHITECTURES
+    from headtrace.models.hub import ALIASES, BUILTIN, PACKAGED_GGUF
 
     table = Table()
     for column in ("family", "model_type", "norm", "positions", "also"):
@@ -94,7 +94,7 @@ def info(
       headtrace info gpt2-small --length 1024
     """
     loaded = options.load_model(model, revision, dtype, device, device_map)
-    from headtrace.models.memory import recording_bytes, tracing_bytes
+    from headtrace.models.record import recording_bytes, tracing_bytes
 
     config: Any = loaded.config
     facts = loaded.architecture
@@ -135,8 +135,8 @@ def info(
 
 
 def _memory(loaded: Any, tokens: int) -> str:
-    from headtrace.models.memory import human, recording_bytes, tracing_bytes
-    from headtrace.models.record import patterns_kept
+    from headtrace.models.record import patterns_kept, recording_bytes, tracing_bytes
+    from headtrace.tables import human
 
     keep = patterns_kept(loaded, None, "auto", 1, tokens)
     how = "" if keep is None else " (patterns recomputed)"

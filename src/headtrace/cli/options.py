@@ -84,17 +84,17 @@ def load_model(
     device_map: str | None = None,
 ) -> Model:
     """Load with a spinner: it takes a few seconds."""
-    places = where(device, device_map)
+    places = device_kwargs(device, device_map)
     with notes.status(f"Loading {escape(printable(name))}"):
         from headtrace.models import load
 
         return load(name, revision=revision, dtype=dtype, **places)
 
 
-def where(device: str, device_map: str | None) -> dict[str, Any]:
+def device_kwargs(device: str, device_map: str | None) -> dict[str, Any]:
     """Where a model goes, as ``headtrace.load`` is told: one device, or a device map, which a file may hold.
 
-    >>> where("cpu", None), where("auto", "balanced")
+    >>> device_kwargs("cpu", None), device_kwargs("auto", "balanced")
     ({'device': 'cpu'}, {'device_map': 'balanced'})
     """
     if device_map is None:

@@ -26,7 +26,7 @@ from headtrace.causal.edges import open_circuit, signal_vectors
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.models import require_one_model
-from headtrace.models.precision import on_host
+from headtrace.models.devices import on_host
 from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.vocabulary import AttentionSide, head_name

@@ -204,14 +204,14 @@ class Corpus:
     def _draw(self, batch: int, size: int) -> list[tuple[int, ...]]:
         import torch
 
-        from headtrace.models import door
+        from headtrace.models.forward import sample
 
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + batch) % 2**63)
         # All rows are drawn, whatever is wanted of them: a longer corpus begins as a shorter one does.
         front = torch.tensor([self.front] * AT_ONCE, dtype=torch.int64).reshape(AT_ONCE, -1)
         if not front.shape[1]:
             front = self._first_tokens(generator)
-        drawn = door.sample(self.model, front.to(self.model.device), self.length, generator)
+        drawn = sample(self.model, front.to(self.model.device), self.length, generator)
         return [tuple(row) for row in drawn[:size].tolist()]
 
     def _first_tokens(self, generator: Any) -> Any:

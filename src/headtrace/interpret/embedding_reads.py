@@ -24,9 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
-from headtrace.models.norms import norm_eps, norm_scale
-from headtrace.models.placement import values_of
-from headtrace.models.precision import rounded
+from headtrace.models.devices import rounded, values_of
+from headtrace.models.weights import norm_eps, norm_scale
 
 if TYPE_CHECKING:
     from headtrace.models import Model

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
-from headtrace.models.precision import exact, on_host
+from headtrace.models.devices import exact, on_host
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording

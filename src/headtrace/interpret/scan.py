@@ -49,7 +49,7 @@ from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scoring import Block, Scorer
 from headtrace.interpret.signals import Signals, find_signals
 from headtrace.interpret.tally import Drawn, Hits, Numbers, Places, Tally, prefixes
-from headtrace.models.precision import on_host, rounded
+from headtrace.models.devices import on_host, rounded
 from headtrace.progress import never_back
 from headtrace.runs.jobs import Engine, Engines
 from headtrace.writing import check_folder_writable
@@ -245,7 +245,7 @@ def scan(
 
         scan_with_workers(begun, model, text, Path(out), engines, every, progress)
         return begun
-    with model.settled():
+    with model.assume_weights_unchanged():
         _run(begun, model, text, out, every, progress)
     return begun
 

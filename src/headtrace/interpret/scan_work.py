@@ -226,7 +226,7 @@ class ShardReader:
         tally = Tally.empty(len(begun.signals), self.model.n_layers, *self.sizes)
         part = Scan(begun.signals, begun.options, tally, heads=begun.heads)
         reader, sums = Reader(part, self.model), list[HeadSums]()
-        with self.model.settled():
+        with self.model.assume_weights_unchanged():
             for batch in batches(self._chunks(shard), begun.options["corpus"]["length"]):
                 found = reader.read(batch)
                 sums += [] if found is None else [found]

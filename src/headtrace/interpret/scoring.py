@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
-from headtrace.models.precision import exact, rounded
+from headtrace.models.devices import exact, rounded
 
 if TYPE_CHECKING:
     from headtrace.interpret.examples import ScoredSignal

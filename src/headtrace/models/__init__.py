@@ -4,6 +4,6 @@ from headtrace.models.architectures import ARCHITECTURES, Architecture, register
 from headtrace.models.load import load
 from headtrace.models.model import Model
 from headtrace.models.observer import Observer
-from headtrace.models.record import Recording
+from headtrace.models.recording import Recording
 
 __all__ = ["ARCHITECTURES", "Architecture", "Model", "Observer", "Recording", "load", "register_architecture"]

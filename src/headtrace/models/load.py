@@ -1,6 +1,6 @@
 """Names, local folders, GGUF files, loaded modules and the built-in model -> ``Model``.
 
-Whatever the source, it becomes a folder in Hugging Face format (`headtrace.models.hub`, `headtrace.models.gguf`),
+Whatever the source, it becomes a folder in Hugging Face format (`headtrace.models.hub`),
 which is looked over before a weight is read (`headtrace.models.checkpoint`) and afterwards: a weight that is missing,
 left over, of another shape or not finite is an error that names it.
 """
@@ -22,16 +22,20 @@ from transformers.utils import logging as transformers_logging
 
 from headtrace import builtin
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.models import hub, sound
-from headtrace.models.aliases import PACKAGED_GGUF
-from headtrace.models.checkpoint import missing_weights, open_checkpoint, saved_dtype, unexpected_weights
+from headtrace.models import devices, hub
+from headtrace.models.checkpoint import (
+    converted,
+    missing_weights,
+    open_checkpoint,
+    saved_dtype,
+    unexpected_weights,
+)
 from headtrace.models.devices import DeviceMap, check_device_map, find_device, named_device, same_device
-from headtrace.models.gguf import converted
+from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
 from headtrace.models.model import Model
-from headtrace.models.names import Source, find_source
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in sound.DTYPES}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in devices.DTYPES}
 
 
 def load(

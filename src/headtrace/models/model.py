@@ -13,17 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headtrace.errors import InputError, UnsupportedModelError
-from headtrace.models import door
 from headtrace.models.architectures import find_architecture
-from headtrace.models.backend import check_backends
-from headtrace.models.memory import require_memory
+from headtrace.models.checks import Watcher, WeightsVersion, check_backends, check_parameters, weights_sha256
+from headtrace.models.devices import compute_dtype, device_of, first_number, is_spread
+from headtrace.models.forward import forward
 from headtrace.models.observer import Observer
-from headtrace.models.placement import device_of, first_number, is_spread
-from headtrace.models.record import PatternsKept, Recording, patterns_kept, record
-from headtrace.models.sound import check_parameters, raised
-from headtrace.models.stamp import Stamp, Watcher
-from headtrace.models.view import FoldedWeights, fold_weights
-from headtrace.models.weight_hashes import weights_sha256
+from headtrace.models.record import PatternsKept, patterns_kept, record, require_memory
+from headtrace.models.recording import Recording
+from headtrace.models.weights import FoldedWeights, fold_weights
 from headtrace.prompts import Chat, PromptReader, as_prompts
 from headtrace.vocabulary import Prompt
 
@@ -72,7 +69,7 @@ class Model:
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
-        self._watcher, self._stamp, self._first = Watcher(hf), Stamp(), first_number(hf)
+        self._watcher, self._version, self._first = Watcher(hf), WeightsVersion(), first_number(hf)
         self._check_layers()
         check_backends(hf.dtype, (self.device, *map(device_of, self.layers)))
 
@@ -111,7 +108,7 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """What headtrace computes in: the model's own dtype, and float32 for one that runs in half precision."""
-        return raised(self._first.dtype)
+        return compute_dtype(self._first.dtype)
 
     @property
     def own_dtype(self) -> str:
@@ -148,8 +145,8 @@ class Model:
 
     @property
     def weights(self) -> FoldedWeights:
-        """All heads' projections with norms folded in (`headtrace.models.view`)."""
-        return self.once(
+        """All heads' projections with norms folded in (`headtrace.models.weights`)."""
+        return self.cached(
             "weights", lambda: fold_weights(self.hf, self.architecture, self.d_head, self.head_order)
         )
 
@@ -157,12 +154,12 @@ class Model:
     def weights_sha256(self) -> str:
         """A hash of the weights themselves: names, shapes and float32 values of all parameters.
 
-        It reads them all, so it is made when a file or a comparison needs it; the stamp keeps it.
+        It reads them all, so it is made when a file or a comparison needs it, and kept with their version.
         """
-        return self.once("weights_sha256", self._hash)
+        return self.cached("weights_sha256", self._hash)
 
     def _hash(self) -> str:
-        self._stamp.weights_sha256 = found = weights_sha256(self.hf)
+        self._version.weights_sha256 = found = weights_sha256(self.hf)
         return found
 
     @property
@@ -170,11 +167,11 @@ class Model:
         """The SVD of every head's query-key form."""
         from headtrace.channels import model_channels
 
-        return self.once("channels", lambda: model_channels(self))
+        return self.cached("channels", lambda: model_channels(self))
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def cached(self, name: str, make: Callable[[], T]) -> T:
         """What is made on first use and kept while the weights stay: by one thread, while the others wait for it."""
-        self.stamp  # noqa: B018 (forgets what was made from other weights)
+        self.refresh()
         if name not in self._made:
             with self._making:
                 if name not in self._made:
@@ -183,37 +180,43 @@ class Model:
 
     # -- when weights change -----------------------------------------------------------------------------------
 
-    @property
-    def stamp(self) -> Stamp:
-        """Stands for the weights as they are now: another object whenever they were seen to have changed."""
-        if not getattr(self._inside, "settled", False):
+    def refresh(self) -> WeightsVersion:
+        """Compare the weights with what they were, and drop everything derived from them if they have changed.
+
+        Returns the version of the weights: the same object as long as no change is seen.
+        """
+        if not getattr(self._inside, "assumed", False):
             with self._making:
                 if not self._watcher.holds():
-                    self.forget()
-        return self._stamp
+                    self.invalidate()
+        return self._version
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Make everything that follows from the weights anew: after an edit that cannot be seen.
 
         Edits in place, replaced parameters and modules are noticed. What only changes a few numbers through
-        ``parameter.data`` or a NumPy view is not (`headtrace.models.stamp`): call this afterwards.
+        ``parameter.data`` or a NumPy view is not (`headtrace.models.checks`): call this afterwards.
         """
         with self._making:
             check_parameters(self.hf)
             self._check_layers()
             self._made.clear()
-            self._watcher, self._stamp, self._first = Watcher(self.hf), Stamp(), first_number(self.hf)
+            self._watcher, self._version, self._first = (
+                Watcher(self.hf),
+                WeightsVersion(),
+                first_number(self.hf),
+            )
 
     @contextmanager
-    def settled(self) -> Generator[None]:
+    def assume_weights_unchanged(self) -> Generator[None]:
         """Look at the weights once, now, and take them as unchanged inside: for work that asks for them many times."""
-        self.stamp  # noqa: B018
-        before = getattr(self._inside, "settled", False)
-        self._inside.settled = True
+        self.refresh()
+        before = getattr(self._inside, "assumed", False)
+        self._inside.assumed = True
         try:
             yield
         finally:
-            self._inside.settled = before
+            self._inside.assumed = before
 
     def _check_dtype(self, hf: PreTrainedModel) -> None:
         if self.architecture.rotary_in_float32 and hf.dtype == torch.float64:
@@ -258,20 +261,20 @@ class Model:
         kept = None if not last_logits else int(last_logits)
         keep = patterns_kept(self, keep, patterns, len(ids), batch.shape[1])
         require_memory(self, batch.shape[1], len(ids), kept, keep)
-        with self.settled():
+        with self.assume_weights_unchanged():
             return record(self, batch, lengths, last_logits=kept or 0, keep=keep)
 
     def run(
         self, token_ids: Int[Tensor, "batch token"], *observers: Observer, **options: Any
     ) -> Float[Tensor, "batch kept vocab"]:
-        """One forward pass watched by observers, through the one door (`headtrace.models.door.run`)."""
-        return door.run(self, token_ids, *observers, **options)
+        """One forward pass watched by observers (`headtrace.models.forward.forward`)."""
+        return forward(self, token_ids, *observers, **options)
 
     def end_logits(self, prompts: Prompt | Sequence[Prompt]) -> Float[Tensor, "prompt vocab"]:
         """Output logits at the end of each prompt, all run together."""
         batch, lengths = self._padded([self.to_ids(prompt) for prompt in as_prompts(prompts)])
         ends = torch.tensor(lengths, device=self.device)[:, None] - 1
-        return door.run(self, batch, lengths=lengths, keep=ends)[:, 0]
+        return forward(self, batch, lengths=lengths, keep=ends)[:, 0]
 
     def decompose(self, recording: Recording, firing: Firing | str, *, prompt: int = 0) -> Decomposition:
         """The attention score of one firing as a sum over the head's channels."""

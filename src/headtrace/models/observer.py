@@ -1,6 +1,6 @@
 """What may watch or change a forward pass: an observer, and the places where it is called.
 
-Places are named as headtrace names them, not as a model's modules are called: the door (`headtrace.models.door`)
+Places are named as headtrace names them, not as a model's modules are called: `headtrace.models.forward`
 knows where they are in each architecture, and puts a hook only where an observer's class has something to do.
 """
 

@@ -16,17 +16,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headtrace.models.fields import BLOCK, n_blocks
-
 if TYPE_CHECKING:
-    from headtrace.models.record import Recording
+    from headtrace.models.recording import Recording
 
+BLOCK = 128
+"""Destinations whose largest attention weights are kept together, where patterns are not."""
 SINGLED = 32
 """Destinations whose attention is added up exactly for a bound."""
 NUMBERS_AT_ONCE = 16_000_000
 """Attention weights that are computed at once (64 MB in float32)."""
 
 Place = int | Int[Tensor, "*#n"]
+
+
+def n_blocks(length: int) -> int:
+    return -(-length // BLOCK)
 
 
 class Patterns(ABC):

@@ -1,444 +1,152 @@
-"""One forward pass -> Recording: every residual as the exact sum of what was written into it.
-
->>> import headtrace
->>> model = headtrace.load("builtin")
->>> recording = model.record("When Mary and John went to the store, John gave a drink to")
->>> recording.check().worst < 1e-4                             # the identities, verified
-True
->>> recording.patterns[2, 0, 1].shape                          # attention of L2H1: (dest, src)
-torch.Size([15, 15])
->>> recording.write(headtrace.Component("head", 1, 3, src=2)).shape   # what L1H3 wrote from position 2
-torch.Size([15, 128])
-
-Tensors have the axes (layer, batch, ...). Prompts of different lengths are padded on the right, where no real token
-can see; ``recording[i]`` is the recording of one prompt without padding.
-"""
+"""One forward pass of a model, recorded: the observer that fills the tensors, and the memory they take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from headtrace.errors import InputError
-from headtrace.models import door
-from headtrace.models.attention import softcap
-from headtrace.models.capture import Capture
-from headtrace.models.fields import Recorded, RecordedIf, axis_sizes, choose
-from headtrace.models.identities import (
-    IdentityReport,
-    check_identities,
-    folded_queries_keys,
-    require_rounding,
-)
-from headtrace.models.norms import norm_eps, norm_scale
-from headtrace.models.observer import Observer, Rotary
-from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns
-from headtrace.tables import html_table, human
-from headtrace.vocabulary import Component, Firing, head_name
+from headtrace.errors import InputError, OutOfMemoryError, UnsupportedModelError
+from headtrace.models.attention import SCORES_AT_ONCE
+from headtrace.models.devices import available_bytes
+from headtrace.models.forward import forward
+from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
+from headtrace.models.patterns import BLOCK
+from headtrace.models.recording import Recorded, Recording, axis_sizes, choose
+from headtrace.models.weights import norm_eps, norm_scale
+from headtrace.tables import human
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headtrace.models.model import Model
-    from headtrace.models.stamp import Stamp
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Recording:
-    """What one forward pass wrote, read and attended to. Made by ``Model.record``."""
+_SCALES: dict[NormPlace, str] = {
+    "query": "query_scales",
+    "key": "key_scales",
+    "attention_post_norm": "post_norm_scales",
+    "mlp_norm": "mlp_norm_scales",
+    "mlp_post_norm": "mlp_post_norm_scales",
+}
 
-    model: Model
-    lengths: tuple[int, ...]
-    tensors: Mapping[str, Tensor]
-    """The recorded tensors by name. They are attributes, too."""
-    rotary: tuple[Rotary | None, ...]
-    visible: tuple[Bool[Tensor, "batch dest src"], ...]
-    """Per layer, which keys each destination sees (causal, sliding window)."""
-    scales: tuple[float, ...]
-    softcaps: tuple[float | None, ...]
-    stamp: Stamp | None = field(default=None, repr=False)
-    """The model's weights when this was recorded."""
 
-    token_ids = Recorded("batch token", dtype=torch.int64)
-    logits = Recorded("batch kept vocab")
-    """Output logits at ``logit_positions``: every position, or each prompt's last ones."""
-    logit_positions = Recorded("batch kept", dtype=torch.int64)
-    residuals = Recorded("layer_and_final batch token d_model")
-    """The residual at the input of every layer; the last row is the input of the final norm."""
-    queries = Recorded("layer batch head token d_head")
-    keys = Recorded("layer batch kv_head token d_head")
-    values = Recorded("layer batch kv_head token d_head")
-    """Queries, keys and values as attention uses them: after biases, QK-norm and rotary positions."""
-    patterns = Recorded("layer batch head dest src")
-    """Attention, unless it is computed again from queries and keys (``patterns="recompute"``); `attention` has both."""
-    log_normalisers = Recorded("layer batch head token", by_default=False)
-    """Instead of the patterns: the logarithm of the sum that each row of attention was divided by."""
-    column_maxima = Recorded("layer batch head block token", by_default=False)
-    """Instead of the patterns: the largest attention to every source, in each block of destinations."""
-    mlp_writes = Recorded("layer batch token d_model")
-    norm_scales = Recorded("layer_and_final batch token")
-    """The frozen scale of the norm before each layer's attention (one where there is none), and of the final norm."""
-    post_norm_scales = RecordedIf(
-        "layer batch token", when=lambda facts: facts.attention_post_norm is not None
-    )
-    query_scales = RecordedIf("layer batch head token", when=lambda facts: facts.query_key_norm is not None)
-    key_scales = RecordedIf("layer batch kv_head token", when=lambda facts: facts.query_key_norm is not None)
-    mlp_inputs = Recorded("layer batch token d_model", by_default=False)
-    """What every MLP reads, after its norm."""
-    mlp_norm_scales = Recorded("layer batch token", by_default=False)
-    """The frozen scale of the norm before each MLP (one where there is none)."""
-    mlp_post_norm_scales = RecordedIf(
-        "layer batch token", when=lambda facts: facts.mlp_post_norm is not None, by_default=False
-    )
+_HIDDEN = -1e4
+"""A mask hides a key by adding less than this to its score."""
 
-    FIELDS: ClassVar[Mapping[str, Recorded]]
-    ALWAYS: ClassVar[tuple[str, ...]] = ("token_ids", "logits", "logit_positions")
 
-    def __post_init__(self) -> None:
-        """The axes of all tensors agree with each other and with the model, and there is one of a kind per layer."""
-        if self.stamp is None:
-            object.__setattr__(self, "stamp", self.model.stamp)
-        token_ids, logits = self.tensors["token_ids"], self.tensors["logits"]
-        if token_ids.ndim != 2 or logits.ndim != 3:
-            raise InputError(
-                "A recording's token ids have the axes (batch, token), its logits (batch, kept, vocab)."
-            )
-        batch, length = token_ids.shape
-        sizes = axis_sizes(self.model, batch, length, logits.shape[1])
-        for name, tensor in self.tensors.items():
-            if name not in self.FIELDS:
-                raise InputError(f"A recording has no tensor {name!r}: it may have {', '.join(self.FIELDS)}.")
-            expected = self.FIELDS[name].shape(sizes)
-            if tuple(tensor.shape) != expected:
-                raise InputError(
-                    f"A recording's {name!r} has the axes ({', '.join(self.FIELDS[name].axes)}): expected "
-                    f"{expected}, got {tuple(tensor.shape)}."
+class Capture(Observer):
+    """Copies what is wanted into tensors whose first axis is the layer."""
+
+    def __init__(self, model: Model, fields: Mapping[str, Recorded], sizes: Mapping[str, int]) -> None:
+        self.model, self.sizes = model, sizes
+        self.tensors: dict[str, Tensor] = {
+            name: torch.empty(field.shape(sizes), dtype=field.dtype or model.dtype, device=model.device)
+            for name, field in fields.items()
+        }
+        if model.architecture.mlp_norm is None and "mlp_norm_scales" in self.tensors:
+            self.tensors["mlp_norm_scales"].fill_(1.0)
+        self.rotary: list[Rotary | None] = []
+        self.visible: list[Tensor] = []
+        self.scales: list[float] = []
+        self.softcaps: list[float | None] = []
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def wants(self, place: str) -> bool:
+        """Places whose tensors are not kept need no hook."""
+        needed = {"mlp_input": ("mlp_inputs",), "mlp_write": ("mlp_writes",), "norm_input": _SCALES.values()}
+        return super().wants(place) and (place not in needed or any(n in self.tensors for n in needed[place]))
+
+    def _keep(self, name: str, layer: int, tensor: Tensor) -> None:
+        if name in self.tensors:
+            self.tensors[name][layer] = tensor
+
+    def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
+        self._keep("residuals", layer, residual)
+        self.rotary.append(rotary)
+
+    def final_input(self, residual: Tensor) -> None:
+        self._keep("residuals", -1, residual)
+
+    def pattern_buffer(self, call: AttentionCall) -> Tensor | None:
+        return self.tensors["patterns"][call.layer] if "patterns" in self.tensors else None
+
+    def takes_rows(self) -> bool:
+        return "patterns" not in self.tensors
+
+    def needs_rows(self) -> bool:
+        return "log_normalisers" in self.tensors
+
+    def see_rows(self, call: AttentionCall, first: int, logits: Tensor, pattern: Tensor) -> None:
+        rows = slice(first, first + pattern.shape[2])
+        if "patterns" in self.tensors:
+            self.tensors["patterns"][call.layer, :, :, rows] = pattern
+        if "log_normalisers" in self.tensors:
+            self.tensors["log_normalisers"][call.layer, :, :, rows] = logits.logsumexp(dim=-1)
+        if "column_maxima" in self.tensors:
+            for start in range(first // BLOCK * BLOCK, first + pattern.shape[2], BLOCK):
+                mine = pattern[:, :, max(start - first, 0) : start + BLOCK - first]
+                into = self.tensors["column_maxima"][call.layer, :, :, start // BLOCK]
+                largest = mine.amax(dim=2)
+                # A block that the rows before have begun goes on.
+                into.copy_(torch.maximum(into, largest) if start < first else largest)
+
+    def rows_seen(self, call: AttentionCall) -> None:
+        self._take(call)
+
+    def see(self, call: AttentionCall, pattern: Tensor) -> None:
+        self._take(call)
+
+    def _take(self, call: AttentionCall) -> None:
+        scale = call.scale
+        if self.model.architecture.query_prescaled:
+            scale = self.model.d_head**-0.5
+            if "queries" in self.tensors:
+                self._keep("queries", call.layer, call.query / scale)
+        else:
+            self._keep("queries", call.layer, call.query)
+        self._keep("keys", call.layer, call.key)
+        self._keep("values", call.layer, call.value)
+        self.scales.append(scale)
+        self.softcaps.append(call.softcap)
+        self.visible.append(self._visible(call.mask))
+
+    def _visible(self, mask: Tensor | None) -> Tensor:
+        """Which keys each destination sees. Layers that share a mask share the tensor."""
+        batch, length = self.sizes["batch"], self.sizes["token"]
+        if mask is None:
+            causal = torch.ones(length, length, dtype=torch.bool, device=self.model.device)
+            return causal.tril().expand(batch, -1, -1)
+        if id(mask) not in self._masks:
+            if bool(((mask != 0) & (mask > _HIDDEN)).any()):
+                raise UnsupportedModelError(
+                    f"{self.model.name!r} adds numbers to the attention scores of visible keys (positions as biases, "
+                    "as ALiBi does?). No component writes them, so scores cannot be decomposed exactly."
                 )
-        if len(self.lengths) != batch or min(self.lengths) < 1 or max(self.lengths) != length:
-            raise InputError(
-                f"A recording of {batch} prompts, padded to {length} tokens, cannot have the lengths {self.lengths}."
-            )
-        self._check_layers(batch, length)
+            self._masks[id(mask)] = (mask, (mask == 0)[:, 0].expand(batch, -1, -1).to(self.model.device))
+        return self._masks[id(mask)][1]
 
-    def _check_layers(self, batch: int, length: int) -> None:
-        for name in ("rotary", "visible", "scales", "softcaps"):
-            if len(getattr(self, name)) != self.model.n_layers:
-                raise InputError(
-                    f"A recording has one of {name!r} for each of {self.model.n_layers} layers, not "
-                    f"{len(getattr(self, name))}."
-                )
-        tables = [table for rotary in self.rotary if rotary is not None for table in (rotary.cos, rotary.sin)]
-        for table in tables:
-            good = table.ndim == 3 and table.shape[0] in (1, batch) and table.shape[1] == length
-            if not good or table.shape[2] % 2 or table.shape[2] > self.model.d_head:
-                raise InputError(
-                    f"A rotary table of {length} tokens cannot have the shape {tuple(table.shape)}."
-                )
-        for mask in self.visible:
-            if tuple(mask.shape) != (batch, length, length):
-                raise InputError(
-                    f"A recording's 'visible' has the axes (batch, dest, src): expected {(batch, length, length)}, got "
-                    f"{tuple(mask.shape)}."
-                )
+    def mlp_input(self, layer: int, read: Tensor) -> None:
+        self._keep("mlp_inputs", layer, read)
 
-    # -- showing ---------------------------------------------------------------------------------------------
+    def mlp_write(self, layer: int, write: Tensor) -> None:
+        self._keep("mlp_writes", layer, write)
 
-    def __repr__(self) -> str:
-        many = f"{len(self)} prompts of {min(self.lengths)} to " if len(self) > 1 else ""
-        return (
-            f"Recording({self.model.name!r}: {many}{max(self.lengths)} tokens, {self.model.n_layers} layers x "
-            f"{self.model.n_heads} heads, {len(self.tensors)} tensors, {human(self.n_bytes)})"
-        )
-
-    def _repr_html_(self) -> str:
-        """The prompts with their likeliest next tokens."""
-        rows = [self._html_row(i) for i in range(min(len(self), 10))]
-        return html_table(("prompt", "tokens", "text", "next"), rows, title=repr(self))
-
-    def _html_row(self, prompt: int) -> tuple[str, ...]:
-        likely = self.top_answers(min(3, self.model.d_vocab), prompt)
-        text = "".join(self.tokens(prompt))
-        answers = ", ".join(f"{token!r} {probability:.0%}" for token, _, probability in likely)
-        return (
-            str(prompt),
-            str(self.lengths[prompt]),
-            text if len(text) <= 200 else f"{text[:197]}...",
-            answers,
-        )
-
-    @property
-    def n_bytes(self) -> int:
-        """What the tensors take in memory."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
-
-    # -- one prompt ------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, prompt: int) -> Recording:
-        """The recording of one prompt, without padding (a view: nothing is copied)."""
-        b = self._prompt(prompt)
-        n, one = self.lengths[b], slice(b, b + 1)
-        tensors = {name: self.FIELDS[name].cut(t, b, n) for name, t in self.tensors.items()}
-        inside = tensors["logit_positions"][0] < n
-        if not bool(inside.all()):  # every position was kept: those of the padding go
-            tensors |= {name: tensors[name][:, inside] for name in ("logits", "logit_positions")}
-        return replace(
-            self,
-            lengths=(n,),
-            tensors=tensors,
-            rotary=tuple(
-                None if r is None else Rotary(_rows(r.cos, one)[:, :n], _rows(r.sin, one)[:, :n])
-                for r in self.rotary
-            ),
-            visible=tuple(v[one, :n, :n] for v in self.visible),
-        )
-
-    def with_tensors(self, **changed: Tensor) -> Recording:
-        """A copy with other tensors in the place of some."""
-        return replace(self, tensors={**self.tensors, **changed})
-
-    def _prompt(self, prompt: int) -> int:
-        if not -len(self) <= prompt < len(self):
-            raise InputError(f"There is no prompt {prompt} in this recording of {len(self)}.")
-        return prompt % len(self)
-
-    def tokens(self, prompt: int = 0) -> tuple[str, ...]:
-        """Readable text of one prompt's tokens."""
-        return self.model.token_labels(self.token_ids[prompt, : self.lengths[prompt]].tolist())
-
-    def logits_at(self, prompt: int, position: int) -> Float[Tensor, " vocab"]:
-        """Output logits of one prompt at one position."""
-        column = (self.logit_positions[prompt] == position).nonzero()
-        if not len(column):
-            raise InputError(
-                f"The output logits at position {position} were not kept (last_logits={self.logits.shape[1]}). "
-                "Record without last_logits, or with a larger number."
-            )
-        return self.logits[prompt, int(column[0])]
-
-    def last_logits(self, prompt: int = 0) -> Float[Tensor, " vocab"]:
-        """Output logits at the prompt's last position."""
-        return self.logits_at(prompt, self.lengths[prompt] - 1)
-
-    def top_answers(self, k: int = 5, prompt: int = 0) -> list[tuple[str, int, float]]:
-        """The k likeliest next tokens: text, id and probability."""
-        values, ids = self.last_logits(prompt).softmax(-1).topk(k)
-        labels = self.model.token_labels(ids.tolist())
-        return list(zip(labels, ids.tolist(), values.tolist(), strict=True))
-
-    def strongest_firings(self, prompt: int = 0, *, skip_first: bool = True) -> list[tuple[Firing, float]]:
-        """Every head's strongest firing: where it attends most, by default past the first token (the usual sink)."""
-        n, first = self.lengths[prompt], 1 if skip_first and self.lengths[prompt] > 1 else 0
-        width = n - first
-        layers = range(self.model.n_layers)
-        found = [self.pattern(l)[prompt, :, first:n, first:n].flatten(1).max(dim=-1) for l in layers]
-        values, places = (torch.stack(each) for each in zip(*found, strict=True))
-        return [
-            (Firing(layer, head, place // width + first, place % width + first), value)
-            for layer, row in enumerate(zip(values.tolist(), places.tolist(), strict=True))
-            for head, (value, place) in enumerate(zip(*row, strict=True))
-        ]
-
-    def check_firing(self, firing: Firing, prompt: int = 0) -> None:
-        """Is there such a head, are there such positions, and does the destination see the source?"""
-        model, length = self.model, self.lengths[self._prompt(prompt)]
-        if firing.layer >= model.n_layers or firing.head >= model.n_heads:
-            raise InputError(
-                f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
-                f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
-            )
-        if firing.dest >= length or firing.src >= length:
-            raise InputError(
-                f"The firing {firing} is outside the prompt, which has {length} tokens "
-                f"(positions 0 to {length - 1})."
-            )
-        seen = self.visible[firing.layer][prompt, firing.dest]
-        if not bool(seen[firing.src]):
-            first, last = (int(seen.nonzero()[i, 0]) for i in (0, -1))
-            raise InputError(
-                f"{firing}: in layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it "
-                f"sees {first} to {last}, others are not visible. A firing is head, destination, source: L9H6:14:3."
-            )
-
-    # -- attention -------------------------------------------------------------------------------------------
-
-    @cached_property
-    def attention(self) -> Patterns:
-        """Attention weights by parts, whether patterns were kept or are computed again (`models.patterns`)."""
-        if "patterns" in self.tensors or "log_normalisers" not in self.tensors:
-            return KeptPatterns(self)
-        return RecomputedPatterns(self)
-
-    def pattern(self, layer: int) -> Float[Tensor, "batch head dest src"]:
-        """The attention patterns of one layer."""
-        return self.attention.of_layer(layer)
-
-    # -- components ------------------------------------------------------------------------------------------
-
-    @property
-    def embedding(self) -> Float[Tensor, "batch token d_model"]:
-        """Everything present before layer 0: token and position, scaled as the model does."""
-        return self.residuals[0]
-
-    def attention_bias(self, layer: int) -> Float[Tensor, "batch token d_model"]:
-        """The constant write of a layer: output bias, and value biases through W_O."""
-        bias = self.model.weights.attention_bias[layer].expand_as(self.residuals[0])
-        return self._after_post_norm(bias, layer)
-
-    @cached_property
-    def shared_values(self) -> Float[Tensor, "layer kv_head batch token d_head"]:
-        """Value vectors without their bias, as query heads share them, all prompts of a head together."""
-        return self.values.transpose(1, 2).contiguous() - self.model.weights.b_V[:, :, None, None]
-
-    @cached_property
-    def bare_values(self) -> Float[Tensor, "layer head batch token d_head"]:
-        """Value vectors without their bias, one row per query head."""
-        group = self.model.weights.group
-        return self.shared_values if group == 1 else self.shared_values.repeat_interleave(group, dim=1)
-
-    @cached_property
-    def visible_keys(self) -> Int[Tensor, "layer batch token"]:
-        """How many keys each destination sees."""
-        counts = {id(mask): mask.sum(dim=-1) for mask in self.visible}
-        return torch.stack([counts[id(mask)] for mask in self.visible])
-
-    @cached_property
-    def plain_writes(self) -> Float[Tensor, "batch layer_and_embedding token d_model"]:
-        """What is written at every token without looking at others: the embedding, then each layer's MLP."""
-        # Laid out prompt by prompt, so that what is below a layer is one block in memory.
-        writes = self.residuals.new_empty(self.residuals.transpose(0, 1).shape)
-        writes[:, 0], writes[:, 1:] = self.embedding, self.mlp_writes.transpose(0, 1)
-        return writes
-
-    def write(self, component: Component, prompt: int | None = 0) -> Tensor:
-        """What a component wrote to every token: (token, d_model), or all prompts' with ``prompt=None``.
-
-        A head component names the source it read (``src``); without one, the whole head's write is given.
-        """
-        written = self._write(component)
-        return written if prompt is None else written[prompt, : self.lengths[prompt]]
-
-    def _write(self, component: Component) -> Float[Tensor, "batch token d_model"]:
-        kind, layer, head, src = component.kind, component.layer, component.head, component.src
-        if kind == "embedding":
-            return self.embedding
-        if layer is None or not 0 <= layer < self.model.n_layers:
-            raise InputError(
-                f"{component} has no write: the model has layers 0 to {self.model.n_layers - 1}."
-            )
-        if kind == "mlp":
-            return self.mlp_writes[layer]
-        if kind == "attention_bias":
-            return self.attention_bias(layer)
-        if kind == "rounding":
-            return self.roundings[layer]
-        if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
-            raise InputError(f"{component} is not something that writes into the residual.")
-        mixed = self._mixed(layer, head, src)
-        return self._after_post_norm(mixed @ self.model.weights.W_O[layer, head], layer)
-
-    def _mixed(self, layer: int, head: int, src: int | None) -> Float[Tensor, "batch token d_head"]:
-        """A head's mixture of values, of all sources or of one."""
-        values = self.bare_values[layer, head]
-        if src is None:
-            return self.attention.of_head(layer, head) @ values
-        places = (torch.arange(n, device=values.device) for n in values.shape[:2])
-        batch, tokens = torch.meshgrid(*places, indexing="ij")
-        return self.attention.at(layer, batch, head, tokens, src)[..., None] * values[:, None, src]
-
-    def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
-        """All that a layer adds to the residual, put together from its components."""
-        mixed = self.attention.mixed(layer, self.bare_values[layer].transpose(0, 1))
-        heads = torch.einsum("bhtr,hrd->btd", mixed, self.model.weights.W_O[layer])
-        return self._after_post_norm(heads, layer) + self.attention_bias(layer) + self.mlp_writes[layer]
-
-    # -- half precision --------------------------------------------------------------------------------------
-
-    @cached_property
-    def roundings(self) -> Float[Tensor, "layer batch token d_model"]:
-        """What rounding added to the residual in each layer of a model that runs in half precision: what is there
-        behind the layer, less what was there before it and what the layer's components wrote, all in float32."""
-        made = torch.empty_like(self.mlp_writes)
-        for layer in range(self.model.n_layers):
-            made[layer] = self.residuals[layer + 1] - self.residuals[layer] - self.layer_writes(layer)
-        require_rounding(self, "residual", made, self.residuals[1:])
-        return made
-
-    @cached_property
-    def _reading_roundings(self) -> dict[int, tuple[Tensor, Tensor]]:
-        return {}
-
-    def reading_roundings(
-        self, layer: int
-    ) -> tuple[Float[Tensor, "batch head token d_head"], Float[Tensor, "batch kv_head token d_head"]]:
-        """What rounding added to the queries and keys of a layer, while they were read from the residual."""
-        if layer not in self._reading_roundings:
-            queries, keys = folded_queries_keys(self, self.residuals[layer], layer)
-            found = self.queries[layer] - queries, self.keys[layer] - keys
-            require_rounding(self, "queries", found[0], self.queries[layer], layer)
-            require_rounding(self, "keys", found[1], self.keys[layer], layer)
-            self._reading_roundings[layer] = found
-        return self._reading_roundings[layer]
-
-    @cached_property
-    def _value_roundings(self) -> dict[int, Tensor]:
-        return {}
-
-    def value_roundings(self, layer: int) -> Float[Tensor, "batch kv_head token d_head"]:
-        """What rounding added to the values of a layer, while they were read from the residual."""
-        if layer not in self._value_roundings:
-            weights, xhat = self.model.weights, self.residuals[layer] / self.norm_scales[layer][..., None]
-            values = torch.einsum("btd,hdr->bhtr", xhat, weights.W_V[layer]) + weights.b_V[layer][:, None]
-            found = self.values[layer] - values
-            require_rounding(self, "values", found, self.values[layer], layer)
-            self._value_roundings[layer] = found
-        return self._value_roundings[layer]
-
-    def _after_post_norm(self, write: Tensor, layer: int) -> Tensor:
-        return write if self.post_norm_scales is None else write / self.post_norm_scales[layer][..., None]
-
-    # -- attention scores ------------------------------------------------------------------------------------
-
-    def raw_logits(self, layer: int) -> Float[Tensor, "batch head dest src"]:
-        """Attention logits before softcap and mask: ``scale * q . k``."""
-        keys = self.keys[layer].repeat_interleave(self.model.weights.group, dim=1)
-        return (self.queries[layer] @ keys.transpose(-1, -2)) * self.scales[layer]
-
-    def attention_logits(self, layer: int) -> Float[Tensor, "batch head dest src"]:
-        """Attention logits as the softmax sees them: after softcap, minus infinity where a key is not visible."""
-        logits = softcap(self.raw_logits(layer), self.softcaps[layer])
-        return logits.masked_fill(~self.visible[layer][:, None], -torch.inf)
-
-    # -- checks and files ------------------------------------------------------------------------------------
-
-    def check(self, tolerance: float | None = None) -> IdentityReport:
-        """Verify that the tokens give the first residual, components sum to all others, folded q.k gives the attention
-        logits, those give the patterns, and shares give the output."""
-        return check_identities(self, tolerance)
-
-    def save(self, folder: str | Path) -> None:
-        """Write ``recording.safetensors`` and ``recording.json`` into a folder."""
-        from headtrace.models.recording_files import save_recording
-
-        save_recording(self, folder)
-
-    @staticmethod
-    def load(folder: str | Path, model: Model) -> Recording:
-        """Read a saved recording; the model must be the one it was made with."""
-        from headtrace.models.recording_files import load_recording
-
-        return load_recording(folder, model)
-
-
-Recording.FIELDS = {name: field for name, field in vars(Recording).items() if isinstance(field, Recorded)}
+    def norm_input(self, place: NormPlace, layer: int, x: Tensor, norm: nn.Module) -> None:
+        if _SCALES[place] not in self.tensors:
+            return
+        facts, target = self.model.architecture, self.tensors[_SCALES[place]][layer]
+        if place not in ("query", "key"):
+            target.copy_(norm_scale(x, norm_eps(norm), facts.norm).reshape(target.shape))
+            return
+        scale = norm_scale(x, norm_eps(norm), facts.query_key_norm_kind)
+        if facts.query_key_norm_axes == "token projection":
+            scale = scale[:, None]
+        elif facts.query_key_norm_axes == "token head d_head":
+            scale = scale.transpose(1, 2)
+        target.copy_(scale.expand_as(target))
 
 
 @torch.inference_mode()
@@ -462,7 +170,7 @@ def record(
     if "norm_scales" in fields:
         wanted["residuals"] = Recording.FIELDS["residuals"]
     seen = Capture(model, wanted, axis_sizes(model, batch, length, positions.shape[1]))
-    logits = door.run(
+    logits = forward(
         model, token_ids, *observers, seen, lengths=lengths, keep=positions if last_logits else None
     )
     tensors = {"token_ids": token_ids, "logits": logits, "logit_positions": positions, **seen.tensors}
@@ -514,11 +222,6 @@ def _logit_positions(lengths: tuple[int, ...], width: int, last: int) -> Int[Ten
     return (ends + torch.arange(last)).clamp_min(0)
 
 
-def _rows(x: Tensor, one: slice) -> Tensor:
-    """Rotary tables come with one row for all prompts, or one for each."""
-    return x if x.shape[0] == 1 else x[one]
-
-
 def _norm_scales(model: Model, residuals: Tensor) -> Float[Tensor, "layer_and_final batch token"]:
     """Frozen scales of the norms before attention (one where there is none) and of the final norm."""
     facts = model.architecture
@@ -531,3 +234,44 @@ def _norm_scales(model: Model, residuals: Tensor) -> Float[Tensor, "layer_and_fi
     if facts.attention_norm is None:
         scales = torch.cat((torch.ones_like(scales).expand(model.n_layers, -1, -1), scales))
     return scales
+
+
+def recording_bytes(
+    model: Model, length: int, batch: int = 1, logits: int | None = None, keep: Iterable[str] | None = None
+) -> int:
+    """Bytes that a recording of ``batch`` prompts of ``length`` tokens takes at its peak, weights not included."""
+    kept = length if logits is None else logits
+    sizes = axis_sizes(model, batch, length, kept)
+    fields = choose(Recording.FIELDS, keep, model)
+    recorded = sum(math.prod(fields[name].shape(sizes)) for name in fields)
+    # While a layer runs: scores and their softmax, the MLP's hidden units, and the output logits once more.
+    hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
+    scores = 3 * batch * model.n_heads * length**2
+    if "patterns" not in fields:  # then some rows at a time, and masks of all pairs
+        scores = min(scores, 6 * SCORES_AT_ONCE) + 2 * batch * length**2
+    working = scores + batch * (4 * length * hidden + kept * model.d_vocab)
+    return torch.finfo(model.dtype).bits // 8 * (recorded + working)
+
+
+def tracing_bytes(model: Model, length: int) -> int:
+    """Bytes that tracing one firing of a prompt takes at its peak, its recording included, weights not: what is read of
+    every upstream value on both sides, values and plain writes by prompt, and contributions over tokens."""
+    keep = patterns_kept(model, None, "auto", 1, length)
+    d_head, width = model.d_head, torch.finfo(model.dtype).bits // 8
+    upstream = model.n_layers * model.n_heads * length * d_head
+    plain = (model.n_layers + 1) * length * (model.d_model + 4 * d_head)
+    return recording_bytes(model, length, 1, 1, keep) + width * (3 * upstream + plain)
+
+
+def require_memory(
+    model: Model, length: int, batch: int, logits: int | None, keep: Iterable[str] | None = None
+) -> None:
+    """Stop before the run if the estimate is more than there is."""
+    needed = recording_bytes(model, length, batch, logits, keep)
+    on_gpu = model.device.type == "cuda"
+    available = torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
+    if needed > available:
+        raise OutOfMemoryError(
+            f"Recording {batch} prompt(s) of {length} tokens needs about {human(needed)}, and {human(available)} is "
+            "available. Shorten the prompt, record fewer prompts at once, or use a machine with more memory."
+        )

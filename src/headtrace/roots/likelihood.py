@@ -211,7 +211,7 @@ class Likelihood(BaseRoot):
 
     def _check_support(self, check: Checking) -> None:
         """The alternatives are those that were named, or the likeliest; a continuation is what the prompt ends with."""
-        from headtrace.models.precision import exact
+        from headtrace.models.devices import exact
 
         ledger, ids = check.ledger, check.circuit.prompt.token_ids
         if self.continuation:

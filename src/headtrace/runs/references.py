@@ -170,7 +170,7 @@ def require_same_model(network: Network, reference: Reference) -> None:
 
 
 def _known_as_another(name: str, model: ReferenceModel) -> bool:
-    from headtrace.models.aliases import ALIASES, BUILTIN
+    from headtrace.models.hub import ALIASES, BUILTIN
 
     own = {model.name, *model.names}
     own |= {ALIASES[each] for each in own if each in ALIASES}

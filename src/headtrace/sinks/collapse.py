@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headtrace.models.devices import on_host
 from headtrace.models.observer import AttentionCall, Observer
-from headtrace.models.precision import on_host
 from headtrace.progress import Progress
 from headtrace.prompts import batches
 from headtrace.sinks.cases import Case

@@ -76,7 +76,7 @@ def find_sinks(
     if len(cases) < 2:
         raise InputError("One prompt shows nothing of how constant signals are: give at least two.")
     tracer = Tracer(model) if tracer is None else tracer
-    with model.settled():
+    with model.assume_weights_unchanged():
         study = _Study(model, tracer, cases, seed, progress)
         study.received()
         rule = sinks_in(study.tokens, threshold, len(cases))

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headtrace.models.precision import on_host
+from headtrace.models.devices import on_host
 from headtrace.sinks.tokens import ITSELF, KINDS, SINKS
 from headtrace.statistics import intervals
 

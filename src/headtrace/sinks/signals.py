@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headtrace.models.devices import exact, rounded
 from headtrace.models.observer import Rotary
-from headtrace.models.precision import exact, rounded
 from headtrace.sinks.cases import Case
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.signals import readings_at, write_at

@@ -19,7 +19,7 @@ from headtrace.vocabulary import AttentionSide
 
 if TYPE_CHECKING:
     from headtrace.models import Model
-    from headtrace.models.view import FoldedWeights
+    from headtrace.models.weights import FoldedWeights
 
 COMPOSED_BYTES = 1_000_000_000
 """Composed weights are kept up to this much; what was not used for longest goes first.

@@ -1,10 +1,10 @@
 """What a head moved: the part of its write that came from one source, read as tokens and against a root.
 
 >>> import headtrace
->>> from headtrace.models.frozen import NEEDED
+>>> from headtrace.models.frozen import CONTENT_FIELDS
 >>> model = headtrace.load("builtin")
 >>> tracer = headtrace.Tracer(model)
->>> recording = model.record("When Mary and John went to the store, John gave a drink to", keep=NEEDED)
+>>> recording = model.record("When Mary and John went to the store, John gave a drink to", keep=CONTENT_FIELDS)
 >>> question = tracer.ask(recording.token_ids[0], answer=" Mary", wrong=" John")
 >>> found = moved(recording, "L1H2:14:2", question.root)
 >>> found.promotes[0][0], found.measure, found.contribution > 1
@@ -63,7 +63,7 @@ def moved(
     """What a firing moved, with the ``k`` tokens that it raises and lowers most.
 
     With a root (``tracer.ask(...).root``) also what it contributes to it, for which the recording must have kept what
-    MLPs read (``keep=headtrace.models.frozen.NEEDED``).
+    MLPs read (``keep=headtrace.models.frozen.CONTENT_FIELDS``).
     """
     firing = Firing.parse(firing)
     recording.check_firing(firing, prompt)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.errors import InputError
-from headtrace.models.frozen import NEEDED
+from headtrace.models.checks import require_same_weights
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import roundings_of
-from headtrace.models.stamp import require_same_weights
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
 from headtrace.roots import Root
@@ -196,7 +196,7 @@ class Tracer:
             recording.check_firing(firing, place)
         asked = [(place % len(recording), firing.site) for place, firing in parsed]
         rows = Firings.of(list(dict.fromkeys(asked)), self.model.device)
-        with self.model.settled():
+        with self.model.assume_weights_unchanged():
             traced = self.method.trace(recording, rows, self.composer)
         found = {(causes.prompt, causes.site): causes for causes in traced}
         return [found[each] for each in asked]
@@ -215,10 +215,10 @@ class Tracer:
         """Circuits of prompts that are recorded together; ``grown`` is shown that of the first."""
         needed = max(question.logits_needed for question in questions)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
-        budget, keep = self._budget(paths), None if paths == "attention" else NEEDED
+        budget, keep = self._budget(paths), None if paths == "attention" else CONTENT_FIELDS
         ids = [question.ids for question in questions]
         others = counterfactual or [None] * len(questions)
-        with self.model.settled():
+        with self.model.assume_weights_unchanged():
             recording = self.model.record(ids, last_logits=needed, keep=keep, patterns=self.patterns)
             roots = find_seeds([question.root for question in questions], recording, steps)
             info = model_info(self.model)

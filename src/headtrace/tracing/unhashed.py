@@ -13,7 +13,7 @@ from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.models import Model
-    from headtrace.models.stamp import Stamp
+    from headtrace.models.checks import WeightsVersion
 
 AT_ONCE = 1 << 30
 """Bytes of weights up to which they are hashed with the trace: about half a second, once."""
@@ -28,7 +28,7 @@ class UnhashedModel(ModelInfo):
     @classmethod
     def of(cls, model: Model) -> UnhashedModel:
         info = cls(model.name, model.revision, model.architecture.model_type)
-        vars(info).update(_model=model, _stamp=model.stamp)
+        vars(info).update(_model=model, _stamp=model.refresh())
         return info
 
     @property
@@ -39,7 +39,7 @@ class UnhashedModel(ModelInfo):
         return vars(self)["weights_sha256"]
 
     @property
-    def stamp(self) -> Stamp | None:
+    def stamp(self) -> WeightsVersion | None:
         """The state of the weights that were traced."""
         return vars(self).get("_stamp")
 
@@ -53,8 +53,8 @@ class UnhashedModel(ModelInfo):
         return ModelInfo, astuple(self)
 
 
-def _hash(model: Model, stamp: Stamp) -> str:
-    if stamp.weights_sha256 is None and stamp is not model.stamp:
+def _hash(model: Model, stamp: WeightsVersion) -> str:
+    if stamp.weights_sha256 is None and stamp is not model.refresh():
         raise InputError(
             f"The weights of {model.name!r} were changed after the circuit was traced, and there is no hash of what "
             "they were. Save a circuit of a large model, or ask for model.weights_sha256, before its weights change."
@@ -67,15 +67,15 @@ def same_weights(info: ModelInfo, model: Model) -> bool | None:
 
     In the process that traced it, no weight is read for that.
     """
-    if isinstance(info, UnhashedModel) and info.stamp is model.stamp:
+    if isinstance(info, UnhashedModel) and info.stamp is model.refresh():
         return True
     return None if info.weights_sha256 is None else info.weights_sha256 == model.weights_sha256
 
 
 def model_info(model: Model) -> ModelInfo:
     """What a circuit says of its model, with the hash of its weights if that is known or quickly made."""
-    with model.settled():
-        if model.stamp.weights_sha256 is None:
+    with model.assume_weights_unchanged():
+        if model.refresh().weights_sha256 is None:
             size = sum(parameter.numel() * parameter.element_size() for parameter in model.hf.parameters())
             if size > AT_ONCE:
                 return UnhashedModel.of(model)

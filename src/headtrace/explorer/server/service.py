@@ -35,7 +35,7 @@ from headtrace.explorer.server.schemas import (
     WhyView,
 )
 from headtrace.explorer.server.settings import Settings
-from headtrace.models.frozen import NEEDED
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class Explorer:
         model, ids = self.model(prompt), self.token_ids(prompt)
         id = recording_id(prompt.model, ids)
         kept = self.recordings.get(id)
-        if kept is not None and kept.recording.stamp is model.stamp:
+        if kept is not None and kept.recording.weights_version is model.refresh():
             return kept.recording
-        recording = model.record([ids], last_logits=True, keep=NEEDED, patterns="keep")
+        recording = model.record([ids], last_logits=True, keep=CONTENT_FIELDS, patterns="keep")
         self.recordings.put(id, recording, prompt.model)
         return recording
 
@@ -219,7 +219,7 @@ class Explorer:
 
     def _kept(self, id: str) -> Kept:
         kept = self.recordings.get(id)
-        if kept is None or kept.recording.stamp is not self.models[kept.model].stamp:
+        if kept is None or kept.recording.weights_version is not self.models[kept.model].refresh():
             raise not_kept()
         return kept
 

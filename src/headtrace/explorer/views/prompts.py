@@ -29,7 +29,7 @@ from headtrace.explorer.server.schemas import (
     RecordingView,
 )
 from headtrace.explorer.views import snippets
-from headtrace.models.frozen import NEEDED
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def given(prompt: PromptRequest) -> str | list[int]:
 
 def record(model: Model, prompt: PromptRequest) -> Recording:
     """One forward pass that keeps what all views of the prompt need."""
-    return model.record([token_ids(model, prompt)], last_logits=True, keep=NEEDED, patterns="keep")
+    return model.record([token_ids(model, prompt)], last_logits=True, keep=CONTENT_FIELDS, patterns="keep")
 
 
 def recording_id(index: int, ids: Sequence[int], interventions: Sequence[Intervention] = ()) -> str:

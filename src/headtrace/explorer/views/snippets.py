@@ -80,9 +80,9 @@ def why_lines(tracer: Tracer, request: WhyRequest) -> str:
     if root is None:
         lines.append(f"recording = {call('model.record', raw='prompt', bos=prompt.bos)}")
     else:
-        lines.insert(1, "from headtrace.models.frozen import NEEDED")
+        lines.insert(1, "from headtrace.models.frozen import CONTENT_FIELDS")
         question = call("tracer.ask", raw="prompt", bos=prompt.bos, **root_options(root))
-        lines += [f"question = {question}", "recording = model.record(question.ids, keep=NEEDED)"]
+        lines += [f"question = {question}", "recording = model.record(question.ids, keep=CONTENT_FIELDS)"]
     lines += [
         f"why = {call('tracer.explain', raw='prompt', firing=where, bos=prompt.bos)}",
         f"channels = model.decompose(recording, {where!r})",

@@ -30,7 +30,7 @@ from headtrace.explorer.server.schemas import (
 )
 from headtrace.explorer.views import snippets
 from headtrace.explorer.views.prompts import given
-from headtrace.models.frozen import NEEDED
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing.causes import Cause, SideCauses
 from headtrace.tracing.moved import moved
 from headtrace.vocabulary import Firing
@@ -90,7 +90,7 @@ def asked_about(tracer: Tracer, recording: Recording, question: Question) -> Rec
         raise InputError(
             "The recording is of another prompt than the one that is asked about. Record it first."
         )
-    return tracer.model.record([question.ids], last_logits=question.logits_needed, keep=NEEDED)
+    return tracer.model.record([question.ids], last_logits=question.logits_needed, keep=CONTENT_FIELDS)
 
 
 def moved_view(tracer: Tracer, recording: Recording, request: WhyRequest) -> MovedView:

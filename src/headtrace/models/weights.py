@@ -10,8 +10,9 @@ where ``s``, ``s_q``, ``s_k`` and ``s_post`` are recorded scales (one where the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -19,9 +20,63 @@ from torch import Tensor, nn
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import Architecture
-from headtrace.models.norms import norm_bias, norm_gain
-from headtrace.models.placement import device_of, with_values
-from headtrace.models.sound import raised, raised_parts
+from headtrace.models.devices import compute_dtype, device_of, with_values
+
+_EPS_IN_CODE = {"OlmoLayerNorm": 1e-5}
+"""Norms that carry no epsilon: it stands in their code."""
+
+
+def norm_eps(norm: nn.Module) -> float:
+    """The epsilon of a LayerNorm or RMSNorm, whatever the model calls it."""
+    one = _by_head(norm)[0]
+    for name in ("eps", "variance_epsilon"):
+        value: Any = getattr(one, name, None)
+        if value is not None:
+            return float(value)
+    if type(one).__name__ in _EPS_IN_CODE:
+        return _EPS_IN_CODE[type(one).__name__]
+    raise AttributeError(f"{type(norm).__name__} has no epsilon under a known name")
+
+
+def norm_gain(norm: nn.Module, architecture: Architecture, like: Float[Tensor, "*rest d"]) -> Tensor:
+    """The gain of a norm of what is shaped ``like`` (ones if it has none); a row for each head that has its own."""
+    if len(_by_head(norm)) > 1:
+        return torch.stack([norm_gain(one, architecture, like) for one in _by_head(norm)])
+    weight: Tensor | None = getattr(with_values(_by_head(norm)[0]), "weight", None)
+    if weight is None:
+        return like.new_ones(like.shape[-1])
+    return weight.to(compute_dtype(weight.dtype)) + architecture.gain_offset
+
+
+def _by_head(norm: nn.Module) -> list[nn.Module]:
+    """One norm, or those of StableLM's heads."""
+    norms = getattr(norm, "norms", None)
+    return list(norms) if isinstance(norms, nn.ModuleList) else [norm]
+
+
+def norm_bias(norm: nn.Module) -> Tensor | None:
+    """The bias of a LayerNorm, in float32 at least; None for a norm without one."""
+    bias: Tensor | None = getattr(with_values(norm), "bias", None)
+    return None if bias is None else bias.to(compute_dtype(bias.dtype))
+
+
+def norm_scale(
+    x: Float[Tensor, "*rest d"], eps: float | Tensor, kind: Literal["layer", "rms"]
+) -> Float[Tensor, "*rest"]:
+    """What a norm divides by: standard deviation (LayerNorm) or root mean square, epsilon included."""
+    square = x.var(dim=-1, unbiased=False) if kind == "layer" else x.square().mean(dim=-1)
+    return (square + eps).sqrt()
+
+
+Parts = TypeVar("Parts", bound=Any)
+
+
+def in_compute_dtype(parts: Parts) -> Parts:
+    """A dataclass of weights with every tensor raised; the weights themselves where there is nothing to raise."""
+    tensors = {f.name: value for f in fields(parts) if isinstance(value := getattr(parts, f.name), Tensor)}
+    return replace(
+        parts, **{name: tensor.to(compute_dtype(tensor.dtype)) for name, tensor in tensors.items()}
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +159,7 @@ def fold_weights(
     home = device_of(hf.get_input_embeddings())  # type: ignore[operator]
     for layer in map(with_values, hf.get_submodule(architecture.layers).children()):
         attention = layer.get_submodule(architecture.attention)
-        heads = raised_parts(architecture.projections(attention, d_head))
+        heads = in_compute_dtype(architecture.projections(attention, d_head))
         norm = (
             None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
         )
@@ -125,7 +180,7 @@ def fold_weights(
     final = hf.get_submodule(architecture.final_norm)
     times = architecture.logit_multiplier
     W_U, b_U = unembedding.weight.detach(), None if unembedding.bias is None else unembedding.bias.detach()
-    W_U = W_U.to(home, raised(W_U.dtype))
+    W_U = W_U.to(home, compute_dtype(W_U.dtype))
     b_U = None if b_U is None else b_U.to(W_U) * times
     gain = norm_gain(final, architecture, like=W_U[0]).detach().to(W_U) * times
     final_bias = norm_bias(final)

@@ -13,7 +13,7 @@ from torch import nn
 import headtrace
 from headtrace.channels import decompose, decompose_all
 from headtrace.errors import InputError
-from headtrace.models.stamp import Watcher
+from headtrace.models.checks import Watcher
 from tests.tiny import NAMES, prompts, tiny_hf, tiny_model, top_two
 
 IDS = prompts()[0]
@@ -150,13 +150,13 @@ def test_a_change_of_weights_is_seen_by_everything_that_follows_from_them(change
 @pytest.mark.parametrize("name", NAMES)
 def test_looking_at_and_running_a_model_changes_nothing(name: str) -> None:
     model = tiny_model(name)
-    before = model.stamp
+    before = model.refresh()
     recording = model.record(prompts())
     recording.check()
     headtrace.Tracer(model).trace(IDS, *top_two(model, IDS))
     assert model.weights is model.weights
-    assert model.stamp is before
-    assert recording[1].stamp is before
+    assert model.refresh() is before
+    assert recording[1].weights_version is before
 
 
 def test_weights_that_become_not_finite_are_named_at_every_use_until_mended() -> None:
@@ -204,7 +204,7 @@ def test_an_edit_that_cannot_be_seen_needs_to_be_said() -> None:
     place = next(place for place in places if unseen(place))
     weight.data[place] += 1
     assert torch.equal(model.weights.W_Q, before)
-    model.forget()
+    model.invalidate()
     assert torch.equal(model.weights.W_Q, headtrace.load(model.hf).weights.W_Q)
 
 
@@ -230,11 +230,11 @@ def test_looking_costs_far_less_than_a_millisecond_for_300_parameters() -> None:
     assert min(took() for _ in range(10)) < 1e-3
 
 
-def test_inside_settled_work_the_weights_are_looked_at_once(monkeypatch) -> None:
+def test_while_assumed_unchanged_the_weights_are_looked_at_once(monkeypatch) -> None:
     model = tiny_model("llama")
     looks = []
     monkeypatch.setattr(Watcher, "holds", lambda self: looks.append(self) or True)
-    with model.settled(), model.settled():
+    with model.assume_weights_unchanged(), model.assume_weights_unchanged():
         for _ in range(5):
             model.weights  # noqa: B018
     assert len(looks) == 1
@@ -248,7 +248,7 @@ def test_old_recordings_do_not_keep_old_weights_in_memory() -> None:
     old = weakref.ref(model.hf.model.layers[1].mlp.up_proj.weight)
     other_parameter(model.hf)
     model.hf.load_state_dict(tiny_hf("llama", seed=5).state_dict(), assign=True)
-    assert model.stamp is not recording.stamp
+    assert model.refresh() is not recording.weights_version
     gc.collect()
     assert old() is None
 

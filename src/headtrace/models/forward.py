@@ -1,4 +1,4 @@
-"""The one door into the model: everything that runs it goes through ``run``, one pass at a time.
+"""Run a model: the one place that does, ``forward``, one pass at a time.
 
 A model has one lock: threads wait their turn. Inside, the model attends through headtrace's attention function, hooks
 call the observers at the places they care about, layers outside a range hand their input on; afterwards, whatever
@@ -22,18 +22,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headtrace.errors import HeadtraceError
-from headtrace.models.attention import NAME, Watch, is_rereading, rereading, watching
-from headtrace.models.norms import norm_bias, norm_eps, norm_gain, norm_scale
+from headtrace.models.attention import NAME, Watch, attend_by_hand, is_rereading, rereading, watching
+from headtrace.models.devices import every_module, exact
 from headtrace.models.observer import NormPlace, Observer, Rotary
-from headtrace.models.own_attention import attend_by_hand
-from headtrace.models.placement import every_module
-from headtrace.models.precision import exact
+from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
 
-class Turn:
+class ModelLock:
     """Whose turn it is to use a model: a lock that knows its owner."""
 
     def __init__(self) -> None:
@@ -53,17 +51,17 @@ class Turn:
         self._lock.release()
 
 
-_turns: WeakKeyDictionary[nn.Module, Turn] = WeakKeyDictionary()
-_turns_lock = Lock()
+_locks: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
+_locks_lock = Lock()
 
 
-def turn_of(hf: nn.Module) -> Turn:
+def lock_of(hf: nn.Module) -> ModelLock:
     """The lock of a Hugging Face model: one, however many ``Model`` objects look at it."""
-    with _turns_lock:
-        return _turns.setdefault(hf, Turn())
+    with _locks_lock:
+        return _locks.setdefault(hf, ModelLock())
 
 
-def run(
+def forward(
     model: Model,
     token_ids: Int[Tensor, "batch token"],
     *observers: Observer,
@@ -79,13 +77,13 @@ def run(
     run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
     With ``grad`` what observers put in can be differentiated through (the model's own parameters cannot).
     """
-    model.stamp  # noqa: B018 (looks at the weights: what is wrong with them is said before they are used)
+    model.refresh()
     options: dict[str, Any] = {"use_cache": False}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
     with (
-        turn_of(model.hf),
+        lock_of(model.hf),
         torch.inference_mode(not grad),
         torch.set_grad_enabled(grad),
         ExitStack() as stack,
@@ -109,8 +107,8 @@ def sample(
 ) -> Int[Tensor, "batch length"]:
     """Prompts of one length continued to ``length`` tokens in all, each token drawn as the model predicts it
     (temperature one). The generator lives on the CPU, so that the same seed draws alike on every device."""
-    model.stamp  # noqa: B018 (as above)
-    with turn_of(model.hf), torch.inference_mode(), ExitStack() as stack:
+    model.refresh()
+    with lock_of(model.hf), torch.inference_mode(), ExitStack() as stack:
         _evaluate(model.hf, stack)
         _attend_here(model, (), stack)
         found, new, past = token_ids, token_ids, None
@@ -134,10 +132,10 @@ def continue_greedily(
     The first pass is over the prompt, the others over one new token each, with the keys and values of those before it:
     what observers changed in them stays. Those of ``prompt_only`` watch the first pass alone.
     """
-    model.stamp  # noqa: B018 (as above)
+    model.refresh()
     found: list[int] = []
     new, past = token_ids, None
-    with turn_of(model.hf), torch.inference_mode():
+    with lock_of(model.hf), torch.inference_mode():
         for _ in range(n):
             with ExitStack() as stack:
                 _evaluate(model.hf, stack)

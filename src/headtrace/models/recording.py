@@ -1,0 +1,544 @@
+"""One forward pass -> Recording: every residual as the exact sum of what was written into it.
+
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> recording = model.record("When Mary and John went to the store, John gave a drink to")
+>>> recording.check().worst < 1e-4                             # the identities, verified
+True
+>>> recording.patterns[2, 0, 1].shape                          # attention of L2H1: (dest, src)
+torch.Size([15, 15])
+>>> recording.write(headtrace.Component("head", 1, 3, src=2)).shape   # what L1H3 wrote from position 2
+torch.Size([15, 128])
+
+Tensors have the axes (layer, batch, ...). Prompts of different lengths are padded on the right, where no real token
+can see; ``recording[i]`` is the recording of one prompt without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, overload
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from headtrace.errors import InputError
+from headtrace.models.attention import softcap
+from headtrace.models.identities import (
+    IdentityReport,
+    check_identities,
+    folded_queries_keys,
+    require_rounding,
+)
+from headtrace.models.observer import Rotary
+from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns, n_blocks
+from headtrace.tables import html_table, human
+from headtrace.vocabulary import Component, Firing, head_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headtrace.models.architectures import Architecture
+    from headtrace.models.checks import WeightsVersion
+    from headtrace.models.model import Model
+
+
+class Recorded:
+    """A recorded tensor: an attribute of ``Recording`` that says so if it was not kept."""
+
+    name: str
+
+    def __init__(self, axes: str, *, by_default: bool = True, dtype: torch.dtype | None = None) -> None:
+        self.axes = tuple(axes.split())
+        self.by_default, self.dtype = by_default, dtype
+
+    def __set_name__(self, owner: type[Recording], name: str) -> None:
+        self.name = name
+
+    def made_by(self, architecture: Architecture) -> bool:
+        """Whether models of this architecture have such a thing at all."""
+        return True
+
+    @overload
+    def __get__(self, recording: None, owner: type) -> Recorded: ...
+    @overload
+    def __get__(self, recording: Recording, owner: type) -> Tensor: ...
+    def __get__(self, recording: Recording | None, owner: type) -> Recorded | Tensor:
+        return self if recording is None else self._read(recording)
+
+    def _read(self, recording: Recording) -> Tensor:
+        try:
+            return recording.tensors[self.name]
+        except KeyError:
+            if self.name == "patterns" and "log_normalisers" in recording.tensors:
+                raise InputError(
+                    "The patterns of this recording were not kept: they are computed again where they are read "
+                    "(recording.pattern(layer), recording.attention). To keep them: model.record(prompt, "
+                    'patterns="keep").'
+                ) from None
+            raise InputError(
+                f"This recording was made without {self.name!r}. Keep it: "
+                f"model.record(prompt, keep=[..., {self.name!r}]), or leave keep out."
+            ) from None
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sizes[axis] for axis in self.axes)
+
+    def cut(self, tensor: Tensor, prompt: int, length: int) -> Tensor:
+        """One prompt of a batch, without padding (a view: nothing is copied)."""
+        of_axis = {
+            "batch": slice(prompt, prompt + 1),
+            **dict.fromkeys(("token", "dest", "src"), slice(length)),
+            "block": slice(n_blocks(length)),
+        }
+        return tensor[tuple(of_axis.get(axis, slice(None)) for axis in self.axes)]
+
+
+class RecordedIf(Recorded):
+    """A recorded tensor that only some architectures have; None for the others."""
+
+    def __init__(self, axes: str, *, when: Callable[[Architecture], bool], by_default: bool = True) -> None:
+        super().__init__(axes, by_default=by_default)
+        self.when = when
+
+    def made_by(self, architecture: Architecture) -> bool:
+        return self.when(architecture)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, recording: None, owner: type) -> Recorded: ...
+        @overload
+        def __get__(self, recording: Recording, owner: type) -> Tensor | None: ...
+        def __get__(self, recording: Recording | None, owner: type) -> Any: ...  # type: ignore[override]
+
+    def _read(self, recording: Recording) -> Any:
+        return super()._read(recording) if self.when(recording.model.architecture) else None
+
+
+def axis_sizes(model: Model, batch: int, length: int, kept: int) -> dict[str, int]:
+    """The size of every axis that a recorded tensor can have."""
+    return {
+        "layer": model.n_layers,
+        "layer_and_final": model.n_layers + 1,
+        "batch": batch,
+        **dict.fromkeys(("token", "dest", "src"), length),
+        "block": n_blocks(length),
+        "kept": kept,
+        "head": model.n_heads,
+        "kv_head": model.n_kv_heads,
+        "d_model": model.d_model,
+        "d_head": model.d_head,
+        "vocab": model.d_vocab,
+    }
+
+
+def choose(fields: Mapping[str, Recorded], keep: Iterable[str] | None, model: Model) -> dict[str, Recorded]:
+    """The tensors to record: those asked for, or the usual ones; what the architecture does not have is left out."""
+    if keep is not None:
+        keep = [keep] if isinstance(keep, str) else list(keep)
+        unknown = [name for name in keep if name not in fields]
+        if unknown:
+            raise InputError(f"keep={unknown[0]!r}: a recording has {', '.join(fields)}.")
+    wanted = [n for n, f in fields.items() if (f.by_default if keep is None else n in keep)]
+    return {name: fields[name] for name in wanted if fields[name].made_by(model.architecture)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recording:
+    """What one forward pass wrote, read and attended to. Made by ``Model.record``."""
+
+    model: Model
+    lengths: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+    """The recorded tensors by name. They are attributes, too."""
+    rotary: tuple[Rotary | None, ...]
+    visible: tuple[Bool[Tensor, "batch dest src"], ...]
+    """Per layer, which keys each destination sees (causal, sliding window)."""
+    scales: tuple[float, ...]
+    softcaps: tuple[float | None, ...]
+    weights_version: WeightsVersion | None = field(default=None, repr=False)
+    """The model's weights when this was recorded."""
+
+    token_ids = Recorded("batch token", dtype=torch.int64)
+    logits = Recorded("batch kept vocab")
+    """Output logits at ``logit_positions``: every position, or each prompt's last ones."""
+    logit_positions = Recorded("batch kept", dtype=torch.int64)
+    residuals = Recorded("layer_and_final batch token d_model")
+    """The residual at the input of every layer; the last row is the input of the final norm."""
+    queries = Recorded("layer batch head token d_head")
+    keys = Recorded("layer batch kv_head token d_head")
+    values = Recorded("layer batch kv_head token d_head")
+    """Queries, keys and values as attention uses them: after biases, QK-norm and rotary positions."""
+    patterns = Recorded("layer batch head dest src")
+    """Attention, unless it is computed again from queries and keys (``patterns="recompute"``); `attention` has both."""
+    log_normalisers = Recorded("layer batch head token", by_default=False)
+    """Instead of the patterns: the logarithm of the sum that each row of attention was divided by."""
+    column_maxima = Recorded("layer batch head block token", by_default=False)
+    """Instead of the patterns: the largest attention to every source, in each block of destinations."""
+    mlp_writes = Recorded("layer batch token d_model")
+    norm_scales = Recorded("layer_and_final batch token")
+    """The frozen scale of the norm before each layer's attention (one where there is none), and of the final norm."""
+    post_norm_scales = RecordedIf(
+        "layer batch token", when=lambda facts: facts.attention_post_norm is not None
+    )
+    query_scales = RecordedIf("layer batch head token", when=lambda facts: facts.query_key_norm is not None)
+    key_scales = RecordedIf("layer batch kv_head token", when=lambda facts: facts.query_key_norm is not None)
+    mlp_inputs = Recorded("layer batch token d_model", by_default=False)
+    """What every MLP reads, after its norm."""
+    mlp_norm_scales = Recorded("layer batch token", by_default=False)
+    """The frozen scale of the norm before each MLP (one where there is none)."""
+    mlp_post_norm_scales = RecordedIf(
+        "layer batch token", when=lambda facts: facts.mlp_post_norm is not None, by_default=False
+    )
+
+    FIELDS: ClassVar[Mapping[str, Recorded]]
+    ALWAYS: ClassVar[tuple[str, ...]] = ("token_ids", "logits", "logit_positions")
+
+    def __post_init__(self) -> None:
+        """The axes of all tensors agree with each other and with the model, and there is one of a kind per layer."""
+        if self.weights_version is None:
+            object.__setattr__(self, "weights_version", self.model.refresh())
+        token_ids, logits = self.tensors["token_ids"], self.tensors["logits"]
+        if token_ids.ndim != 2 or logits.ndim != 3:
+            raise InputError(
+                "A recording's token ids have the axes (batch, token), its logits (batch, kept, vocab)."
+            )
+        batch, length = token_ids.shape
+        sizes = axis_sizes(self.model, batch, length, logits.shape[1])
+        for name, tensor in self.tensors.items():
+            if name not in self.FIELDS:
+                raise InputError(f"A recording has no tensor {name!r}: it may have {', '.join(self.FIELDS)}.")
+            expected = self.FIELDS[name].shape(sizes)
+            if tuple(tensor.shape) != expected:
+                raise InputError(
+                    f"A recording's {name!r} has the axes ({', '.join(self.FIELDS[name].axes)}): expected "
+                    f"{expected}, got {tuple(tensor.shape)}."
+                )
+        if len(self.lengths) != batch or min(self.lengths) < 1 or max(self.lengths) != length:
+            raise InputError(
+                f"A recording of {batch} prompts, padded to {length} tokens, cannot have the lengths {self.lengths}."
+            )
+        self._check_layers(batch, length)
+
+    def _check_layers(self, batch: int, length: int) -> None:
+        for name in ("rotary", "visible", "scales", "softcaps"):
+            if len(getattr(self, name)) != self.model.n_layers:
+                raise InputError(
+                    f"A recording has one of {name!r} for each of {self.model.n_layers} layers, not "
+                    f"{len(getattr(self, name))}."
+                )
+        tables = [table for rotary in self.rotary if rotary is not None for table in (rotary.cos, rotary.sin)]
+        for table in tables:
+            good = table.ndim == 3 and table.shape[0] in (1, batch) and table.shape[1] == length
+            if not good or table.shape[2] % 2 or table.shape[2] > self.model.d_head:
+                raise InputError(
+                    f"A rotary table of {length} tokens cannot have the shape {tuple(table.shape)}."
+                )
+        for mask in self.visible:
+            if tuple(mask.shape) != (batch, length, length):
+                raise InputError(
+                    f"A recording's 'visible' has the axes (batch, dest, src): expected {(batch, length, length)}, got "
+                    f"{tuple(mask.shape)}."
+                )
+
+    # -- showing ---------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        many = f"{len(self)} prompts of {min(self.lengths)} to " if len(self) > 1 else ""
+        return (
+            f"Recording({self.model.name!r}: {many}{max(self.lengths)} tokens, {self.model.n_layers} layers x "
+            f"{self.model.n_heads} heads, {len(self.tensors)} tensors, {human(self.n_bytes)})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The prompts with their likeliest next tokens."""
+        rows = [self._html_row(i) for i in range(min(len(self), 10))]
+        return html_table(("prompt", "tokens", "text", "next"), rows, title=repr(self))
+
+    def _html_row(self, prompt: int) -> tuple[str, ...]:
+        likely = self.top_answers(min(3, self.model.d_vocab), prompt)
+        text = "".join(self.tokens(prompt))
+        answers = ", ".join(f"{token!r} {probability:.0%}" for token, _, probability in likely)
+        return (
+            str(prompt),
+            str(self.lengths[prompt]),
+            text if len(text) <= 200 else f"{text[:197]}...",
+            answers,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """What the tensors take in memory."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    # -- one prompt ------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, prompt: int) -> Recording:
+        """The recording of one prompt, without padding (a view: nothing is copied)."""
+        b = self._prompt(prompt)
+        n, one = self.lengths[b], slice(b, b + 1)
+        tensors = {name: self.FIELDS[name].cut(t, b, n) for name, t in self.tensors.items()}
+        inside = tensors["logit_positions"][0] < n
+        if not bool(inside.all()):  # every position was kept: those of the padding go
+            tensors |= {name: tensors[name][:, inside] for name in ("logits", "logit_positions")}
+        return replace(
+            self,
+            lengths=(n,),
+            tensors=tensors,
+            rotary=tuple(
+                None if r is None else Rotary(_rows(r.cos, one)[:, :n], _rows(r.sin, one)[:, :n])
+                for r in self.rotary
+            ),
+            visible=tuple(v[one, :n, :n] for v in self.visible),
+        )
+
+    def with_tensors(self, **changed: Tensor) -> Recording:
+        """A copy with other tensors in the place of some."""
+        return replace(self, tensors={**self.tensors, **changed})
+
+    def _prompt(self, prompt: int) -> int:
+        if not -len(self) <= prompt < len(self):
+            raise InputError(f"There is no prompt {prompt} in this recording of {len(self)}.")
+        return prompt % len(self)
+
+    def tokens(self, prompt: int = 0) -> tuple[str, ...]:
+        """Readable text of one prompt's tokens."""
+        return self.model.token_labels(self.token_ids[prompt, : self.lengths[prompt]].tolist())
+
+    def logits_at(self, prompt: int, position: int) -> Float[Tensor, " vocab"]:
+        """Output logits of one prompt at one position."""
+        column = (self.logit_positions[prompt] == position).nonzero()
+        if not len(column):
+            raise InputError(
+                f"The output logits at position {position} were not kept (last_logits={self.logits.shape[1]}). "
+                "Record without last_logits, or with a larger number."
+            )
+        return self.logits[prompt, int(column[0])]
+
+    def last_logits(self, prompt: int = 0) -> Float[Tensor, " vocab"]:
+        """Output logits at the prompt's last position."""
+        return self.logits_at(prompt, self.lengths[prompt] - 1)
+
+    def top_answers(self, k: int = 5, prompt: int = 0) -> list[tuple[str, int, float]]:
+        """The k likeliest next tokens: text, id and probability."""
+        values, ids = self.last_logits(prompt).softmax(-1).topk(k)
+        labels = self.model.token_labels(ids.tolist())
+        return list(zip(labels, ids.tolist(), values.tolist(), strict=True))
+
+    def strongest_firings(self, prompt: int = 0, *, skip_first: bool = True) -> list[tuple[Firing, float]]:
+        """Every head's strongest firing: where it attends most, by default past the first token (the usual sink)."""
+        n, first = self.lengths[prompt], 1 if skip_first and self.lengths[prompt] > 1 else 0
+        width = n - first
+        layers = range(self.model.n_layers)
+        found = [self.pattern(l)[prompt, :, first:n, first:n].flatten(1).max(dim=-1) for l in layers]
+        values, places = (torch.stack(each) for each in zip(*found, strict=True))
+        return [
+            (Firing(layer, head, place // width + first, place % width + first), value)
+            for layer, row in enumerate(zip(values.tolist(), places.tolist(), strict=True))
+            for head, (value, place) in enumerate(zip(*row, strict=True))
+        ]
+
+    def check_firing(self, firing: Firing, prompt: int = 0) -> None:
+        """Is there such a head, are there such positions, and does the destination see the source?"""
+        model, length = self.model, self.lengths[self._prompt(prompt)]
+        if firing.layer >= model.n_layers or firing.head >= model.n_heads:
+            raise InputError(
+                f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
+                f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
+            )
+        if firing.dest >= length or firing.src >= length:
+            raise InputError(
+                f"The firing {firing} is outside the prompt, which has {length} tokens "
+                f"(positions 0 to {length - 1})."
+            )
+        seen = self.visible[firing.layer][prompt, firing.dest]
+        if not bool(seen[firing.src]):
+            first, last = (int(seen.nonzero()[i, 0]) for i in (0, -1))
+            raise InputError(
+                f"{firing}: in layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it "
+                f"sees {first} to {last}, others are not visible. A firing is head, destination, source: L9H6:14:3."
+            )
+
+    # -- attention -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def attention(self) -> Patterns:
+        """Attention weights by parts, whether patterns were kept or are computed again (`models.patterns`)."""
+        if "patterns" in self.tensors or "log_normalisers" not in self.tensors:
+            return KeptPatterns(self)
+        return RecomputedPatterns(self)
+
+    def pattern(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """The attention patterns of one layer."""
+        return self.attention.of_layer(layer)
+
+    # -- components ------------------------------------------------------------------------------------------
+
+    @property
+    def embedding(self) -> Float[Tensor, "batch token d_model"]:
+        """Everything present before layer 0: token and position, scaled as the model does."""
+        return self.residuals[0]
+
+    def attention_bias(self, layer: int) -> Float[Tensor, "batch token d_model"]:
+        """The constant write of a layer: output bias, and value biases through W_O."""
+        bias = self.model.weights.attention_bias[layer].expand_as(self.residuals[0])
+        return self._after_post_norm(bias, layer)
+
+    @cached_property
+    def shared_values(self) -> Float[Tensor, "layer kv_head batch token d_head"]:
+        """Value vectors without their bias, as query heads share them, all prompts of a head together."""
+        return self.values.transpose(1, 2).contiguous() - self.model.weights.b_V[:, :, None, None]
+
+    @cached_property
+    def bare_values(self) -> Float[Tensor, "layer head batch token d_head"]:
+        """Value vectors without their bias, one row per query head."""
+        group = self.model.weights.group
+        return self.shared_values if group == 1 else self.shared_values.repeat_interleave(group, dim=1)
+
+    @cached_property
+    def visible_keys(self) -> Int[Tensor, "layer batch token"]:
+        """How many keys each destination sees."""
+        counts = {id(mask): mask.sum(dim=-1) for mask in self.visible}
+        return torch.stack([counts[id(mask)] for mask in self.visible])
+
+    @cached_property
+    def plain_writes(self) -> Float[Tensor, "batch layer_and_embedding token d_model"]:
+        """What is written at every token without looking at others: the embedding, then each layer's MLP."""
+        # Laid out prompt by prompt, so that what is below a layer is one block in memory.
+        writes = self.residuals.new_empty(self.residuals.transpose(0, 1).shape)
+        writes[:, 0], writes[:, 1:] = self.embedding, self.mlp_writes.transpose(0, 1)
+        return writes
+
+    def write(self, component: Component, prompt: int | None = 0) -> Tensor:
+        """What a component wrote to every token: (token, d_model), or all prompts' with ``prompt=None``.
+
+        A head component names the source it read (``src``); without one, the whole head's write is given.
+        """
+        written = self._write(component)
+        return written if prompt is None else written[prompt, : self.lengths[prompt]]
+
+    def _write(self, component: Component) -> Float[Tensor, "batch token d_model"]:
+        kind, layer, head, src = component.kind, component.layer, component.head, component.src
+        if kind == "embedding":
+            return self.embedding
+        if layer is None or not 0 <= layer < self.model.n_layers:
+            raise InputError(
+                f"{component} has no write: the model has layers 0 to {self.model.n_layers - 1}."
+            )
+        if kind == "mlp":
+            return self.mlp_writes[layer]
+        if kind == "attention_bias":
+            return self.attention_bias(layer)
+        if kind == "rounding":
+            return self.roundings[layer]
+        if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
+            raise InputError(f"{component} is not something that writes into the residual.")
+        mixed = self._mixed(layer, head, src)
+        return self._after_post_norm(mixed @ self.model.weights.W_O[layer, head], layer)
+
+    def _mixed(self, layer: int, head: int, src: int | None) -> Float[Tensor, "batch token d_head"]:
+        """A head's mixture of values, of all sources or of one."""
+        values = self.bare_values[layer, head]
+        if src is None:
+            return self.attention.of_head(layer, head) @ values
+        places = (torch.arange(n, device=values.device) for n in values.shape[:2])
+        batch, tokens = torch.meshgrid(*places, indexing="ij")
+        return self.attention.at(layer, batch, head, tokens, src)[..., None] * values[:, None, src]
+
+    def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
+        """All that a layer adds to the residual, put together from its components."""
+        mixed = self.attention.mixed(layer, self.bare_values[layer].transpose(0, 1))
+        heads = torch.einsum("bhtr,hrd->btd", mixed, self.model.weights.W_O[layer])
+        return self._after_post_norm(heads, layer) + self.attention_bias(layer) + self.mlp_writes[layer]
+
+    # -- half precision --------------------------------------------------------------------------------------
+
+    @cached_property
+    def roundings(self) -> Float[Tensor, "layer batch token d_model"]:
+        """What rounding added to the residual in each layer of a model that runs in half precision: what is there
+        behind the layer, less what was there before it and what the layer's components wrote, all in float32."""
+        made = torch.empty_like(self.mlp_writes)
+        for layer in range(self.model.n_layers):
+            made[layer] = self.residuals[layer + 1] - self.residuals[layer] - self.layer_writes(layer)
+        require_rounding(self, "residual", made, self.residuals[1:])
+        return made
+
+    @cached_property
+    def _reading_roundings(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
+
+    def reading_roundings(
+        self, layer: int
+    ) -> tuple[Float[Tensor, "batch head token d_head"], Float[Tensor, "batch kv_head token d_head"]]:
+        """What rounding added to the queries and keys of a layer, while they were read from the residual."""
+        if layer not in self._reading_roundings:
+            queries, keys = folded_queries_keys(self, self.residuals[layer], layer)
+            found = self.queries[layer] - queries, self.keys[layer] - keys
+            require_rounding(self, "queries", found[0], self.queries[layer], layer)
+            require_rounding(self, "keys", found[1], self.keys[layer], layer)
+            self._reading_roundings[layer] = found
+        return self._reading_roundings[layer]
+
+    @cached_property
+    def _value_roundings(self) -> dict[int, Tensor]:
+        return {}
+
+    def value_roundings(self, layer: int) -> Float[Tensor, "batch kv_head token d_head"]:
+        """What rounding added to the values of a layer, while they were read from the residual."""
+        if layer not in self._value_roundings:
+            weights, xhat = self.model.weights, self.residuals[layer] / self.norm_scales[layer][..., None]
+            values = torch.einsum("btd,hdr->bhtr", xhat, weights.W_V[layer]) + weights.b_V[layer][:, None]
+            found = self.values[layer] - values
+            require_rounding(self, "values", found, self.values[layer], layer)
+            self._value_roundings[layer] = found
+        return self._value_roundings[layer]
+
+    def _after_post_norm(self, write: Tensor, layer: int) -> Tensor:
+        return write if self.post_norm_scales is None else write / self.post_norm_scales[layer][..., None]
+
+    # -- attention scores ------------------------------------------------------------------------------------
+
+    def raw_logits(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """Attention logits before softcap and mask: ``scale * q . k``."""
+        keys = self.keys[layer].repeat_interleave(self.model.weights.group, dim=1)
+        return (self.queries[layer] @ keys.transpose(-1, -2)) * self.scales[layer]
+
+    def attention_logits(self, layer: int) -> Float[Tensor, "batch head dest src"]:
+        """Attention logits as the softmax sees them: after softcap, minus infinity where a key is not visible."""
+        logits = softcap(self.raw_logits(layer), self.softcaps[layer])
+        return logits.masked_fill(~self.visible[layer][:, None], -torch.inf)
+
+    # -- checks and files ------------------------------------------------------------------------------------
+
+    def check(self, tolerance: float | None = None) -> IdentityReport:
+        """Verify that the tokens give the first residual, components sum to all others, folded q.k gives the attention
+        logits, those give the patterns, and shares give the output."""
+        return check_identities(self, tolerance)
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``recording.safetensors`` and ``recording.json`` into a folder."""
+        from headtrace.models.recording_files import save_recording
+
+        save_recording(self, folder)
+
+    @staticmethod
+    def load(folder: str | Path, model: Model) -> Recording:
+        """Read a saved recording; the model must be the one it was made with."""
+        from headtrace.models.recording_files import load_recording
+
+        return load_recording(folder, model)
+
+
+Recording.FIELDS = {name: field for name, field in vars(Recording).items() if isinstance(field, Recorded)}
+
+
+def _rows(x: Tensor, one: slice) -> Tensor:
+    """Rotary tables come with one row for all prompts, or one for each."""
+    return x if x.shape[0] == 1 else x[one]

@@ -18,7 +18,7 @@ from headtrace.causal import (
     rerun,
 )
 from headtrace.errors import InputError
-from headtrace.models.forward import continue_greedily
+from headtrace.models.forward import continue_greedily, forward
 from headtrace.models.observer import Observer
 from headtrace.vocabulary import Component, Firing, Site
 from tests.rounding import forward_terms, rounding
@@ -81,7 +81,7 @@ def greedy(model, ids: list[int], n: int) -> list[int]:
     """Token by token over the whole text, without a cache."""
     found: list[int] = []
     for _ in range(n):
-        found.append(int(run(model, torch.tensor([[*ids, *found]]))[0, -1].argmax()))
+        found.append(int(forward(model, torch.tensor([[*ids, *found]]))[0, -1].argmax()))
     return found
 
 

@@ -22,7 +22,7 @@ from headtrace.circuits import Circuit, write_parquet
 from headtrace.runs.frames import Frames, frames_of
 from headtrace.runs.merging import merge
 from headtrace.runs.network import Network
-from headtrace.runs.trace_network import skeleton, trace_network
+from headtrace.runs.merging import skeleton, trace_network
 from headtrace.tasks import load_task
 
 MODEL, PER_CELL, CHUNK = "smollm2-135m", 10, 30

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from headtrace.circuits import (
     Circuit,
+    CompetingKeySignal,
     Direction,
     Edge,
-    Elsewhere,
     Evidence,
     Example,
     Likelihood,
@@ -20,7 +20,7 @@ from headtrace.circuits import (
     Node,
     PromptInfo,
 )
-from headtrace.circuits.influence import node_influence
+from headtrace.circuits.graph import node_influence
 
 MODEL = ModelInfo("made-up", "main", "LlamaForCausalLM", "0" * 64)
 TOKENS = ("When", " Mary", " and", " John", " met", ",", " John", " told")
@@ -35,7 +35,7 @@ def small_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
             attention=0.75,
             expanded=True,
             predicted={"query": 0.2, "key": 0.25},
-            elsewhere=(Elsewhere(8, 3, 5, (2, 6), 0.0125),),
+            elsewhere=(CompetingKeySignal(8, 3, 5, (2, 6), 0.0125),),
         ),
         Node(2, "head", 5, 2, 7, 6, attention=0.5, expanded=True, threshold=0.3125),
         Node(3, "head", 4, 0, 1, 0, attention=0.9),

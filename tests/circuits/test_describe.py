@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits import Circuit, CompetingKeySignal, Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.circuits.describe import describe_schema, example, field_docs
 from headtrace.circuits.files import loads
 from headtrace.roots import ROOTS
@@ -23,7 +23,7 @@ def test_the_page_is_what_the_types_say():
 
 
 @pytest.mark.parametrize(
-    "shape", [Circuit, ModelInfo, PromptInfo, MethodInfo, Elsewhere, Node, Edge, *ROOTS.values()]
+    "shape", [Circuit, ModelInfo, PromptInfo, MethodInfo, CompetingKeySignal, Node, Edge, *ROOTS.values()]
 )
 def test_every_field_has_its_docstring(shape):
     # The kind of a root is the heading of its table; a likelihood has nothing to be compared with.

@@ -23,7 +23,6 @@ from headtrace.circuits import (
     Heads,
     Likelihood,
     LogitDifference,
-    Node,
     load_circuit,
     read_parquet,
     write_parquet,
@@ -119,9 +118,9 @@ DAMAGE = [
     (_set("edges", 2, "weight", "0.5"), 'edges[2].weight: expected a finite number, got "0.5"'),
     (_set("edges", 2, "weight", math.nan), "edges[2].weight: expected a finite number, got NaN"),
     (_set("edges", 2, "weight", -math.inf), "edges[2].weight: expected a finite number, got -Infinity"),
-    (_set("prompt", "tokens", 1, "\ud800"), "prompt.tokens[1]: expected text without half characters, got"),
-    (_set("prompt", "text", "\udfff"), 'prompt.text: expected text without half characters, got "\\udfff"'),
-    (_set("method", "tau", "\ud800"), "method.tau: expected text without half characters"),
+    (_set("prompt", "tokens", 1, "\ud800"), "prompt.tokens[1]: expected text with no lone surrogates, got"),
+    (_set("prompt", "text", "\udfff"), 'prompt.text: expected text with no lone surrogates, got "\\udfff"'),
+    (_set("method", "tau", "\ud800"), "method.tau: expected text with no lone surrogates"),
     (_set("method", "settings", {"\ud800": 1}), "method.settings"),
     (_set("prompt", "token_ids", 1, 10**400), "prompt.token_ids[1]: expected a number of at most"),
     (_set("nodes", 1, "dest", -1), "nodes[1].dest: expected a number of at least 0, got -1"),
@@ -220,7 +219,7 @@ DAMAGE = [
     (_set("extra", 1), "extra: unknown key; expected one of model, prompt, root"),
     (_set("unexplained", []), "unexplained: unknown key"),
     (_set("x" * 5000, 1), "xxx...: unknown key"),
-    (_set("\ud800", 1), 'expected text without half characters, got "\\ud800"'),
+    (_set("\ud800", 1), 'expected text with no lone surrogates, got "\\ud800"'),
     (_drop("method"), "method: missing"),
     (_drop("nodes"), "nodes: missing"),
 ]
@@ -339,36 +338,60 @@ def test_a_second_edge_between_the_same_ends_is_refused():
 def test_what_could_not_be_loaded_is_not_even_made():
     with pytest.raises(InputError, match=r"edges\[0\].target: expected the id of a node, got 99"):
         small_circuit().with_edges((Edge(1, 99, "query", 0.1),))
-    for weight in (math.nan, True, "0.5", 10**400, 10**5000, None):
-        with pytest.raises(InputError, match=r"^Edge.weight: expected a finite number, got"):
-            Edge(4, 1, "key", weight=weight)
-        with pytest.raises(InputError, match=r"^Edge.weight: expected a finite number, got"):
-            Edge(4, 1, "key", weight)
+    for weight in (math.nan, math.inf, True, "0.5", 10**400, 10**5000, None):
+        with pytest.raises(InputError, match=r"^Circuit.edges\[0\].weight: expected a finite number, got"):
+            small_circuit().with_edges((Edge(4, 1, "key", weight),))
+
+
+def _with_node(**fields):
+    """The small circuit with another node 4, an mlp."""
+    circuit = small_circuit()
+    return replace(circuit, nodes=tuple(replace(n, **fields) if n.id == 4 else n for n in circuit.nodes))
+
+
+def _with_edge(**fields):
+    circuit = small_circuit()
+    return circuit.with_edges((replace(circuit.edges[0], **fields), *circuit.edges[1:]))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Node(-1, "head"), "Node.id: expected a number of at least 0, got -1"),
-        (lambda: Node(1, "neuron"), 'Node.kind: expected one of root, head, .*got "neuron"'),
+        (lambda: _with_node(id=-1), r"Circuit.nodes\[4\].id: expected a number of at least 0, got -1"),
+        (lambda: _with_node(kind="neuron"), r'Circuit.nodes\[4\].kind: expected one of root, .*got "neuron"'),
         (
-            lambda: Node(1, "mlp", label="\ud800"),
-            r"Node.label: expected text without half characters, got .\\ud800",
+            lambda: _with_node(label="\ud800"),
+            r"Circuit.nodes\[4\].label: expected text with no lone surrogates, got .\\ud800",
         ),
-        (lambda: Node(1, "mlp", colour="red"), "Node.colour: unknown key; expected one of id, kind"),
-        (lambda: Node(1), "Node.kind: missing"),
-        (lambda: Edge(1, 0, "root", 1.0, *[None] * 7, 5), "Edge: expected at most 11 values"),
-        (lambda: Edge(1, 0, "root", 1.0, effect={"a": math.inf}), "Edge.effect.a: expected a finite number"),
-        (lambda: Edge(1, 0, "root", 1.0, (1, "x")), r"Edge.channels\[1\]: expected a valid integer"),
-        (lambda: replace(Edge(1, 0, "root", 1.0), side="left"), "Edge.side: expected one of"),
+        (
+            lambda: _with_edge(effect={"a": math.inf}),
+            r"Circuit.edges\[0\].effect.a: expected a finite number",
+        ),
+        (
+            lambda: _with_edge(channels=(1, "x")),
+            r"Circuit.edges\[0\].channels\[1\]: expected a valid integer",
+        ),
+        (
+            lambda: _with_edge(channels=(1, -4)),
+            r"Circuit.edges\[0\].channels\[1\]: expected a number of at least",
+        ),
+        (
+            lambda: _with_edge(contribution=math.inf),
+            r"Circuit.edges\[0\].contribution: expected a finite number",
+        ),
+        (lambda: _with_edge(target=True), r"Circuit.edges\[0\].target: expected a valid integer"),
+        (lambda: _with_edge(side="left"), r"Circuit.edges\[0\].side: expected one of"),
         (lambda: LogitDifference(()), "LogitDifference.answer: expected at least 1"),
         (lambda: Likelihood(top_p=2.0), "Likelihood.top_p: expected a number of at most 1"),
-        (lambda: Heads(("\udfff",)), r"Heads.heads\[0\]: expected text without half characters"),
-        (lambda: replace(small_circuit(), nodes=("head",)), r'nodes\[0\]: expected a Node, got "head"'),
-        (lambda: replace(small_circuit(), edges=None), "edges: expected a tuple of Edge, got null"),
-        (lambda: replace(small_circuit(), root="linear"), "root: expected LogitDifference or Likelihood or"),
-        (lambda: replace(small_circuit(), reason="\ud800"), "reason: expected text without half characters"),
-        (lambda: replace(small_circuit(), influence_kept=True), "influence_kept: expected a finite number"),
+        (lambda: Heads(("\udfff",)), r"Heads.heads\[0\]: expected text with no lone surrogates"),
+        (lambda: Heads(("L1H1",), colour="red"), "Heads.colour: unknown key; expected one of heads"),
+        (lambda: Heads(), "Heads.heads: missing"),
+        (lambda: Heads(("L1H1",), None, None, "heads", 5), "Heads: expected at most 4 values"),
+        (lambda: replace(small_circuit(), nodes=("head",)), r'Circuit.nodes\[0\]: expected a .*, got "head"'),
+        (lambda: replace(small_circuit(), edges=None), "Circuit.edges: expected a list, got null"),
+        (lambda: replace(small_circuit(), root="linear"), "Circuit.root: expected"),
+        (lambda: replace(small_circuit(), reason="\ud800"), "Circuit.reason: expected text with no lone"),
+        (lambda: replace(small_circuit(), influence_kept=True), "Circuit.influence_kept: expected a finite"),
     ],
 )
 def test_what_is_made_in_python_is_checked_like_a_file(make, message):
@@ -380,7 +403,7 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path):
     path = small_circuit().save(tmp_path / "c.json")
     before = path.read_bytes()
     for field, value in (("influence_kept", math.nan), ("reason", 3), ("influence_kept", {1, 2})):
-        with pytest.raises(InputError, match=f"^{field}: expected"):
+        with pytest.raises(InputError, match=f"^Circuit.{field}: expected"):
             replace(small_circuit(), **{field: value}).save(path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["c.json"]

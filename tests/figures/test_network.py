@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headtrace.runs.merging import merge
-from headtrace.runs.trace_network import trace_network
+from headtrace.runs.merging import merge, trace_network
 from tests.figures.labels import missing_labels
 from tests.figures.untouched import matplotlib_untouched
 from tests.runs.made import ROOT, circuit, head, ioi

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 import headtrace
 from headtrace.circuits import Node, write_parquet
 from headtrace.errors import InputError
-from headtrace.runs.frames import frames_of
+from headtrace.runs.frames import frames_of, place_names
 from headtrace.runs.merging import merge
-from headtrace.runs.network import Network
-from headtrace.runs.network_files import dumps, from_json, loads, to_json
-from headtrace.runs.roles import named
+from headtrace.runs.network import Network, dumps, from_json, loads, to_json
 from tests.runs.made import ROLES, ROOT, circuit, circuits, head, ioi
 
 MANY = st.lists(circuits(), min_size=1, max_size=5)
@@ -110,7 +108,7 @@ def test_circuits_of_two_models_are_refused_with_both_named() -> None:
 
 def test_positions_are_called_by_role_neighbour_first_token_or_other() -> None:
     frames = frames_of([circuit((head(2, 0, 7, 1), ROOT, "root", 1.0))], roles=[ROLES])
-    places = dict(named(frames, "roles").select("position", "place").collect().iter_rows())
+    places = dict(place_names(frames, "roles").select("position", "place").collect().iter_rows())
     assert places == {0: "BOS", 1: "IO", 3: "S1", 4: "S1+1", 5: "S2", 7: "end"}
     every = [(head(2, 0, 7, src), ROOT, "root", 1.0) for src in range(8)]
     network = merge([circuit(*every)], roles=[ROLES])
@@ -121,9 +119,9 @@ def test_positions_are_called_by_role_neighbour_first_token_or_other() -> None:
 def test_a_role_comes_before_a_neighbour_and_a_neighbour_before_the_first_token() -> None:
     found = [circuit((head(2, 0, 7, 1), ROOT, "root", 1.0))]
     frames = frames_of(found, roles=[{"S1": 3, "IO": 4, "first of two": 0}])
-    places = dict(named(frames, "roles").select("position", "place").collect().iter_rows())
+    places = dict(place_names(frames, "roles").select("position", "place").collect().iter_rows())
     assert places == {3: "S1", 4: "IO", 0: "first of two"}
-    more = dict(named(frames, "roles", after=("IO",)).select("position", "place").collect().iter_rows())
+    more = dict(place_names(frames, "roles", after=("IO",)).select("position", "place").collect().iter_rows())
     assert more[5] == "IO+1"
 
 

@@ -13,11 +13,11 @@ import headtrace
 from headtrace.causal.signals import Reader, Signal, channel_mask
 from headtrace.circuits import Edge, Evidence, Example, Node, read_circuit, read_circuits
 from headtrace.circuits.describe import example
+from headtrace.circuits.rows import circuit_of, edge_table, node_table, rest_columns
 from headtrace.errors import InputError
 from headtrace.prompts import batches
 from headtrace.runs import Run, open_run
 from headtrace.runs.manifest import shard_file
-from headtrace.runs.tables import circuit_of, edge_table, node_table, rest_columns
 from tests.rounding import rounding
 from tests.runs.conftest import frames
 

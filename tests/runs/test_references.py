@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headtrace.errors import InputError
-from headtrace.runs.agreement import agreement, score
 from headtrace.runs.merging import merge
-from headtrace.runs.references import load_reference, reference_from_json, reference_names
+from headtrace.runs.references import agreement, load_reference, reference_from_json, reference_names, score
 from tests.runs.made import ROOT, circuit, head
 
 MINE = {

@@ -6,8 +6,8 @@ import pytest
 
 from headtrace.circuits import Node
 from headtrace.errors import InputError
-from headtrace.runs.network_files import dumps, loads
-from headtrace.runs.trace_network import DRAWN, SKELETON, skeleton, trace_network
+from headtrace.runs.merging import DRAWN, SKELETON, skeleton, trace_network
+from headtrace.runs.network import dumps, loads
 from tests.runs.made import ROLES, ROOT, circuit, head, ioi
 
 

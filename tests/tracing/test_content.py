@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headtrace
-from headtrace.circuits.influence import node_influence
+from headtrace.circuits.graph import node_influence
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for

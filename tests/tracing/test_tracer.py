@@ -167,7 +167,7 @@ def test_the_budget_cuts_the_least_influential_and_says_how_much_is_kept() -> No
 
 
 def test_influence_is_conserved_from_the_root_to_the_leaves() -> None:
-    from headtrace.circuits.influence import node_influence
+    from headtrace.circuits.graph import node_influence
 
     model, ids = tiny_model("gemma2"), prompts()[0]
     answer, wrong = top_two(model, ids)

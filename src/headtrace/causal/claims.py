@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headtrace.causal.edits import Intervention, LocalEdit
 from headtrace.causal.signals import Reader, Signal
-from headtrace.circuits import Circuit, Edge, Elsewhere, Node
+from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.models.attention import softcap
 from headtrace.models.devices import exact, exact_device
 from headtrace.vocabulary import AttentionSide, Component, Firing
@@ -66,7 +66,7 @@ class SideClaim:
     recording: Recording
     node: Node
     side: AttentionSide
-    parts: tuple[Edge | Elsewhere, ...]
+    parts: tuple[Edge | CompetingKeySignal, ...]
     """Where the file says so, one for each signal."""
     signals: tuple[Signal, ...]
 

@@ -11,8 +11,8 @@ from headtrace.causal.claims import SideClaim
 from headtrace.causal.edges import edge_name
 from headtrace.causal.tolerance import WRITTEN
 from headtrace.causal.weights import RULES
-from headtrace.circuits import Circuit, Edge, Elsewhere, Node
-from headtrace.circuits.influence import node_influence
+from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
+from headtrace.circuits.graph import node_influence
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 # -- nodes ---------------------------------------------------------------------------------------------------
@@ -198,9 +198,11 @@ def check_weights(check: Checking, claim: SideClaim) -> None:
             _check_shown_source(check, claim, part, where)
 
 
-def _check_shown_source(check: Checking, claim: SideClaim, part: Edge | Elsewhere, where: str) -> None:
+def _check_shown_source(
+    check: Checking, claim: SideClaim, part: Edge | CompetingKeySignal, where: str
+) -> None:
     """SVT traces whole heads, each shown at the source that it attends to most."""
-    f = part if isinstance(part, Elsewhere) else check.circuit.node(part.source)
+    f = part if isinstance(part, CompetingKeySignal) else check.circuit.node(part.source)
     place = claim.firing.dest if claim.side == "query" else claim.firing.src
     if f.layer is None or f.head is None or f.src is None:
         check.ledger.require("kind of the source", where, in_file="no head", measured="head")

@@ -1,26 +1,33 @@
 """Circuits as data: what was found, in frozen dataclasses that know nothing of models or tensors.
 
-``parts.py``, ``evidence.py``, ``roots.py`` and ``circuit.py`` state what a circuit is, field by field; ``checks.py``
-says what must hold between them and ``messages.py`` how an error reads. ``files.py`` reads and writes circuit files,
-``versions.py`` those of earlier versions, ``describe.py`` makes their documentation, ``content.py`` gives a circuit
-its id, ``parquet.py`` keeps many circuits in one table, ``sources.py`` finds circuits wherever they are kept.
-``influence.py`` says what each edge carries, ``subgraphs.py`` cuts a circuit down, ``summary.py`` puts it into words,
-``exports.py`` and ``neuronpedia.py`` speak to other tools.
+``parts.py``, ``roots.py`` and ``circuit.py`` state what a circuit is, field by field, and ``checks.py`` what must hold
+between the parts. ``graph.py`` computes influence and cuts out subgraphs, ``summary.py`` describes a circuit in words.
+``files.py`` reads and writes circuit files, ``describe.py`` makes their documentation, ``rows.py`` keeps many
+circuits in one table, ``sources.py`` finds circuits wherever they are kept, ``exports.py`` is for other tools.
 """
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.evidence import Evidence, Example
 from headtrace.circuits.files import load_circuit
-from headtrace.circuits.parquet import read_parquet, write_parquet
-from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
+from headtrace.circuits.parts import (
+    CompetingKeySignal,
+    Edge,
+    Evidence,
+    Example,
+    MethodInfo,
+    ModelInfo,
+    Neuron,
+    Node,
+    PromptInfo,
+)
+from headtrace.circuits.rows import read_parquet, write_parquet
 from headtrace.circuits.sources import named_circuits, read_circuit, read_circuits
 from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 
 __all__ = [
     "Circuit",
+    "CompetingKeySignal",
     "Direction",
     "Edge",
-    "Elsewhere",
     "Evidence",
     "Example",
     "Heads",

@@ -18,33 +18,31 @@ MLP 3 @1 -> query of L9H6 1->0 0.3
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from headtrace.circuits.checks import check
 from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.errors import InputError
 from headtrace.roots import Root
-from headtrace.validation import CHECKED, Number, Text
+from headtrace.validation import Number, Text, checked
 from headtrace.vocabulary import ATTENTION_SIDES, SIDES
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-@dataclass(frozen=True, repr=False)
+@checked
 class Circuit:
     """A root, the firings that cause it, and the signals that cause those.
 
-    What a circuit says is checked when it is made, so every circuit can be saved, and loaded again. Nodes are kept in
-    order of id, edges in order of target, side and source, so that equal circuits are equal objects and equal files.
+    The constructor checks all parts, so every circuit can be saved, and loaded again. Nodes are kept in order of id,
+    edges in order of target, side and source, so that equal circuits are equal objects and equal files.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = CHECKED
 
     model: ModelInfo
     """The model that was traced."""
@@ -82,7 +80,7 @@ class Circuit:
     @cached_property
     def content_id(self) -> str:
         """A hash of everything that the circuit says: equal circuits have equal ids, wherever they are kept."""
-        from headtrace.circuits.content import content_id
+        from headtrace.circuits.files import content_id
 
         return content_id(self)
 
@@ -144,7 +142,7 @@ class Circuit:
 
     def flows(self) -> dict[Edge, float]:
         """The influence that each edge carries to its target: one scale for all sides."""
-        from headtrace.circuits.influence import edge_influence
+        from headtrace.circuits.graph import edge_influence
 
         return edge_influence(self)
 
@@ -164,13 +162,13 @@ class Circuit:
 
     def prune(self, min_weight: float = 0.0, min_influence: float = 0.0) -> Circuit:
         """Drop weak edges and uninfluential nodes, then whatever no longer leads to the root."""
-        from headtrace.circuits.subgraphs import prune
+        from headtrace.circuits.graph import prune
 
         return prune(self, min_weight, min_influence)
 
     def between(self, a: int | str | Node, b: int | str | Node) -> Circuit:
         """The part of the circuit that lies on paths between two nodes, in either order."""
-        from headtrace.circuits.subgraphs import between
+        from headtrace.circuits.graph import between
 
         return between(self, self.node(a), self.node(b))
 

@@ -18,11 +18,20 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.evidence import Evidence, Example
-from headtrace.circuits.files import dumps, unwritten
-from headtrace.circuits.parts import Edge, Elsewhere, MethodInfo, ModelInfo, Neuron, Node, PromptInfo
-from headtrace.circuits.versions import SCHEMA
+from headtrace.circuits.files import SCHEMA, dumps
+from headtrace.circuits.parts import (
+    CompetingKeySignal,
+    Edge,
+    Evidence,
+    Example,
+    MethodInfo,
+    ModelInfo,
+    Neuron,
+    Node,
+    PromptInfo,
+)
 from headtrace.roots import ROOTS, LogitDifference
+from headtrace.validation import defaults
 from headtrace.vocabulary import SIDES_OF
 
 _PAGE = """\
@@ -50,7 +59,7 @@ A small one:
 
 Loading checks every value, and an error names the field that is wrong:
 `edges[3].channels[0]: expected a valid integer, got "x"`. Numbers are finite, counts and ids are not negative, text
-has no half characters (lone surrogates), and a key that is not listed here, or occurs twice, is refused. In the
+has no lone surrogates, and a key that is not listed here, or occurs twice, is refused. In the
 tables, "yes" marks what is in every file; the rest may be left out, and is written only where it says something.
 
 {sections}
@@ -108,7 +117,7 @@ def describe_schema() -> str:
 _PARTS = {"model": ModelInfo, "prompt": PromptInfo, "method": MethodInfo}
 _GRAPH = {
     "nodes": Node,
-    "elsewhere": Elsewhere,
+    "elsewhere": CompetingKeySignal,
     "neurons": Neuron,
     "edges": Edge,
     "evidence": Evidence,
@@ -146,7 +155,7 @@ def example() -> Circuit:
 
 def _section(title: str, shape: type, text: str | None = None, level: int = 2) -> str:
     docs, hints = field_docs(shape), get_type_hints(shape)
-    always = {name: default is MISSING for name, default in unwritten(shape).items()}
+    always = {name: default is MISSING for name, default in defaults(shape).items()}
     rows = [
         f"| `{name}` | {_value(hints[name], always[name])} | {'yes' if always[name] else ''} | {docs[name]} |"
         for name in docs

@@ -8,26 +8,25 @@
 }
 >>> loads(dumps(example())) == example()
 True
+>>> content_id(example()) == content_id(example()) != content_id(example().prune(min_weight=1.0))
+True
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.versions import SCHEMA, upgrade
 from headtrace.errors import InputError, shown
-from headtrace.validation import ALWAYS, input_error
+from headtrace.roots import ROOTS
+from headtrace.validation import document, fail, file_text, parse, plain, read_object
 from headtrace.writing import write_text
 
-_CIRCUIT = TypeAdapter(Circuit)
+SCHEMA = "headtrace.circuit/2"
 
 
 def load_circuit(path: str | Path) -> Circuit:
@@ -39,61 +38,14 @@ def load_circuit(path: str | Path) -> Circuit:
         raise InputError(f"{path}: {error}") from None
 
 
-def file_text(path: str | Path, what: str, advice: str) -> str:
-    """The text of a JSON file; where it cannot be read, an error says so, and what to do if there is none."""
-    path = Path(path)
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"No {what.removeprefix('a ')} at {path}. {advice}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; expected {what} (JSON).") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); expected {what} (JSON).") from None
-    except (OSError, ValueError) as error:  # a name with a null byte is a value error
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-
 def loads(text: str) -> Circuit:
     """A circuit from the text of a circuit file."""
     return from_json(parse(text))
 
 
-def parse(text: str, what: str = "a circuit file") -> Any:
-    """JSON data, or an error that says what is wrong with the text."""
-    try:
-        return json.loads(text, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); the file is damaged "
-            f"or is not {what}"
-        ) from None
-    except RecursionError:
-        raise InputError(f"nested too deeply to be {what}") from None
-    except InputError:
-        raise
-    except ValueError as error:  # Python refuses to read integers of thousands of digits
-        raise InputError(f"holds a number that cannot be read ({error}); the file is damaged") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys occur once: of two lists of edges, neither is the circuit's."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise InputError(f"the key {shown(twice)} occurs more than once in one object; the file is damaged")
-    return made
-
-
 def from_json(data: Any) -> Circuit:
     """A circuit from the data of a circuit file."""
-    try:
-        return _CIRCUIT.validate_python(upgrade(data))
-    except ValidationError as error:
-        raise input_error(error, Circuit) from None
-    except RecursionError:
-        raise InputError("nested too deeply to be a circuit file") from None
+    return read_object(Circuit, _upgrade(data))
 
 
 def save_circuit(circuit: Circuit, path: str | Path) -> Path:
@@ -102,31 +54,8 @@ def save_circuit(circuit: Circuit, path: str | Path) -> Path:
 
 
 def dumps(circuit: Circuit) -> str:
-    """The text of the circuit file. Its data is read back first: what is written can be loaded."""
-    data = to_json(circuit)
-    from_json(data)
-    return document(data)
-
-
-def document(data: Mapping[str, Any]) -> str:
-    """JSON data as a file that can be compared line by line: one line for each key, and for each item of its lists."""
-    lines = ",\n".join(f"{_line(key)}: {_block(value)}" for key, value in data.items())
-    return "{\n" + lines + "\n}\n"
-
-
-def _block(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(_line(item) for item in value) + "\n]"
-    return _line(value)
-
-
-def _line(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
-        return json.dumps(value)
-    return text
+    """The text of the circuit file. A circuit was checked when it was made, so that what is written can be loaded."""
+    return document(to_json(circuit))
 
 
 def to_json(circuit: Circuit) -> dict[str, Any]:
@@ -137,19 +66,63 @@ def to_json(circuit: Circuit) -> dict[str, Any]:
     return {"schema": SCHEMA, **data, "root": root, "nodes": nodes, "edges": edges}
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses to what they say, tuples to lists, mappings in the order of their keys."""
-    if is_dataclass(value):
-        said = ((name, getattr(value, name), unsaid) for name, unsaid in unwritten(type(value)).items())
-        return {name: plain(item) for name, item, unsaid in said if item != unsaid}
-    if isinstance(value, Mapping):
-        return {key: plain(value[key]) for key in sorted(value)}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
+def content_id(circuit: Circuit) -> str:
+    """A hash of everything in a circuit, 32 hexadecimal digits: the same on every machine and in every file version."""
+
+    def canonical(value: Any) -> Any:
+        """Equal numbers in the same form: 1.0 as 1, -0.0 as 0, up to 2**53, where floats hold every integer."""
+        if isinstance(value, float):
+            return int(value) if value.is_integer() and abs(value) < 2**53 else value
+        if isinstance(value, dict):
+            return {key: canonical(item) for key, item in value.items()}
+        return [canonical(item) for item in value] if isinstance(value, list) else value
+
+    content = {key: canonical(value) for key, value in to_json(circuit).items() if key != "schema"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@cache
-def unwritten(shape: type) -> dict[str, Any]:
-    """By field of a part, the value that says nothing: its default, or ``MISSING`` where it is in every file."""
-    hints = get_type_hints(shape, include_extras=True)
-    always = {name for name, hint in hints.items() if ALWAYS in getattr(hint, "__metadata__", ())}
-    return {each.name: MISSING if each.name in always else each.default for each in fields(shape)}
+# -- files of earlier versions -------------------------------------------------------------------------------------
+
+_FIRST = "headtrace.circuit/1"
+_ROOT_OF_FIRST = (
+    *("kind", "answer", "wrong", "value", "position"),
+    *("layer", "support", "answer_tokens", "wrong_tokens", "label"),
+)
+_HEADS = "attention of "
+
+
+def _upgrade(data: Any) -> dict[str, Any]:
+    """The data of a circuit file as the present version has it, without the key ``schema``.
+
+    Version 1 had one form of root for all kinds, and kept the names of unexplained firings beside the nodes.
+    """
+    if not isinstance(data, dict):
+        fail("", 'a JSON object with the key "schema"', data)
+    schema = data.get("schema")
+    if schema not in (SCHEMA, _FIRST):
+        raise InputError(
+            f"schema: expected {SCHEMA!r} or {_FIRST!r}, got {shown(schema)}. Is it a circuit file, and is headtrace "
+            "new enough to read it?"
+        )
+    rest = {key: value for key, value in data.items() if key != "schema"}
+    if schema == SCHEMA:
+        return rest
+    unexplained = rest.pop("unexplained", None) or []
+    if not isinstance(unexplained, list) or not all(isinstance(name, str) for name in unexplained):
+        fail("unexplained", "a list of text", unexplained)
+    root = rest.get("root")
+    return rest | {"root": _upgrade_root(root)} if isinstance(root, dict) else rest
+
+
+def _upgrade_root(root: dict[str, Any]) -> dict[str, Any]:
+    kind, label = root.get("kind"), root.get("label")
+    if kind == "linear" and isinstance(label, str) and label.startswith(_HEADS):
+        kind = "heads"
+        root = root | {"kind": kind, "heads": label.removeprefix(_HEADS).split(", ")}
+    if kind == "probability":
+        root = root | {"wrong": None}
+    if not isinstance(kind, str) or kind not in ROOTS:
+        return root
+    kept = {field.name for field in fields(ROOTS[kind])}
+    return {key: value for key, value in root.items() if key in kept or key not in _ROOT_OF_FIRST}

@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.influence import node_influence
+from headtrace.circuits.graph import node_influence
 from headtrace.circuits.summary import place
 from headtrace.writing import write_text
 

@@ -1,56 +1,41 @@
-"""What a circuit is made of: model, prompt, method, nodes and edges, each a frozen dataclass that checks its fields.
+"""What a circuit is made of: model, prompt, method, nodes, edges and the evidence for their descriptions.
 
-This is the one statement of what a circuit file may hold: `files.py` reads and writes these fields, `describe.py` makes
-the documentation from their docstrings. Positions are integers; token text is a label, never a key.
+The annotations are the one statement of what a circuit file may hold: `files.py` reads and writes these fields,
+`describe.py` makes the documentation from their docstrings. Parts are plain frozen dataclasses; a `Circuit` checks
+those that it is given. Positions are integers; token text is a label, never a key.
 
 >>> Edge(source=1, target=0, side="root", weight=2.5).weight
 2.5
 >>> Node(1, "head", layer=9, head=6, dest=14, src=3).name
 'L9H6 14->3'
->>> Edge(source=1, target=0, side="root", weight=float("nan"))
-Traceback (most recent call last):
-headtrace.errors.InputError: Edge.weight: expected a finite number, got NaN
+>>> Evidence(supported=False, p_value=0.31, accuracy=0.55, judged=40).verdict
+'unsupported, p 0.31'
+>>> Example((" the park,", " Paul", " gave a book", " to"), dest=3, src=1, score=2.5, holds=True).marked
+' the park,[[ Paul]] gave a book<< to>>'
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any
 
-from pydantic import PlainValidator
-from pydantic_core import PydanticCustomError
-
-from headtrace.circuits.evidence import Evidence
-from headtrace.validation import LARGEST, Flag, Ids, Index, Number, Text, Words, Written, checked, whole
+from headtrace.validation import (
+    Flag,
+    Ids,
+    Index,
+    Number,
+    NumberOrText,
+    Scalar,
+    Share,
+    Text,
+    Words,
+    Written,
+    stored,
+)
 from headtrace.vocabulary import Kind, Side, Site
 
 
-def _one_of(*types: type) -> PlainValidator:
-    """A finite number, or one of these types: unlike a union of types, it has one thing to say when it refuses."""
-    words = {str: "text", bool: "true or false"}
-    expected = " or ".join(["a finite number", *(words[each] for each in types)])
-
-    def read(value: Any) -> Any:
-        if isinstance(value, float):
-            good = math.isfinite(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            good = abs(value) <= LARGEST
-        else:
-            good = value is None or isinstance(value, types)
-        if good:
-            return whole(value) if isinstance(value, str) else value
-        raise PydanticCustomError("scalar", f"Input should be {expected}")  # type: ignore[arg-type]
-
-    return PlainValidator(read)
-
-
-Scalar = Annotated[float | str | bool | None, _one_of(str, bool)]
-NumberOrText = Annotated[float | str | None, _one_of(str)]
-
-
-@checked
+@stored
 class ModelInfo:
     """The model that was traced."""
 
@@ -64,7 +49,7 @@ class ModelInfo:
     """A hash of the weights, which tells the model from every other."""
 
 
-@checked
+@stored
 class PromptInfo:
     """The prompt, token by token."""
 
@@ -79,7 +64,7 @@ class PromptInfo:
     unit of the root."""
 
 
-@checked
+@stored
 class MethodInfo:
     """How the circuit was found."""
 
@@ -95,8 +80,8 @@ class MethodInfo:
     """Further settings, such as the budget, by name."""
 
 
-@checked
-class Elsewhere:
+@stored
+class CompetingKeySignal:
     """A key-side signal that a head wrote only at other keys than the firing's source.
 
     What the head read from `src` comes after the firing's own source, so no firing behind it can be followed; removing
@@ -115,7 +100,7 @@ class Elsewhere:
     """The attention that removing it takes away."""
 
 
-@checked
+@stored
 class Neuron:
     """A hidden unit of an mlp, and what it contributes with the mlp's gates frozen."""
 
@@ -125,7 +110,7 @@ class Neuron:
     """What it contributes to the root, in the unit of the root."""
 
 
-@checked
+@stored
 class Node:
     """A component at its place.
 
@@ -161,7 +146,7 @@ class Node:
     """The attention above which the head counts as attending."""
     label: Text | None = None
     """What the node does, in words."""
-    elsewhere: tuple[Elsewhere, ...] | None = None
+    elsewhere: tuple[CompetingKeySignal, ...] | None = None
     """Key-side signals of this firing that act on competing keys only."""
     contribution: Number | None = None
     """What the component contributes to the root in all, in the unit of the root."""
@@ -169,7 +154,7 @@ class Node:
     """Hidden units of an mlp that carry most of its contribution, strongest first, in the unit of the root."""
     rounding: Number | None = None
     """For a firing of a model in half precision: how far its attention would be elsewhere without what rounding added
-    to its query and keys, where that is more than 0.02. Such a firing rests on rounding."""
+    to its query and keys, where that is more than 0.02. Such a firing depends on rounding."""
 
     @property
     def site(self) -> Site:
@@ -185,7 +170,59 @@ class Node:
         return self.name
 
 
-@checked
+@stored
+class Example:
+    """A pair of tokens that the signal scores highly, in its context. Nobody who wrote the words had seen it."""
+
+    pieces: Words
+    """The context in a few pieces; the two tokens are pieces of their own."""
+    dest: Index
+    """Which piece is the token that attends."""
+    src: Index
+    """Which piece is the token attended to: never after `dest`, and the same where a token attends to itself."""
+    score: Number | None = None
+    """What the signal scores there, as a part of the attention logit."""
+    holds: Flag | None = None
+    """Whether the judge found that the words hold there; null where it gave no answer."""
+
+    @property
+    def marked(self) -> str:
+        """The context with the source in ``[[...]]`` and the destination in ``<<...>>``."""
+        return mark(self.pieces, self.dest, self.src)
+
+
+@stored
+class Evidence:
+    """How the words of an edge came about, and whether they are right.
+
+    A judge who knows nothing but the words labels pairs of tokens that the signal scores highest, and random ones.
+    """
+
+    supported: Flag
+    """Whether the words passed: at a false-discovery rate of 5 % among all signals that were tested with this one."""
+    p_value: Share | None = None
+    """How likely labels as good as the judge's would be if the words said nothing; null where there was no test."""
+    accuracy: Share | None = None
+    """The share of labels that are right."""
+    interval: tuple[Share, Share] | None = None
+    """Where the accuracy lies with 95 % confidence: lower and upper end."""
+    judged: Index | None = None
+    """How many pairs were labelled."""
+    explainer: Text | None = None
+    """Who found the words."""
+    judge: Text | None = None
+    """Who labelled the pairs."""
+    examples: tuple[Example, ...] | None = None
+    """A few of the pairs that the signal scores highest, highest first; none was shown to the explainer."""
+
+    @property
+    def verdict(self) -> str:
+        """The result in a few words: ``supported, p 6e-05``, ``unsupported, not judged``."""
+        p_value = "not judged" if self.p_value is None else f"p {self.p_value:.2g}"
+        return f"{'supported' if self.supported else 'unsupported'}, {p_value}"
+
+
+@stored
 class Edge:
     """A signal: what `source` writes into `channels` of `target`, on one side."""
 
@@ -215,3 +252,12 @@ class Edge:
     """The share of the signal that the mlp then still writes: a claim that `headtrace verify` tests."""
     evidence: Evidence | None = field(default=None, hash=False)
     """How `description` was tested; without it, nobody has tested the words."""
+
+
+def mark(pieces: Words, dest: int, src: int) -> str:
+    """Text in pieces, with the source in ``[[...]]`` and the destination in ``<<...>>``."""
+    words: list[str] = []
+    for place, piece in enumerate(pieces):
+        word = f"[[{piece}]]" if place == src else piece
+        words.append(f"<<{word}>>" if place == dest else word)
+    return "".join(words)

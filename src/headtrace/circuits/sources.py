@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.files import load_circuit, loads
-from headtrace.circuits.parquet import read_parquet
+from headtrace.circuits.rows import read_parquet
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from headtrace.errors import InputError
 from headtrace.writing import STANDARD_OUTPUT, ends_like_a_folder, write_text
 
 if TYPE_CHECKING:
-    from headtrace.runs.agreement import Agreement
     from headtrace.runs.network import Network
+    from headtrace.runs.references import Agreement
 
 FILES = ("network.json", "network.graphml", "network.png", "network.svg", "network.html")
 """What goes into a folder."""
@@ -95,9 +95,8 @@ def merge(
 
       headtrace merge runs/gpt2 --trace-network --reference gpt2-ioi --json
     """
-    from headtrace.runs.agreement import agreement
-    from headtrace.runs.references import load_reference
-    from headtrace.runs.trace_network import DRAWN, SKELETON
+    from headtrace.runs.merging import DRAWN, SKELETON
+    from headtrace.runs.references import agreement, load_reference
 
     options.check_output(json, out)
     _check(by, channels, trace_network or skeleton, out)
@@ -139,8 +138,7 @@ def _is_folder(out: str) -> bool:
 
 
 def _network(run: str, by: Any, channels: bool, trace: bool) -> Network:
-    from headtrace.runs.merging import merge
-    from headtrace.runs.trace_network import trace_network
+    from headtrace.runs.merging import merge, trace_network
 
     with options.notes.status("Merging circuits"):
         if trace:
@@ -165,7 +163,7 @@ def _write(network: Network, found: Agreement | None, out: str) -> None:
 
 
 def _writer(network: Network, ending: str) -> Callable[[str], object]:
-    from headtrace.runs.network_files import dumps
+    from headtrace.runs.network import dumps
 
     match ending:
         case ".graphml":

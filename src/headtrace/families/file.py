@@ -17,9 +17,8 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
-from headtrace.circuits.files import parse
 from headtrace.errors import InputError
-from headtrace.validation import Index, Text, checked
+from headtrace.validation import Index, Text, checked, parse
 from headtrace.writing import write_text
 
 SCHEMA = "headtrace.families/1"

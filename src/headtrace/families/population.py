@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -25,6 +25,7 @@ from headtrace.circuits.parts import ModelInfo
 from headtrace.errors import InputError
 from headtrace.families.items import Grain, items_of, tables_of
 from headtrace.families.models import require_one_model
+from headtrace.runs.frames import RunLike
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -33,19 +34,6 @@ Labels = Mapping[str, str | None]
 Roles = Mapping[str, int]
 LABEL, ROLE = "label:", "role:"
 FEWEST = 3
-
-
-@runtime_checkable
-class RunLike(Protocol):
-    """What a run has that families need."""
-
-    @property
-    def prompts(self) -> pl.LazyFrame: ...
-    @property
-    def nodes(self) -> pl.LazyFrame: ...
-    @property
-    def edges(self) -> pl.LazyFrame: ...
-    def circuit(self, id: str, /) -> Circuit: ...
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ from headtrace.families.distances import average_linkage, condensed, sums_to_clu
 from headtrace.families.exclusive import exclusive_items
 from headtrace.families.file import FamiliesFile
 from headtrace.families.items import Grain, check_grain
-from headtrace.families.population import Labels, Population, RunLike, Sets, model_of
+from headtrace.families.population import Labels, Population, Sets, model_of
 from headtrace.families.sources import population_of
 from headtrace.families.stability import SHARE, Stability, stability_of
 from headtrace.families.trees import by_size, clusters_below, cuts
 from headtrace.notebook import frame, paragraph
+from headtrace.runs.frames import RunLike
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,8 @@ from headtrace.circuits import Circuit, named_circuits, read_circuits
 from headtrace.circuits.sources import RUN
 from headtrace.errors import InputError
 from headtrace.families.file import NAME, load_families
-from headtrace.families.population import ROLE, Labels, Population, RunLike
+from headtrace.families.population import ROLE, Labels, Population
+from headtrace.runs.frames import RunLike
 
 T = TypeVar("T")
 

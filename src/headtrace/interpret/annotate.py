@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headtrace.circuits.evidence import Evidence, Example
+from headtrace.circuits.parts import Evidence, Example
 from headtrace.interpret.examples import Pair, ScoredSignal
 from headtrace.interpret.judging import Judged
 from headtrace.interpret.protocols import Description

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headtrace.circuits.evidence import mark
+from headtrace.circuits.parts import mark
 from headtrace.vocabulary import head_name
 
 FIRST_LEFT_OUT = "pairs whose source is the first token are left out"

@@ -1,4 +1,4 @@
-"""Circuits of any source as three tables, prompts, nodes and edges: those that a run keeps.
+"""Circuits of any source as three tables, prompts, nodes and edges, like those of a run; and names for positions.
 
 >>> from headtrace.circuits.describe import example
 >>> frames = frames_of([example(), example()], roles=[{"end": 1}, {"end": 1}])
@@ -6,6 +6,14 @@
 [('0', 'head', 1, 'root'), ('0', 'mlp', 1, 'query')]
 >>> frames.prompts.select("id", "role:end").collect().rows()
 [('0', 1), ('1', 1)]
+
+Named positions let circuits of different sentences be laid over each other. A position is called by its role (``IO``,
+``S1``, ``S2``, ``end`` in IOI). The token after S1 is ``S1+1``, as in the literature; the first token is ``BOS`` where
+it is a special one and ``first`` where it is a word, and everything else is ``other``. Where two names fit, a role
+comes before a neighbour, a neighbour before the first token; of two roles at one position, that of the first column.
+
+>>> place_names(frames, "roles").sort("prompt", "position").collect().rows()[:2]
+[('0', 0, 'first'), ('0', 1, 'end')]
 """
 
 from __future__ import annotations
@@ -13,27 +21,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import polars as pl
 
 from headtrace.circuits import Circuit, ModelInfo, read_circuits
-from headtrace.circuits.parts import Edge, Node
+from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import InputError, shown
+from headtrace.runs.tables import ROLE
 
-ROLE = "role:"
-"""How the columns begin that say where a role is."""
-PLACE = ("kind", "layer", "head", "dest", "src")
-"""The columns that say where a node is; for the ends of an edge with ``source_`` and ``target_`` before them."""
-
+By = Literal["roles", "positions"]
 Roles = Sequence[Any] | Mapping[str, Mapping[str, int]]
 """Where the roles are: for each circuit a mapping of names to positions, or the example of a task it was traced from
 (in any order, found by its tokens); or such mappings by the text of the prompt."""
+AFTER = ("S1",)
+"""Roles whose next token has a name of its own."""
+OTHER, FIRST, BOS = "other", "first", "BOS"
+_SPECIAL = r"^(<.*>|\[.*\])$"
+"""How special tokens read: ``<|endoftext|>``, ``<s>``, ``[CLS]``."""
 
 
-@runtime_checkable
-class HasFrames(Protocol):
-    """What a run is to this module."""
+class RunLike(Protocol):
+    """What is needed of a run: its tables, and the circuit of a prompt."""
 
     @property
     def prompts(self) -> pl.LazyFrame: ...
@@ -41,10 +50,7 @@ class HasFrames(Protocol):
     def nodes(self) -> pl.LazyFrame: ...
     @property
     def edges(self) -> pl.LazyFrame: ...
-
-
-Source = HasFrames | str | Path | Iterable[Circuit]
-"""A run, or its folder; circuits in a list, a Parquet table, or a folder of circuit files."""
+    def circuit(self, id: str, /) -> Circuit: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,10 @@ class Frames:
         return tuple(name.removeprefix(ROLE) for name in names if name.startswith(ROLE))
 
 
+Source = RunLike | Frames | str | Path | Iterable[Circuit]
+"""A run, or its folder; circuits in a list, a Parquet table, or a folder of circuit files."""
+
+
 def frames_of(source: Source, roles: Roles | None = None) -> Frames:
     """The tables of a source. Roles can be given for circuits; a run has its own."""
     if isinstance(source, (str, Path)):
@@ -76,14 +86,23 @@ def frames_of(source: Source, roles: Roles | None = None) -> Frames:
         if roles is not None:
             raise InputError("A run has its own roles: leave out roles=, or give the circuits in a list.")
         run: Any = source
+        model: Any = getattr(run, "model", None) or getattr(getattr(run, "manifest", None), "model", None)
+        known: dict[str, Any] = {each.name: getattr(model, each.name, None) for each in fields(ModelInfo)}
+        info = ModelInfo(**known) if isinstance(known["name"], str) else None
         prompts, nodes, edges = run.prompts.lazy(), run.nodes.lazy(), run.edges.lazy()
-        return Frames(prompts, _in_circuits(nodes, edges), edges, _model_of(run))
-    given: Any = [source] if isinstance(source, Circuit) else source
-    return _of_circuits(list(given), roles)
+    else:
+        given: Any = [source] if isinstance(source, Circuit) else source
+        circuits = list(given)
+        info = _one_model(circuits)
+        prompts = _prompts(circuits, roles)
+        named = [(str(number), circuit) for number, circuit in enumerate(circuits)]
+        nodes, edges = (pl.LazyFrame(pl.from_arrow(make(named))) for make in (node_table, edge_table))
+    with_edges = edges.select("prompt").unique()
+    return Frames(prompts, nodes.join(with_edges, on="prompt", how="semi"), edges, info)
 
 
-def open_source(source: str | Path) -> HasFrames | list[Circuit]:
-    """What is kept under a name: a run, or circuits."""
+def open_source(source: str | Path) -> RunLike | list[Circuit]:
+    """The run or the circuits at a path."""
     text = str(source)
     if not (Path(text).is_dir() or "://" in text):
         return read_circuits(source)
@@ -98,94 +117,26 @@ def open_source(source: str | Path) -> HasFrames | list[Circuit]:
             raise not_a_run from None
 
 
-def _model_of(run: Any) -> ModelInfo | None:
-    model: Any = getattr(run, "model", None) or getattr(getattr(run, "manifest", None), "model", None)
-    said: dict[str, Any] = {each.name: getattr(model, each.name, None) for each in fields(ModelInfo)}
-    return ModelInfo(**said) if isinstance(said["name"], str) else None
-
-
-# -- from circuits -----------------------------------------------------------------------------------------------
-
-
-def _of_circuits(circuits: list[Circuit], roles: Roles | None) -> Frames:
+def _one_model(circuits: Sequence[Circuit]) -> ModelInfo:
+    """The model of all circuits: those of two models cannot be merged."""
     if not circuits:
         raise InputError("There are no circuits to put together: give at least one.")
-    for circuit in circuits:
+    for number, circuit in enumerate(circuits):
         if not isinstance(circuit, Circuit):
             raise InputError(f"expected circuits, got {shown(circuit)}")
-    prompts: list[dict[str, Any]] = []
-    nodes: list[dict[str, Any]] = []
-    edges: list[dict[str, Any]] = []
-    placed = _roles_of(circuits, roles)
-    for number, (circuit, where) in enumerate(zip(circuits, placed, strict=True)):
-        own = {"prompt": str(number)}
-        positions = {f"{ROLE}{name}": position for name, position in where.items()}
-        prompts.append({"id": str(number), "tokens": list(circuit.prompt.tokens), **positions})
-        places = {node.id: node for node in circuit.nodes}
-        nodes += [own | {name: getattr(node, name) for name in _NODE} for node in circuit.nodes]
-        edges += [own | _edge(edge, places) for edge in circuit.edges]
-    columns = list(dict.fromkeys(name for row in prompts for name in row))
-    types = {"id": pl.String, "tokens": pl.List(pl.String)}
-    table = pl.LazyFrame(edges, schema={"prompt": pl.String, **_EDGE})
-    return Frames(
-        pl.LazyFrame(prompts, schema={name: types.get(name, pl.Int64) for name in columns}),
-        _in_circuits(pl.LazyFrame(nodes, schema={"prompt": pl.String, **_NODE}), table),
-        table,
-        _one_model(circuits),
-    )
-
-
-def _in_circuits(nodes: pl.LazyFrame, edges: pl.LazyFrame) -> pl.LazyFrame:
-    return nodes.join(edges.select("prompt").unique(), on="prompt", how="semi")
-
-
-_NODE: dict[str, Any] = {
-    **dict.fromkeys(("id", "layer", "head", "dest", "src"), pl.Int64),
-    **dict.fromkeys(("attention", "influence", "contribution"), pl.Float64),
-    "kind": pl.String,
-    "expanded": pl.Boolean,
-}
-_ENDS: dict[str, Any] = {
-    f"{end}_{key}": pl.String if key == "kind" else pl.Int64 for end in ("source", "target") for key in PLACE
-}
-_EDGE: dict[str, Any] = {
-    **dict.fromkeys(("source", "target"), pl.Int64),
-    "side": pl.String,
-    **dict.fromkeys(("weight", "contribution"), pl.Float64),
-    "channels": pl.List(pl.Int64),
-    **_ENDS,
-}
-
-
-def _edge(edge: Edge, nodes: Mapping[int, Node]) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(edge, name) for name in _EDGE if name not in _ENDS}
-    row["channels"] = None if edge.channels is None else list(edge.channels)
-    for end, node in (("source", nodes[edge.source]), ("target", nodes[edge.target])):
-        row |= {f"{end}_{key}": getattr(node, key) for key in PLACE}
-    return row
-
-
-def _one_model(circuits: Sequence[Circuit]) -> ModelInfo:
-    """The model of all circuits: what two models do is not one structure."""
-    first = circuits[0].model
-    for number, circuit in enumerate(circuits):
-        other = circuit.model
+        first, other = circuits[0].model, circuit.model
         if (other.weights_sha256 or other.name) != (first.weights_sha256 or first.name):
             raise InputError(
                 f"Circuits of two models cannot be put together: the first is of {first.name!r}, number {number} of "
                 f"{other.name!r}{' with other weights' if other.name == first.name else ''}. Merge each model's by "
                 "themselves."
             )
-    return first
+    return circuits[0].model
 
 
-def _roles_of(circuits: Sequence[Circuit], roles: Roles | None) -> list[Mapping[str, int]]:
-    if roles is None:
-        return [{} for _ in circuits]
-    if isinstance(roles, Mapping):
-        placed = [roles.get(circuit.prompt.text or "", {}) for circuit in circuits]
-    else:
-        placed = _in_order(circuits, list(roles))
+def _prompts(circuits: Sequence[Circuit], roles: Roles | None) -> pl.LazyFrame:
+    """``id``, ``tokens`` and the positions of roles."""
+    placed = [{} for _ in circuits] if roles is None else _roles_of(circuits, roles)
     for number, (circuit, where) in enumerate(zip(circuits, placed, strict=True)):
         for name, position in where.items():
             length = len(circuit.prompt.tokens)
@@ -193,10 +144,19 @@ def _roles_of(circuits: Sequence[Circuit], roles: Roles | None) -> list[Mapping[
                 raise InputError(
                     f"roles[{number}][{name!r}]: expected a position from 0 to {length - 1}, got {shown(position)}"
                 )
-    return placed
+    names = list(dict.fromkeys(name for where in placed for name in where))
+    columns: dict[str, pl.Series] = {
+        "id": pl.Series([str(number) for number in range(len(circuits))], dtype=pl.String),
+        "tokens": pl.Series([list(c.prompt.tokens) for c in circuits], dtype=pl.List(pl.String)),
+    }
+    columns |= {ROLE + name: pl.Series([w.get(name) for w in placed], dtype=pl.Int64) for name in names}
+    return pl.LazyFrame(columns)
 
 
-def _in_order(circuits: Sequence[Circuit], roles: list[Any]) -> list[Mapping[str, int]]:
+def _roles_of(circuits: Sequence[Circuit], roles: Roles) -> list[Mapping[str, int]]:
+    """The positions of the roles of each circuit."""
+    if isinstance(roles, Mapping):
+        return [roles.get(circuit.prompt.text or "", {}) for circuit in circuits]
     if roles and all(hasattr(each, "token_ids") for each in roles):
         known = {tuple(each.token_ids): each.roles for each in roles}
         missing = next((c for c in circuits if c.prompt.token_ids not in known), None)
@@ -211,3 +171,72 @@ def _in_order(circuits: Sequence[Circuit], roles: list[Any]) -> list[Mapping[str
             f"roles: expected one mapping for each of {len(circuits)} circuits, got {len(roles)}"
         )
     return [dict(each) for each in roles]
+
+
+# -- names of positions --------------------------------------------------------------------------------------------
+
+
+def choose_places(frames: Frames, by: By | None) -> By:
+    """How positions are named: by roles wherever there are some."""
+    if by not in ("roles", "positions", None):
+        raise InputError(f"by={by!r}: expected 'roles' or 'positions'.")
+    names = [f"{ROLE}{name}" for name in frames.roles]
+    known = (
+        bool(names)
+        and not frames.prompts.select(pl.all_horizontal(pl.col(names).is_null().all())).collect().item()
+    )
+    if by == "roles" and not known:
+        raise InputError(
+            "These circuits have no roles. Merge them by positions, or use a run of a task, or give roles= in Python "
+            "(the examples they were traced from)."
+        )
+    return by or ("roles" if known else "positions")
+
+
+def place_names(frames: Frames, by: By, after: Sequence[str] = AFTER) -> pl.LazyFrame:
+    """The positions that have a name: ``prompt``, ``position``, ``place``. By positions, none has."""
+    prompts = frames.prompts
+    if by == "positions":
+        return prompts.head(0).select(prompt="id", position=pl.lit(0, pl.Int64), place=pl.lit("", pl.String))
+    first = pl.lit(FIRST)
+    if prompts.collect_schema().get("tokens") == pl.List(pl.String):
+        special = pl.col("tokens").list.first().str.contains(_SPECIAL)
+        first = pl.when(special).then(pl.lit(BOS)).otherwise(pl.lit(FIRST))
+    names = [(pl.col(f"{ROLE}{name}"), pl.lit(name)) for name in frames.roles]
+    names += [(pl.col(f"{ROLE}{name}") + 1, pl.lit(f"{name}+1")) for name in frames.roles if name in after]
+    names.append((pl.lit(0), first))
+    tables = [
+        prompts.select(prompt="id", position=position.cast(pl.Int64), place=place, rank=pl.lit(rank))
+        for rank, (position, place) in enumerate(names)
+    ]
+    return (
+        pl.concat(tables)
+        .drop_nulls("position")
+        .sort("rank")
+        .unique(("prompt", "position"), keep="first", maintain_order=True)
+        .drop("rank")
+    )
+
+
+def with_places(table: pl.LazyFrame, names: pl.LazyFrame, by: By, columns: Sequence[str]) -> pl.LazyFrame:
+    """The table with places (text) in the columns that held positions."""
+    for column in columns:
+        position, place = pl.col(column), pl.col(column).cast(pl.String)
+        if by == "roles":
+            there = names.select("prompt", pl.col("position").alias(column), name="place")
+            table = table.join(there, on=("prompt", column), how="left")
+            place = pl.when(position.is_not_null()).then(pl.col("name").fill_null(OTHER))
+        table = table.with_columns(place.alias(column)).drop("name", strict=False)
+    return table
+
+
+def places_in_order(frames: Frames, names: pl.LazyFrame, by: By) -> tuple[str, ...]:
+    """The places that nodes sit at or read, from the left to the right of a sentence: by their mean position."""
+    seen = pl.concat(
+        [
+            frames.nodes.select("prompt", at=column, where=column).drop_nulls("where")
+            for column in ("dest", "src")
+        ]
+    )
+    means = with_places(seen, names, by, ("at",)).group_by("at").agg(pl.col("where").mean())
+    return tuple(means.sort("where", "at").collect()["at"])

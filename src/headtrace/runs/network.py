@@ -9,35 +9,58 @@ L9H6 end->first -> root of Root 2 1.0
 MLP 3 @end -> query of L9H6 end->first 2 1.0
 >>> network.prune(min_weight=0.5).heads()
 ((9, 6),)
+
+Network files are JSON, schema ``headtrace.network/1``, one node or edge per line:
+
+>>> loads(dumps(network)) == network
+True
+>>> loads(dumps(network).replace('"count": 2', '"count": 3', 1))
+Traceback (most recent call last):
+headtrace.errors.InputError: nodes[0].count: expected at most 2, the number of prompts, got 3
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict
-
+from headtrace.circuits.exports import graphml
 from headtrace.circuits.parts import ModelInfo
 from headtrace.errors import InputError
-from headtrace.validation import CHECKED, Flag, Index, Number, Text, Words, Written, checked, fail
+from headtrace.validation import (
+    Flag,
+    Index,
+    Number,
+    Text,
+    Words,
+    Written,
+    document,
+    fail,
+    file_text,
+    parse,
+    plain,
+    read_document,
+    stored,
+)
 from headtrace.vocabulary import ATTENTION_SIDES, Kind, Side, head_name, site_name
+from headtrace.writing import write_text
 
 if TYPE_CHECKING:
     import networkx as nx
     import polars as pl
     from matplotlib.figure import Figure
 
+SCHEMA = "headtrace.network/1"
 EdgeKind = Literal["communication", "attention"]
 Form = Literal["merged", "trace"]
 Head = tuple[int, int]
 
 
-@checked
+@stored
 class NetworkNode:
     """A component at its roles; in a trace network, a head as such, or one of the tokens it attends between."""
 
@@ -75,7 +98,7 @@ class NetworkNode:
         return self.name
 
 
-@checked
+@stored
 class NetworkEdge:
     """Signals between the same components at the same roles, on the same side."""
 
@@ -102,11 +125,9 @@ class NetworkEdge:
     """`communication`, from a component to what reads it; `attention`, in a trace network, from a token to its head."""
 
 
-@dataclass(frozen=True, repr=False)
+@stored
 class Network:
     """One weighted graph made of many circuits. Nodes are numbered; edges come in order of target, side and source."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = CHECKED
 
     model: ModelInfo | None
     """The model that was traced, where it is known."""
@@ -251,9 +272,13 @@ class Network:
 
     def save(self, path: str | Path) -> Path:
         """Write the network by the name's extension: ``.json`` (``load_network`` reads it) or ``.graphml``."""
-        from headtrace.runs.network_files import save_network
-
-        return save_network(self, path)
+        match Path(path).suffix.lower():
+            case ".graphml":
+                return write_text(path, graphml(self.to_networkx()))
+            case ".json":
+                return write_text(path, dumps(self))
+            case _:
+                raise InputError(f"{str(path)!r}: a network is saved as .json or .graphml; end its name so.")
 
     def plot(self, path: str | Path | None = None, k: int = 40) -> Figure:
         """A drawing of the ``k`` most frequent edges, layer over layer, role beside role."""
@@ -268,11 +293,38 @@ class Network:
         return write_network_page(self, path)
 
 
+# -- files -------------------------------------------------------------------------------------------------------
+
+
 def load_network(path: str | Path) -> Network:
     """Read a network file. A damaged one gets an error that names the field."""
-    from headtrace.runs.network_files import load_network
+    text = file_text(path, "a network file", "`headtrace merge RUN --out network.json` writes one.")
+    try:
+        return loads(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
-    return load_network(path)
+
+def loads(text: str) -> Network:
+    """A network from the text of a network file."""
+    return from_json(parse(text, "a network file"))
+
+
+def from_json(data: Any) -> Network:
+    """A network from the data of a network file."""
+    return read_document(Network, data, SCHEMA)
+
+
+def dumps(network: Network) -> str:
+    """The text of the network file."""
+    return document(to_json(network))
+
+
+def to_json(network: Network) -> dict[str, Any]:
+    """The network as JSON data: what it is about first, then the graph."""
+    data = plain(network)
+    nodes, edges = data.pop("nodes"), data.pop("edges")
+    return {"schema": SCHEMA, **data, "nodes": nodes, "edges": edges}
 
 
 # -- what must hold ----------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headtrace.circuits.files import plain
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.prompts import encode
 from headtrace.roots import ROOTS, Root
@@ -37,6 +36,7 @@ from headtrace.tasks import Example, TaskSet
 from headtrace.tasks.build import place_roles
 from headtrace.tasks.jsonl import spans_of
 from headtrace.tracing.questions import Asked, Question, as_asked
+from headtrace.validation import plain
 
 if TYPE_CHECKING:
     from headtrace.models import Model

@@ -27,11 +27,12 @@ import polars as pl
 import pyarrow as pa
 
 from headtrace.circuits import Circuit
+from headtrace.circuits.rows import REST, circuit_of
 from headtrace.errors import InputError
 from headtrace.runs.manifest import MANIFEST, SIGNALS, Manifest, ShardRecord, read_manifest, shard_file
 from headtrace.runs.records import is_whole, record_of
 from headtrace.runs.store import Place, Store, open_store
-from headtrace.runs.tables import DONE, FAILED, REST, circuit_of, empty
+from headtrace.runs.tables import DONE, FAILED, empty_table
 from headtrace.tables import html_table, human
 
 Filter = pl.Expr | Sequence[str] | None
@@ -310,7 +311,7 @@ def _by_prompt(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
 def _empty(table: str, manifest: Manifest) -> pl.DataFrame:
     """A frame without rows, with the columns that it will have."""
-    return _frame_of(empty(table, manifest.plan.labels, manifest.plan.roles))
+    return _frame_of(empty_table(table, manifest.plan.labels, manifest.plan.roles))
 
 
 def _frame_of(table: pa.Table) -> pl.DataFrame:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from headtrace import __version__
-from headtrace.circuits.files import plain
 from headtrace.errors import InputError, shown
 from headtrace.progress import Progress, never_back
 from headtrace.roots import Root
@@ -49,6 +48,7 @@ from headtrace.tracing.complete import Paths
 from headtrace.tracing.methods import Method
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.unhashed import model_info
+from headtrace.validation import plain
 
 if TYPE_CHECKING:
     from headtrace.models import Model

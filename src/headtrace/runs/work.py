@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headtrace.circuits import Circuit
+from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import HeadtraceError, IdentityError, InputError
 from headtrace.progress import Progress, share_of
 from headtrace.prompts import batches
@@ -36,7 +37,7 @@ from headtrace.runs.manifest import (
 from headtrace.runs.plan import questions_of
 from headtrace.runs.records import is_whole
 from headtrace.runs.store import Store, open_store
-from headtrace.runs.tables import Outcome, edge_table, node_table, prompt_table, reason_of
+from headtrace.runs.tables import Outcome, prompt_table, reason_of
 
 if TYPE_CHECKING:
     from headtrace.models import Model

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from headtrace.circuits import Circuit, Edge, Elsewhere, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits import Circuit, CompetingKeySignal, Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
-from headtrace.validation import quickly
 from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
 
 RESTS_ON_ROUNDING = 0.02
@@ -42,8 +40,7 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
 def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trace: PromptTrace) -> Edge:
     passage = trace.passages.get((cause.site, target, side)) if trace.passages else None
     through = None if passage is None else tuple(numbers[found.site] for found in passage.causes)
-    make = partial(quickly, Edge) if type(cause.weight) is float else Edge
-    return make(
+    return Edge(
         source=numbers[cause.site],
         target=numbers[target],
         side=side,
@@ -75,13 +72,12 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
             extra["rounding"] = found.rounding
         extra["elsewhere"] = (
             tuple(
-                Elsewhere(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
+                CompetingKeySignal(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
                 for c in elsewhere
             )
             or None
         )
-    make = partial(quickly, Node) if found is None else Node
-    return make(
+    return Node(
         id=number,
         kind=site.kind,
         layer=site.layer,

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.circuits.influence import spread
+from headtrace.circuits.graph import spread
 from headtrace.models.frozen import FrozenMLP
 from headtrace.progress import Progress, counting
 from headtrace.tracing.along import Place

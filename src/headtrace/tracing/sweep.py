@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headtrace.circuits.influence import spread
+from headtrace.circuits.graph import spread
 from headtrace.errors import HeadtraceError
 from headtrace.progress import Progress, counting
 from headtrace.tracing.attribute_root import Seeds

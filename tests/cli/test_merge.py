@@ -89,7 +89,7 @@ def test_a_network_of_which_nothing_is_left_says_so(table, tmp_path, capsys) -> 
     ("arguments", "message"),
     [
         (["--by", "names"], "choose roles or positions"),
-        (["--by", "roles"], "say nothing of roles"),
+        (["--by", "roles"], "have no roles"),
         (["--out", "n.txt"], "written as .json, .graphml"),
         (["--out", "-", "--json"], "asked for twice"),
         (["--channels", "--skeleton"], "no channels"),

@@ -137,7 +137,7 @@ def test_without_roles_places_are_positions_and_asking_for_roles_is_an_error() -
     network = merge(found)
     assert network.by == "positions"
     assert {node.name for node in network.nodes} == {"L2H0 7->1", "Root"}
-    with pytest.raises(InputError, match="nothing of roles"):
+    with pytest.raises(InputError, match="have no roles"):
         merge(found, by="roles")
     assert merge(found, by="positions", roles=[ROLES]).by == "positions"
 

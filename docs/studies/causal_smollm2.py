@@ -16,15 +16,16 @@ import polars as pl
 
 import headtrace
 from headtrace.causal.experiments import (
+    Additivity,
     EdgesIntoHead,
     ResidualChanges,
     SingleEdges,
+    edge_pairs,
     edges_into_head,
     residual_changes,
     single_edges,
 )
 from headtrace.causal.faithfulness import faithfulness
-from headtrace.causal.sets import Additivity, edge_pairs
 from headtrace.circuits import Circuit
 from headtrace.figures.causal import faithfulness_panels
 from headtrace.tasks import load_task

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 import headtrace
-from headtrace.causal.components import Keep, measure
+from headtrace.causal.patching import measure
 from headtrace.causal.rankings import ranked_firings
 from headtrace.causal.sufficiency import open_case
 from headtrace.tasks import TASKS, load_task
@@ -35,7 +35,7 @@ def examine(model: headtrace.Model, example: Any, other: tuple[int, ...], task: 
     circuits.append(("attention", 0.0, headtrace.Tracer(model).trace(example)))
     case, floor = open_case(circuits[0][2], model, other, "counterfactual")
     kept = [case.places_of(ranked_firings(circuit)) for *_, circuit in circuits]
-    values = measure([Keep(case, places) for places in kept])
+    values = measure([case.keeping(places) for places in kept])
     return [
         {
             "task": task,

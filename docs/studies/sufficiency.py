@@ -22,8 +22,8 @@ import polars as pl
 
 import headtrace
 from headtrace.causal import Curve, Sufficiency, sufficiency
-from headtrace.causal.curves import SHARES, SHOWN
 from headtrace.causal.rankings import Ranked
+from headtrace.causal.sufficiency_result import SHARES, SHOWN
 from headtrace.circuits import Circuit
 from headtrace.figures.sufficiency import sufficiency_by_method
 from headtrace.tasks import TASKS, Counterfactual, Example, load_task

@@ -8,9 +8,14 @@ import pytest
 import torch
 
 from headtrace.causal import Signal, intervene
-from headtrace.causal.edges import residual_change
-from headtrace.causal.experiments import edges_into_head, residual_changes, single_edges
-from headtrace.causal.sets import edge_pairs, find_pairs
+from headtrace.causal.experiments import (
+    edge_pairs,
+    edges_into_head,
+    find_pairs,
+    residual_changes,
+    single_edges,
+)
+from headtrace.causal.signals import residual_change
 from headtrace.errors import InputError
 from headtrace.statistics import compare, interval
 from tests.causal.traced import traced

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headtrace.causal.controls import matched, random_like
-from headtrace.causal.faithfulness import Kept, faithfulness, metric_with, replacement
+from headtrace.causal import FixedValues, Intervention, Patch, run
+from headtrace.causal.faithfulness import faithfulness
 from headtrace.causal.metric import metric_of
+from headtrace.causal.patching import NEAREST, drawn_like, random_like
 from headtrace.circuits import Node
 from headtrace.errors import InputError
 from headtrace.roots import Direction
-from headtrace.vocabulary import Component
+from headtrace.vocabulary import Component, Site
 from tests.causal.traced import traced
 from tests.tiny import prompts
 
@@ -24,17 +25,21 @@ def opened(name: str):
     return model, circuit, recording, metric_of(circuit.root, recording)
 
 
-def all_true(recording):
-    return torch.ones_like(recording.patterns[:, 0], dtype=torch.bool)
+def metric_with(recording, metric, ablation: str, *sites: Site, all_but=()) -> float:
+    """The metric with some components replaced by their mean or by zero."""
+    patch = Patch(FixedValues.of(recording, ablation), sites, all_but=all_but)
+    return float(run(recording, [Intervention((patch,))], metric).metric[0])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 @pytest.mark.parametrize("ablation", ["zero", "mean"])
 def test_keeping_everything_is_the_model(name: str, ablation: str) -> None:
     _, _, recording, metric = opened(name)
-    every, mlps = all_true(recording), torch.ones_like(recording.norm_scales[:-1, 0], dtype=torch.bool)
-    values = metric_with(recording, metric, [lambda: Kept(every, mlps)], ablation)
-    assert values[0] == pytest.approx(metric.of(recording), abs=1e-9)
+    model = recording.model
+    every = [Site("head", layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    every += [Site("mlp", layer) for layer in range(model.n_layers)]
+    kept = metric_with(recording, metric, ablation, *every, all_but=("head", "mlp"))
+    assert kept == pytest.approx(metric.of(recording), abs=1e-9)
 
 
 def test_dropping_one_component_takes_its_write_away() -> None:
@@ -42,9 +47,7 @@ def test_dropping_one_component_takes_its_write_away() -> None:
     model, _, recording, metric = opened("gpt_neox")
     layer, end = model.n_layers - 1, recording.lengths[0] - 1
     head, src = divmod(int(recording.patterns[layer, 0, :, end].argmax()), recording.lengths[0])
-    mask = all_true(recording)
-    mask[layer, head, end, src] = False
-    found = metric_with(recording, metric, [lambda: Kept(mask)], "zero")[0]
+    found = metric_with(recording, metric, "zero", Site("head", layer, head, end, src))
     left = recording.residuals[-1, 0, end] - recording.write(Component("head", layer, head, src))[end]
     hf = model.hf
     with torch.inference_mode():
@@ -57,9 +60,7 @@ def test_dropping_one_component_takes_its_write_away() -> None:
 def test_mean_ablation_puts_the_mean_value_in_place() -> None:
     model, _, recording, metric = opened("gpt_neox")
     layer, head, src, end = model.n_layers - 1, 1, 4, recording.lengths[0] - 1
-    mask = all_true(recording)
-    mask[layer, head, end, src] = False
-    found = metric_with(recording, metric, [lambda: Kept(mask)], "mean")[0]
+    found = metric_with(recording, metric, "mean", Site("head", layer, head, end, src))
     values = recording.values[layer, 0, head]
     moved = recording.patterns[layer, 0, head, end, src] * (values.mean(0) - values[src])
     left = recording.residuals[-1, 0, end] + moved @ model.weights.W_O[layer, head]
@@ -72,14 +73,14 @@ def test_mean_ablation_puts_the_mean_value_in_place() -> None:
 
 def test_means_are_over_positions_or_over_reference_prompts_without_padding() -> None:
     model, _, recording, _ = opened("llama")
-    own = replacement(recording, "mean", None)
-    torch.testing.assert_close(
-        own[2, 3], recording.values[2, 0, 1].mean(0)
-    )  # heads 2 and 3 share the second value
+    bias = model.weights.b_V
+    own = FixedValues.of(recording, "mean").vectors
+    # Heads 2 and 3 share the second value.
+    torch.testing.assert_close(own[2, 3] + bias[2, 1], recording.values[2, 0, 1].mean(0))
     both = model.record(prompts(5, (11, 7)))
-    theirs = replacement(recording, "mean", both)
+    theirs = FixedValues.of(both, "mean").vectors
     rows = torch.cat((both.values[1, 0, 0], both.values[1, 1, 0, :7]))
-    torch.testing.assert_close(theirs[1, 1], rows.mean(0))
+    torch.testing.assert_close(theirs[1, 1] + bias[1, 0], rows.mean(0))
 
 
 def test_a_circuit_of_everything_is_wholly_faithful() -> None:
@@ -128,7 +129,7 @@ def test_the_curve_goes_from_nothing_to_the_circuit(ablation: str, tmp_path) -> 
 def test_matched_controls_lie_outside_the_circuit_and_carry_as_much_attention() -> None:
     model, circuit, recording, _ = opened("qwen2")
     firings = [node.site for node in circuit.heads()]
-    drawn = matched(recording, firings, torch.Generator().manual_seed(0))
+    drawn = drawn_like(recording, firings, torch.Generator().manual_seed(0), NEAREST)
     places = [(n.layer, n.head, n.dest, n.src) for n in drawn]
     assert [n.layer for n in drawn] == [n.layer for n in firings]
     assert len(set(places)) == len(places)

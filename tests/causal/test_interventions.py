@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from headtrace.causal import GlobalEdit, Intervention, LocalEdit, Signal, edit, find_edge, intervene, run
-from headtrace.causal.edges import residual_change
-from headtrace.causal.edits import observers_of
+from headtrace.causal.execute import Changes
 from headtrace.causal.metric import metric_of
-from headtrace.causal.signals import random_channels
+from headtrace.causal.signals import coefficients, random_channels, residual_change
 from headtrace.errors import InputError
 from headtrace.models import Observer
 from headtrace.vocabulary import Component
@@ -38,8 +37,9 @@ class Watching(Observer):
 def watch(recording, intervention) -> Watching:
     """Two copies, the second one edited."""
     seen = Watching()
-    acting = observers_of(recording, [Intervention(()), intervention])
-    recording.model.run(recording.token_ids.expand(2, -1), *acting, seen)
+    both = [Intervention(()), intervention]
+    acting = Changes(recording.model, recording.lengths[0], both, recording.scales)
+    recording.model.run(recording.token_ids.expand(2, -1), acting, seen)
     return seen
 
 
@@ -170,8 +170,6 @@ def test_the_factor_scales_the_signal_linearly(side: str) -> None:
 
 def test_a_signal_lies_in_its_channels_only() -> None:
     """Read again by the head, a residual signal has its coefficients and none in the other channels."""
-    from headtrace.causal.edges import coefficients
-
     for name in ("gpt2", "gpt_neox", "qwen3", "gemma2"):
         model, circuit = traced(name, torch.float64)
         recording = model.record(list(circuit.prompt.token_ids))

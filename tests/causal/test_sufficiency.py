@@ -10,18 +10,12 @@ import pytest
 import torch
 
 import headtrace
-from headtrace.causal.components import (
-    Case,
-    CounterfactualRun,
-    Keep,
-    Patching,
-    mask_gradients,
-    measure,
-    run_parts,
-)
-from headtrace.causal.curves import SHARES, areas, shares_of, sizes
+from headtrace.causal.changes import OtherRun
+from headtrace.causal.execute import Changes
+from headtrace.causal.patching import PatchingCase, mask_gradients, mask_metric, measure
 from headtrace.causal.rankings import as_given, attribution_patching, by_attention, ranked_firings
 from headtrace.causal.sufficiency import open_case, sufficiency
+from headtrace.causal.sufficiency_result import SHARES, areas, shares_of, sizes
 from headtrace.circuits import Node
 from headtrace.errors import InputError, OutOfMemoryError
 from headtrace.roots import Direction
@@ -41,7 +35,7 @@ def opened(name: str, dtype: torch.dtype = F64):
     return model, circuit, case, other
 
 
-def allowed(case: Case) -> float:
+def allowed(case: PatchingCase) -> float:
     size = float(case.recording.logits.abs().max())
     return rounding(case.model.dtype, forward_terms(case.model), size)
 
@@ -51,7 +45,7 @@ def test_everything_kept_is_the_model_and_nothing_kept_is_every_head_from_the_co
     name: str,
 ) -> None:
     model, _, case, _ = opened(name)
-    everything, nothing = measure([Keep(case, case.places), Keep(case, case.places[:0])])
+    everything, nothing = measure([case.keeping(case.places), case.keeping(case.places[:0])])
     assert everything == pytest.approx(case.clean, abs=allowed(case))
 
     # Independently: attention writes, as they were recorded in the counterfactual run, put into the clean run.
@@ -72,7 +66,7 @@ def test_everything_kept_is_the_model_and_nothing_kept_is_every_head_from_the_co
 
 def test_nothing_kept_is_not_the_counterfactual_since_embeddings_and_mlps_are_the_prompts_own() -> None:
     _, _, case, other = opened("llama")
-    assert abs(measure([Keep(case, case.places[:0])])[0] - other) > 100 * allowed(case)
+    assert abs(measure([case.keeping(case.places[:0])])[0] - other) > 100 * allowed(case)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "qwen2"])
@@ -88,9 +82,8 @@ def test_a_component_that_is_not_kept_writes_what_it_wrote_in_the_counterfactual
             if layer_ == layer:
                 seen["write"] = write[0, end].clone()
 
-    keep = Keep(case, case.places_of([firing]), without=True)
-    masks = keep.mask()[None].unbind(1)
-    model.run(case.recording.token_ids, Patching([(case, masks)]), Watching())
+    without = case.without(case.places_of([firing])).intervention
+    model.run(case.recording.token_ids, Changes(model, case.length, [without]), Watching())
     mine, theirs = (
         recording.write(Component("head", layer, 1, src=4))[end]
         for recording in (case.recording, model.record([OTHER]))
@@ -111,15 +104,15 @@ def test_many_sets_and_prompts_at_once_are_what_each_is_alone() -> None:
         prompts(0)[1], *top_two(model, prompts(0)[1]), root="linear"
     )
     cases.append(open_case(shorter, model, prompts(4)[1])[0])
-    keeps = [
-        Keep(one, by_attention(one).first(size), without)
+    copies = [
+        (one, change(by_attention(one).first(size)))
         for size in (3, 40)
         for one in cases
-        for without in (False, True)
+        for change in (one.keeping, one.without)
     ]
-    together = measure(keeps)
-    for keep, value in zip(keeps, together, strict=True):
-        assert value == pytest.approx(measure([keep])[0], abs=allowed(keep.case))
+    together = measure([copy for _, copy in copies])
+    for (one, copy), value in zip(copies, together, strict=True):
+        assert value == pytest.approx(measure([copy])[0], abs=allowed(one))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,7 +125,7 @@ def test_gradients_of_the_mask_are_finite_differences(name: str) -> None:
     for row, place in enumerate(chosen):
         masks[2 * row].view(-1)[place] += step
         masks[2 * row + 1].view(-1)[place] -= step
-    values = run_parts([(case, masks.unbind(1))])[0]
+    values = mask_metric(case, masks.unbind(1))
     measured = (values[0::2] - values[1::2]) / (2 * step)
     torch.testing.assert_close(measured, slopes[chosen], atol=1e-6, rtol=1e-5)
     assert all(parameter.requires_grad for parameter in model.hf.parameters()), "the model is as it was"
@@ -140,7 +133,7 @@ def test_gradients_of_the_mask_are_finite_differences(name: str) -> None:
 
 def test_integrated_gradients_add_up_to_what_all_components_bring() -> None:
     _, _, case, _ = opened("llama")
-    nothing, everything = measure([Keep(case, case.places[:0]), Keep(case, case.places)])
+    nothing, everything = measure([case.keeping(case.places[:0]), case.keeping(case.places)])
     points = 256
     total = float(mask_gradients(case, [(i + 0.5) / points for i in range(points)]).sum())
     assert total == pytest.approx(everything - nothing, rel=1e-3)
@@ -150,7 +143,7 @@ def test_gradients_can_be_taken_where_the_caller_has_switched_them_off() -> None
     _, _, case, _ = opened("qwen3")
     expected = attribution_patching(case).places
     with torch.inference_mode():
-        inside = Case(case.recording, case.metric, CounterfactualRun.of(case.model.record([OTHER])))
+        inside = PatchingCase(case.recording, case.metric, OtherRun.of(case.model.record([OTHER])))
         assert torch.equal(attribution_patching(inside).places, expected)
     with torch.no_grad():
         assert torch.equal(attribution_patching(case).places, expected)
@@ -158,7 +151,7 @@ def test_gradients_can_be_taken_where_the_caller_has_switched_them_off() -> None
 
 def test_a_prompt_too_long_for_gradients_is_an_error_before_anything_runs(monkeypatch) -> None:
     model, circuit, *_ = opened("llama")
-    monkeypatch.setattr("headtrace.causal.components.available_bytes", lambda: 100_000)
+    monkeypatch.setattr("headtrace.causal.patching.available_bytes", lambda: 100_000)
     with pytest.raises(
         OutOfMemoryError, match=r"1,936 components of a prompt of 11 tokens.*Shorten the prompt"
     ):
@@ -185,7 +178,7 @@ def test_the_curve_is_the_metric_of_each_set_put_between_counterfactual_and_clea
     assert found.size == len(order) == len(circuit.heads())
     assert list(found.curve) == [0, *sizes(found.size)]
     for size in (0, 1, found.size):
-        value = measure([Keep(case, case.places_of(order[:size]))])[0]
+        value = measure([case.keeping(case.places_of(order[:size]))])[0]
         assert found.curve[size] == pytest.approx((value - other) / (case.clean - other), abs=1e-9)
     assert found.sufficiency == found.curve[found.size] == found.at(found.size) == found.at(10**6)
     assert found.nothing == found.curve[0]
@@ -195,7 +188,7 @@ def test_the_curve_is_the_metric_of_each_set_put_between_counterfactual_and_clea
     below, above = areas(SHARES, [value for _, value in shares])
     assert (found.cpr, found.cmd) == (below, above)
     size = next(n for n in range(3, found.size) if n not in found.curve)
-    value = measure([Keep(case, case.places_of(order[:size]))])[0]
+    value = measure([case.keeping(case.places_of(order[:size]))])[0]
     assert found.at(size) == pytest.approx((value - other) / (case.clean - other), abs=1e-9)
 
 
@@ -216,7 +209,7 @@ def test_necessity_takes_the_circuit_away_and_as_many_others_that_are_not_in_it(
     found = sufficiency(circuit, model, OTHER, draws=3)
     need = found.necessity
     mine = case.places_of(ranked_firings(circuit))
-    assert need.without == pytest.approx(measure([Keep(case, mine, without=True)])[0], abs=1e-9)
+    assert need.without == pytest.approx(measure([case.without(mine)])[0], abs=1e-9)
     assert need.loss == pytest.approx((case.clean - need.without) / (case.clean - other))
     assert len(need.without_random) == len(need.without_attended) == 3
     assert need.random_loss == pytest.approx(
@@ -237,7 +230,7 @@ def test_specificity_takes_the_same_heads_away_from_every_prompt() -> None:
     heads = {(n.layer, n.head) for n in circuit.heads()}
     assert table["heads"][0] == len(heads)
     places = [f for f in case.firings(case.places) if (f.layer, f.head) in heads]
-    value = measure([Keep(case, case.places_of(places), without=True)])[0]
+    value = measure([case.without(case.places_of(places))])[0]
     assert table["metric"][0] == pytest.approx(value, abs=1e-9)
     elsewhere = sufficiency(circuit, tiny_model("qwen2", 0, F64), OTHER)
     with pytest.raises(InputError, match="same loaded model"):
@@ -272,7 +265,7 @@ def test_a_list_of_components_can_stand_for_the_circuit() -> None:
     model, circuit, case, other = opened("llama")
     found = sufficiency(circuit, model, OTHER, ranking=["L3H0 10->4", Firing(2, 1, 10, 3), "L3H0:10:4"])
     assert found.size == 2
-    value = measure([Keep(case, case.places_of([Firing(3, 0, 10, 4), Firing(2, 1, 10, 3)]))])[0]
+    value = measure([case.keeping(case.places_of([Firing(3, 0, 10, 4), Firing(2, 1, 10, 3)]))])[0]
     assert found.sufficiency == pytest.approx((value - other) / (case.clean - other), abs=1e-9)
 
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import headtrace
-from headtrace.causal.claims import SideClaim
+from headtrace.causal.claims import SideClaim, _taken, weigh_removals
 from headtrace.causal.ledger import overall
 from headtrace.causal.tolerance import Tolerance, precision_of
-from headtrace.causal.weights import _taken, weigh_removals
 from headtrace.circuits import MethodInfo, load_circuit
 from headtrace.errors import InputError
 from headtrace.roots import Direction, Heads
@@ -356,9 +355,8 @@ def test_verdict_tolerance_and_failures_are_saved(builtin, tmp_path) -> None:
 
 def test_results_are_short_in_a_notebook(builtin) -> None:
     from headtrace.causal import intervene
-    from headtrace.causal.experiments import edges_into_head, residual_changes, single_edges
+    from headtrace.causal.experiments import edge_pairs, edges_into_head, residual_changes, single_edges
     from headtrace.causal.faithfulness import faithfulness
-    from headtrace.causal.sets import edge_pairs
 
     model, circuit = builtin
     report = headtrace.verify(circuit, model, edges="top:3", controls=1)

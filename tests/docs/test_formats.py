@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headtrace.causal import Report, Tolerance
-from headtrace.causal.tables import edge_table
+from headtrace.causal.effects import edge_table
 from headtrace.circuits.describe import example
 from headtrace.families import FamiliesFile
 from headtrace.interpret import atlas, heads, results

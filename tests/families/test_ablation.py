@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headtrace.causal.edges import ABLATE, open_circuit
+from headtrace.causal.experiments import joint_changes
 from headtrace.causal.metric import require_metric
-from headtrace.causal.sets import joint_changes
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.signals import ABLATE
 from headtrace.errors import InputError
 from headtrace.families import ExclusiveAblation, Families, Population, find_families
 from headtrace.families.places import Place, Wanted, usual_place

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from headtrace.causal.edges import coefficients, open_circuit
-from headtrace.causal.signals import Signal
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.signals import Signal, coefficients
 from headtrace.errors import InputError
 from headtrace.families import compare_signals
 from headtrace.families.signals import SignalComparison, head_signals

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headtrace
-from headtrace.causal.changes import ComponentChange, rerun
+from headtrace.causal import ComponentChange, rerun
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.tracing.complete import Paths
 from headtrace.vocabulary import Site

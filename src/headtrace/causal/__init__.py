@@ -1,28 +1,37 @@
-"""Causal: interventions in the running model, and the verification of circuits.
+"""Causal: changes of the running model, and the verification of circuits.
 
-``signals.py`` says what a signal is, ``edges.py`` turns edges into interventions, ``edits.py`` runs many at once,
-``metric.py`` reads the number that a root explains, ``intervene.py`` shows one intervention,
-``changes.py`` runs and continues a prompt with many changes at once, ``measuring.py`` ablates
-and boosts edges, ``experiments.py`` and ``sets.py`` hold the papers' experiments, ``faithfulness.py`` keeps only the
-circuit and ablates the rest.
+``changes.py`` has the language of changes, ``execute.py`` runs the model under them, ``signals.py`` says what a signal
+is, ``effects.py`` ablates and boosts edges, ``experiments.py`` has the papers' experiments on them.
 
-``sufficiency.py`` keeps only the circuit and gives the rest what it had in a counterfactual run: ``components.py``
-patches the run, ``rankings.py`` has the baselines, ``controls.py`` other components to take away, ``curves.py`` areas.
+``patching.py`` patches head components from another run: ``faithfulness.py`` and ``sufficiency.py`` keep only the
+circuit; ``rankings.py`` has the baselines that a circuit is compared with.
 
-``verify.py`` puts a circuit to the test: ``roles.py`` asks whether the model has what the file names, ``tolerance.py``
-how exactly numbers must agree, ``checks.py``, ``graph_checks.py``, ``content_checks.py`` and ``effect_checks.py``
-compare them, ``claims.py`` and ``weights.py`` compute what is claimed about a firing, ``ledger.py`` keeps the account,
-``report.py`` gives it.
+``verify.py`` puts every claim of a circuit to the test: ``checks.py``, ``graph_checks.py`` and ``content_checks.py``
+compare its numbers with the model's, ``claims.py`` computes what is claimed about a firing, ``report.py`` has
+the result.
 """
 
-from headtrace.causal.changes import Change, ComponentChange, SignalChange, continued, rerun
-from headtrace.causal.edges import claim, edit, find_edge, open_circuit, residual_change
-from headtrace.causal.edits import GlobalEdit, Intervention, LocalEdit, Outcome, run
-from headtrace.causal.intervene import Intervened, intervene
+from headtrace.causal.changes import (
+    Change,
+    ComponentChange,
+    DirectionRemoval,
+    FixedValues,
+    GlobalEdit,
+    Intervention,
+    LocalEdit,
+    OtherRun,
+    Patch,
+    SignalChange,
+    edit,
+)
+from headtrace.causal.claims import claim
+from headtrace.causal.effects import EdgeEffect, Intervened, intervene
+from headtrace.causal.execute import Outcome, continued, rerun, run
 from headtrace.causal.ledger import Failure, Verdict, overall
 from headtrace.causal.metric import Metric, metric_of
-from headtrace.causal.report import EdgeEffect, PredictionCheck, Report
-from headtrace.causal.signals import Signal
+from headtrace.causal.opening import find_edge, open_circuit
+from headtrace.causal.report import PredictionCheck, Report
+from headtrace.causal.signals import Signal, residual_change
 from headtrace.causal.sufficiency import sufficiency
 from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
 from headtrace.causal.tolerance import Tolerance
@@ -32,15 +41,19 @@ __all__ = [
     "Change",
     "ComponentChange",
     "Curve",
+    "DirectionRemoval",
     "EdgeEffect",
     "Failure",
+    "FixedValues",
     "GlobalEdit",
     "Intervened",
     "Intervention",
     "LocalEdit",
     "Metric",
     "Necessity",
+    "OtherRun",
     "Outcome",
+    "Patch",
     "PredictionCheck",
     "Report",
     "Signal",

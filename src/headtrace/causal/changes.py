@@ -1,55 +1,42 @@
-"""A recorded prompt run once more with some of its parts changed, all at once, and continued.
+"""What can be changed in a running model: a small set of changes, each a frozen dataclass.
 
->>> import headtrace
->>> from headtrace.vocabulary import Site
->>> model = headtrace.load("builtin")
->>> recording = model.record("When Mary and John went to the store, John gave a drink to")
->>> changed = rerun(recording, [ComponentChange(Site("head", 1, 2, dest=14)), ComponentChange(Site("head", 1, 3))])
->>> recording.top_answers(1)[0][0], "Mary" in (token for token, *_ in changed.top_answers(1))
-('Mary', False)
->>> len(continued(recording, 3, [ComponentChange(Site("head", 1, 3))]))
-3
+- ``SignalChange``: a signal (what a component writes into channels that a firing reads) is multiplied by a factor, for
+  its one reader (local) or for every reader (global). The signal is that of the recording.
+- ``ComponentChange``: what a component writes in this very run, with everything below it changed, times a factor.
+- ``Patch``: components take what they had in another run, or a fixed value. With ``all_but`` every component except
+  the named ones does: that is how only a circuit is kept.
+- ``LocalEdit``, ``GlobalEdit``, ``MlpInputEdit``: a vector is added to a firing's query or keys, to what a component
+  writes, or to what an MLP reads.
+- ``DirectionRemoval``: directions are projected out of what queries or keys read.
 
-A *signal* is changed as `headtrace.causal.intervene` changes it: what it was in the recording, times ``factor - 1``, is
-added where its firing reads it (local) or to what its component writes (global). A *component* is changed live: what
-it writes in this very run, with everything below it changed, is multiplied by its factor. Changes of one thing
-multiply. What a layer's heads write is changed before the norm that some models put behind attention; a head's part of
-the value bias is no head's, but the layer's ``attention_bias``.
-
-When tokens are appended, a change at a position stays at that position; one without a position (``dest=None``) also
-holds at every new token; a signal is one of the prompt, and changes nothing at new ones (they see its effect on the
-keys and values of the prompt).
+An ``Intervention`` is a set of changes that act together; `headtrace.causal.execute` runs many at once. What a layer's
+heads write is changed before the norm that some models put behind attention. A head's share of the value bias belongs
+to no head, but to the layer's ``attention_bias``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from headtrace.causal.edges import ABLATE, Reach, edit
-from headtrace.causal.edits import Intervention, observers_of
-from headtrace.causal.measuring import check_options
-from headtrace.causal.signals import Signal
+from headtrace.causal.signals import ABLATE, Scope, Signal, coefficients
 from headtrace.errors import InputError
-from headtrace.models.attention import per_query_head
-from headtrace.models.checks import require_same_weights
-from headtrace.models.forward import continue_greedily
-from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
-from headtrace.models.record import record
-from headtrace.models.weights import norm_eps, norm_scale
-from headtrace.vocabulary import Component, Kind, Site
+from headtrace.vocabulary import AttentionSide, Component, Firing, Kind, Site
 
 if TYPE_CHECKING:
-    from headtrace.models import Recording
+    from headtrace.models import Model, Recording
 
-KEPT = ("patterns", "residuals")
-"""What a changed run keeps: enough for attention and every metric. Its components do not add up: no more is kept."""
+Reach = Literal["local", "global"]
+_LAYERED: tuple[Kind, ...] = ("head", "mlp", "attention_bias")
+
+
+# -- scaling ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,6 +46,12 @@ class SignalChange:
     signal: Signal
     factor: float = ABLATE
     reach: Reach = "local"
+    scope: Scope = "claim"
+
+    @property
+    def layer(self) -> int:
+        """The first layer that is changed."""
+        return self.signal.firing.layer if self.reach == "local" else self.signal.component.layer or 0
 
 
 @dataclass(frozen=True)
@@ -71,150 +64,324 @@ class ComponentChange:
     site: Site
     factor: float = ABLATE
 
+    @property
+    def layer(self) -> int:
+        """The layer of the component; 0 for the embedding."""
+        return self.site.layer or 0
+
 
 Change = SignalChange | ComponentChange
-"""Either of the two, wherever changes are asked for."""
-
-_LAYERED: tuple[Kind, ...] = ("head", "mlp", "attention_bias")
+"""A change by a factor."""
 
 
-@torch.inference_mode()
-def rerun(recording: Recording, changes: Sequence[Change], *, keep: Iterable[str] | None = KEPT) -> Recording:
-    """The recorded prompt (one) in the model with all these changes, in one forward pass."""
-    in_prompt, everywhere = _observers(recording, changes)
-    model = recording.model
-    with model.assume_weights_unchanged():
-        return record(
-            model,
-            recording.token_ids,
-            recording.lengths,
-            last_logits=recording.logits.shape[1],
-            keep=keep,
-            observers=(*in_prompt, everywhere),
+# -- adding ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LocalEdit:
+    """Added to one firing's query, or to the keys that its head sees from its destination."""
+
+    firing: Firing
+    query: Float[Tensor, " d_head"] | None = None
+    keys: Float[Tensor, "token d_head"] | None = None
+
+    @property
+    def layer(self) -> int:
+        """The layer of the firing that is changed."""
+        return self.firing.layer
+
+
+@dataclass(frozen=True)
+class GlobalEdit:
+    """Added to a component's write."""
+
+    component: Component
+    write: Float[Tensor, "token d_model"]
+
+    @property
+    def layer(self) -> int:
+        """The layer of the component whose write is changed; 0 for the embedding."""
+        return self.component.layer or 0
+
+
+@dataclass(frozen=True)
+class MlpInputEdit:
+    """Added to what one MLP reads at one token, after its norm."""
+
+    layer: int
+    position: int
+    added: Float[Tensor, " d_model"]
+
+
+def edit(
+    recording: Recording,
+    signal: Signal,
+    factor: float = ABLATE,
+    reach: Reach = "local",
+    scope: Scope = "claim",
+) -> LocalEdit | GlobalEdit:
+    """Multiply a signal by ``factor`` (0 ablates it, 2 boosts it), for its reader only or for every reader."""
+    reader, values = coefficients(recording, signal, scope)
+    change = (factor - 1) * values
+    if reach == "global":
+        if signal.component.kind == "offset":
+            raise InputError(
+                f"The offset of {signal.firing} is the head's own bias: no component writes it, so a global "
+                "intervention has nothing to change. Use a local one."
+            )
+        return GlobalEdit(signal.component, reader.in_residual(change))
+    moved = reader.in_head(change)
+    if signal.side == "query":
+        return LocalEdit(signal.firing, query=moved[signal.firing.dest])
+    return LocalEdit(signal.firing, keys=moved)
+
+
+# -- patching --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class OtherRun:
+    """What every component wrote in another run of as many tokens: with that run's attention and values."""
+
+    patterns: Float[Tensor, "layer head dest src"]
+    values: Float[Tensor, "layer head src d_head"]
+    """Value vectors without their bias, one per query head."""
+    mlp_writes: Float[Tensor, "layer token d_model"] | None = None
+    embeddings: Float[Tensor, "token d_model"] | None = None
+
+    @classmethod
+    def of(cls, recording: Recording) -> OtherRun:
+        """From a recording of one prompt with patterns and values; MLPs and embeddings where they were kept."""
+        weights, kept = recording.model.weights, recording.tensors
+        with torch.inference_mode(False):  # tensors made in inference mode cannot take part in a gradient
+            values = recording.values[:, 0].clone() - weights.b_V[:, :, None]
+            return cls(
+                recording.patterns[:, 0].clone(),
+                values.repeat_interleave(weights.group, dim=1),
+                recording.mlp_writes[:, 0].clone() if "mlp_writes" in kept else None,
+                recording.residuals[0, 0].clone() if "residuals" in kept else None,
+            )
+
+    def mixture(
+        self,
+        layer: int,
+        pattern: Float[Tensor, "copy head dest src"],
+        share: Float[Tensor, "copy head dest src"],
+    ) -> Float[Tensor, "copy head dest d_head"]:
+        """What the replaced components of a layer add to its mixture of values, without the bias."""
+        return (self.patterns[layer] * share) @ self.values[layer]
+
+    def write(self, kind: Kind, layer: int) -> Float[Tensor, "token d_model"]:
+        """What an MLP or the embedding writes in its place."""
+        found = self.embeddings if kind == "embedding" else self.mlp_writes
+        if found is None:
+            raise InputError(
+                f"The other run was recorded without what a patched {kind} needs: keep everything."
+            )
+        return found if kind == "embedding" else found[layer]
+
+
+@dataclass(frozen=True, eq=False)
+class FixedValues:
+    """A mean or zero value vector per head, attended to as the patched run attends, and a write per MLP."""
+
+    vectors: Float[Tensor, "layer head d_head"]
+    """Value vectors without their bias, one per query head."""
+    mlp_writes: Float[Tensor, "layer d_model"] | None = None
+
+    @classmethod
+    def of(cls, recording: Recording, ablation: str) -> FixedValues:
+        """``mean`` over all positions of all prompts of a recording, or ``zero`` (the value bias is no head's)."""
+        weights, n = recording.model.weights, recording.lengths
+        bias = weights.b_V.repeat_interleave(weights.group, dim=1)
+        has_mlps = "mlp_writes" in recording.tensors
+        with torch.inference_mode(False):
+            if ablation == "zero":
+                mlps = recording.mlp_writes[:, 0, 0] if has_mlps else None
+                return cls(torch.zeros_like(bias), None if mlps is None else torch.zeros_like(mlps))
+            values = torch.cat([recording.values[:, b, :, :end] for b, end in enumerate(n)], dim=2).mean(
+                dim=2
+            )
+            mlps = None
+            if has_mlps:
+                mlps = torch.cat([recording.mlp_writes[:, b, :end] for b, end in enumerate(n)], dim=1).mean(
+                    dim=1
+                )
+            return cls(values.repeat_interleave(weights.group, dim=1) - bias, mlps)
+
+    def mixture(
+        self,
+        layer: int,
+        pattern: Float[Tensor, "copy head dest src"],
+        share: Float[Tensor, "copy head dest src"],
+    ) -> Float[Tensor, "copy head dest d_head"]:
+        """What the replaced components of a layer add to its mixture of values, without the bias."""
+        return (pattern * share).sum(-1, keepdim=True) * self.vectors[layer][:, None]
+
+    def write(self, kind: Kind, layer: int) -> Float[Tensor, " d_model"]:
+        """What an MLP writes in its place."""
+        if kind == "embedding" or self.mlp_writes is None:
+            raise InputError(
+                f"There is no mean or zero {kind} to put in the place of one: patch heads and MLPs."
+            )
+        return self.mlp_writes[layer]
+
+
+Source = OtherRun | FixedValues
+"""What patched components write instead of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """Components take what they have in a source (another run, a mean, zero), while everything else runs live.
+
+    Components are named by their sites (a head without ``dest`` or ``src`` everywhere, as in ``ComponentChange``), or,
+    where there are thousands, by ``places``: indices into the flattened (layer, head, dest, src). ``all_but`` names
+    kinds of components of which all but the named ones are patched: ``Patch(source, circuit, all_but=("head",))`` keeps
+    only the circuit's heads.
+    """
+
+    source: Source
+    sites: tuple[Site, ...] = ()
+    places: Int[Tensor, " component"] | None = None
+    all_but: tuple[Kind, ...] = ()
+
+    @property
+    def layer(self) -> int:
+        """The first layer that may be patched. With ``all_but`` that is 0, even if every component is kept."""
+        if self.all_but:
+            return 0
+        named = [site.layer or 0 for site in self.sites]
+        return min(named, default=0) if self.places is None else 0
+
+    def masks(self, model: Model, length: int) -> Mapping[Kind, Bool[Tensor, "*place"]]:
+        """Which components are patched: (layer, head, dest, src) for heads, (layer, token) for MLPs, (token)."""
+        shapes: dict[Kind, tuple[int, ...]] = {
+            "head": (model.n_layers, model.n_heads, length, length),
+            "mlp": (model.n_layers, length),
+            "embedding": (length,),
+        }
+        kinds = {
+            *self.all_but,
+            *(site.kind for site in self.sites),
+            *(() if self.places is None else ("head",)),
+        }
+        named = {
+            k: torch.zeros(shapes[k], dtype=torch.bool, device=model.device) for k in shapes if k in kinds
+        }
+        if self.places is not None:
+            named["head"].view(-1)[self.places] = True
+        for site in self.sites:
+            place = {
+                "head": (site.layer, site.head, site.dest, site.src),
+                "mlp": (site.layer, site.dest),
+                "embedding": (site.dest,),
+            }[site.kind]
+            named[site.kind][tuple(slice(None) if i is None else i for i in place)] = True
+        return {kind: ~mask if kind in self.all_but else mask for kind, mask in named.items()}
+
+
+# -- directions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DirectionRemoval:
+    """Orthonormal directions projected out of what queries or keys read, in every layer from ``first_layer`` on.
+
+    Norms act on what is left; values, MLPs and the residual stream itself keep everything. With ``instead`` other
+    directions are removed, each token's removed part scaled to the length that ``directions`` would have removed.
+    """
+
+    side: AttentionSide
+    directions: Float[Tensor, "*copy direction d_model"]
+    first_layer: int
+    positions: Bool[Tensor, "*copy token"]
+    instead: Float[Tensor, "*copy direction d_model"] | None = None
+
+    @property
+    def layer(self) -> int:
+        """The first layer that is changed."""
+        return self.first_layer
+
+    def part(self, x: Float[Tensor, "*copy token d_model"]) -> Float[Tensor, "*copy token d_model"]:
+        """What is removed from residuals; zero outside ``positions``."""
+        own = (x @ self.directions.mT) @ self.directions
+        if self.instead is not None:
+            other = (x @ self.instead.mT) @ self.instead
+            size = torch.linalg.vector_norm(other, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+            own = other * (torch.linalg.vector_norm(own, dim=-1, keepdim=True) / size)
+        return own * self.positions[..., None]
+
+
+Edit = SignalChange | ComponentChange | LocalEdit | GlobalEdit | MlpInputEdit | Patch | DirectionRemoval
+"""Anything that an intervention can change."""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """Changes that act together in one copy of the prompt, and the firing whose attention is read."""
+
+    edits: tuple[Edit, ...]
+    firing: Firing | None = None
+
+    @property
+    def first_layer(self) -> int:
+        """Where it begins; without changes, where attention is read."""
+        unchanged = self.firing.layer if self.firing else 0
+        return min((edit.layer for edit in self.edits), default=unchanged)
+
+    def resolved(self, recording: Recording) -> Intervention:
+        """The same with signals as the vectors that they have in a recording."""
+        edits = (
+            edit(recording, each.signal, each.factor, each.reach, each.scope)
+            if isinstance(each, SignalChange)
+            else each
+            for each in self.edits
         )
+        return Intervention(tuple(edits), self.firing)
 
 
-def continued(recording: Recording, n: int, changes: Sequence[Change] = ()) -> list[int]:
-    """The ``n`` tokens that follow a recorded prompt (one) under these changes, the likeliest each time."""
-    if n < 1:
-        raise InputError(f"n={n}: expected at least 1 token to continue with.")
-    model = recording.model
-    most = model.max_positions
-    if most is not None and recording.lengths[0] + n > most:
-        raise InputError(
-            f"{recording.lengths[0]} tokens and {n} more are beyond the context of {model.name!r}, which is {most}."
-        )
-    in_prompt, everywhere = _observers(recording, changes)
-    with model.assume_weights_unchanged():
-        return continue_greedily(model, recording.token_ids, n, everywhere, prompt_only=in_prompt)
+# -- what can be wrong -----------------------------------------------------------------------------------------
 
 
-def _observers(recording: Recording, changes: Sequence[Change]) -> tuple[list[Observer], Factors]:
-    """What acts in the pass over the prompt alone, and what acts wherever its components write."""
-    if len(recording) != 1:
-        raise InputError(f"The recording has {len(recording)} prompts: choose one, like recording[0].")
-    require_same_weights(recording)
-    for change in changes:
-        _check(recording, change)
-    signals = [change for change in changes if isinstance(change, SignalChange)]
-    edits = tuple(edit(recording, each.signal, each.factor, each.reach) for each in signals)
-    local: list[Observer] = [*observers_of(recording, [Intervention(edits)])] if edits else []
-    return local, Factors(recording, [each for each in changes if isinstance(each, ComponentChange)])
+def check_reach(reach: str, scope: str) -> None:
+    """Raise ``InputError`` unless these are a ``Reach`` and a ``Scope``."""
+    if reach not in ("local", "global"):
+        raise InputError(f"reach={reach!r}: expected 'local' (one head) or 'global' (every reader).")
+    if scope not in ("claim", "token"):
+        raise InputError(f"scope={scope!r}: expected 'claim' (every visible key) or 'token' (one position).")
 
 
-class Factors(Observer):
-    """Multiplies what components write, at the tokens of this pass: those that follow the ones it saw before."""
-
-    def __init__(self, recording: Recording, changes: Sequence[ComponentChange]) -> None:
-        self.model = recording.model
-        self.first = self.end = 0
-        self.changes: dict[tuple[Kind, int], list[ComponentChange]] = {}
-        for change in changes:
-            place = (change.site.kind, change.site.layer or 0)
-            self.changes.setdefault(place, []).append(change)
-        self.scales: dict[int, Tensor] = {}
-
-    def wants(self, place: str) -> bool:
-        needed: dict[str, Kind] = {"mlp_write": "mlp", "attention_write": "attention_bias"}
-        needed |= {"norm_input": "attention_bias", "mix": "head"}
-        kinds = {kind for kind, _ in self.changes}
-        return super().wants(place) and (place not in needed or needed[place] in kinds)
-
-    def _factor(self, kind: Kind, layer: int, like: Tensor) -> Float[Tensor, "token 1"] | None:
-        """What each token's write is multiplied by; None where nothing changes."""
-        changes = self.changes.get((kind, layer))
-        if not changes:
-            return None
-        factor = like.new_ones(self.end - self.first, 1)
-        for change in changes:
-            factor[self._tokens(change.site.dest)] *= change.factor
-        return factor
-
-    def _tokens(self, dest: int | None) -> slice:
-        """A position among the tokens of this pass: all of them, one, or none."""
-        if dest is None:
-            return slice(None)
-        here = dest - self.first
-        return slice(here, here + 1) if 0 <= here < self.end - self.first else slice(0)
-
-    def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
-        if layer:
-            return None
-        self.first, self.end = self.end, self.end + residual.shape[1]
-        factor = self._factor("embedding", 0, residual)
-        return None if factor is None else residual * factor
-
-    def mlp_write(self, layer: int, write: Tensor) -> Tensor | None:
-        factor = self._factor("mlp", layer, write)
-        return None if factor is None else write * factor
-
-    def norm_input(self, place: NormPlace, layer: int, x: Tensor, norm: nn.Module) -> None:
-        if place == "attention_post_norm" and ("attention_bias", layer) in self.changes:
-            self.scales[layer] = norm_scale(x, norm_eps(norm), self.model.architecture.norm)[..., None]
-
-    def attention_write(self, layer: int, write: Tensor) -> Tensor | None:
-        factor = self._factor("attention_bias", layer, write)
-        if factor is None:
-            return None
-        return write + (factor - 1) * (self.model.weights.attention_bias[layer] / self.scales.get(layer, 1.0))
-
-    def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"] | None:
-        changes = self.changes.get(("head", call.layer))
-        if not changes:
-            return None
-        weights, n_src = self.model.weights, pattern.shape[-1]
-        mixed = torch.matmul(pattern, per_query_head(call.value, pattern.shape[1]))
-        for head in {change.site.head or 0 for change in changes}:
-            factor = pattern.new_ones(pattern.shape[-2:])
-            for change in (each for each in changes if each.site.head == head):
-                src = change.site.src
-                # A window may have dropped the first keys: the last one is always that of the last token.
-                place = slice(None) if src is None else src - (self.end - n_src)
-                if isinstance(place, slice) or 0 <= place < n_src:
-                    factor[self._tokens(change.site.dest), place] *= change.factor
-            kv = head // weights.group
-            bare = call.value[:, kv] - weights.b_V[call.layer, kv]
-            mixed[:, head] += (pattern[:, head] * (factor - 1)) @ bare
-        return mixed
+def check_factor(factor: float) -> None:
+    """Raise ``InputError`` unless a factor is a finite number."""
+    if not math.isfinite(factor):
+        raise InputError(f"factor={factor}: expected a finite number, like 0 (ablate) or 2 (boost).")
 
 
-# -- what can be wrong with a change -------------------------------------------------------------------------
-
-
-def _check(recording: Recording, change: Change) -> None:
-    """Said before anything runs."""
-    if not math.isfinite(change.factor):
-        raise InputError(f"factor={change.factor}: expected a finite number, like 0 (ablate) or 2 (double).")
+def check_edit(recording: Recording, change: Edit) -> None:
+    """Raise ``InputError``, before anything runs, for a change that names what the model or prompt does not have."""
     if isinstance(change, ComponentChange):
+        check_factor(change.factor)
         _check_site(recording, change.site)
-        return
-    check_options(0, change.reach, "claim")
-    signal, model = change.signal, recording.model
+    elif isinstance(change, Patch):
+        for site in change.sites:
+            if site.kind == "attention_bias":
+                raise InputError(
+                    f"{site}: an attention bias is the same in every run. Patch another component."
+                )
+            _check_site(recording, site)
+    elif isinstance(change, SignalChange):
+        check_factor(change.factor)
+        check_reach(change.reach, change.scope)
+        _check_signal(recording, change.signal)
+
+
+def _check_signal(recording: Recording, signal: Signal) -> None:
+    model, component = recording.model, signal.component
     recording.check_firing(signal.firing)
     wrong = [channel for channel in signal.channels if not 0 <= channel < model.d_head]
     if wrong:
         raise InputError(f"There is no channel {wrong[0]}: heads have channels 0 to {model.d_head - 1}.")
-    component = signal.component
     if component.kind == "offset":
         return
     if component.kind == "head" and component.src is None:
@@ -225,12 +392,11 @@ def _check(recording: Recording, change: Change) -> None:
 
 
 def _check_component(recording: Recording, component: Component) -> None:
-    model = recording.model
+    model, layer, head = recording.model, component.layer, component.head
     if component.kind not in (*_LAYERED, "embedding"):
         raise InputError(
             f"A {component.kind} is nothing that writes: change a head, an mlp, an embedding or an attention_bias."
         )
-    layer, head = component.layer, component.head
     if component.kind in _LAYERED and (layer is None or not 0 <= layer < model.n_layers):
         raise InputError(
             f"{component.kind} of layer {layer}: the model has layers 0 to {model.n_layers - 1}. Name one of them."
@@ -239,17 +405,15 @@ def _check_component(recording: Recording, component: Component) -> None:
         raise InputError(
             f"Head {head} of layer {layer}: it has heads 0 to {model.n_heads - 1}. Name one of them."
         )
-    if component.src is not None and not 0 <= component.src < recording.lengths[0]:
-        raise InputError(_outside(component.src, recording))
 
 
 def _check_site(recording: Recording, site: Site) -> None:
     _check_component(recording, site.component)
-    if site.dest is not None and not 0 <= site.dest < recording.lengths[0]:
-        raise InputError(_outside(site.dest, recording))
+    length = recording.lengths[0]
+    for position in (site.dest, site.src):
+        if position is not None and not 0 <= position < length:
+            raise InputError(
+                f"Position {position} is outside the prompt, which has positions 0 to {length - 1}."
+            )
     if site.kind == "head" and site.dest is not None and site.src is not None:
         recording.check_firing(site.firing)
-
-
-def _outside(position: int, recording: Recording) -> str:
-    return f"Position {position} is outside the prompt, which has positions 0 to {recording.lengths[0] - 1}."

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from headtrace.causal.changes import Intervention, MlpInputEdit
 from headtrace.causal.checks import Checking
-from headtrace.causal.edges import edge_name
+from headtrace.causal.execute import Changes
+from headtrace.causal.opening import edge_name
 from headtrace.errors import InputError, shown
 from headtrace.models.forward import forward
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenNorm
 from headtrace.models.observer import Observer
+from headtrace.models.weights import norm_eps, norm_scale
 from headtrace.tracing.amounts import contributions_of_units, passing, strongest_units
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.content import Content
@@ -172,36 +175,35 @@ def _measured(recording: Recording, circuit: Circuit, edge: Edge) -> float:
     rows = (torch.tensor([0]), torch.tensor([position]))
     model = recording.model
     norm = FrozenNorm.of(model, layer, model.architecture.mlp_norm, recording.mlp_norm_scales, rows)
-    watch = _Without(layer, position, norm.forward(removed[None])[0])
+    removal = MlpInputEdit(layer, position, -norm.forward(removed[None])[0])
+    changes = Changes(model, recording.lengths[0], [Intervention((removal,))])
+    seen = _MlpWrite(layer, position)
     forward(
-        model, recording.token_ids, watch, layers=range(layer, layer + 1), residual=recording.residuals[layer]
+        model,
+        recording.token_ids,
+        changes,
+        seen,
+        layers=range(layer, layer + 1),
+        residual=recording.residuals[layer],
     )
-    written = watch.written
-    if (
-        recording.mlp_post_norm_scales is not None
-    ):  # the norm behind the MLP is frozen in the claim, and live here
-        written = written * watch.scale / recording.mlp_post_norm_scales[layer, 0, position]
+    written = seen.written
+    if seen.scale is not None and recording.mlp_post_norm_scales is not None:
+        # The norm behind the MLP is frozen in the claim, and live here.
+        written = written * seen.scale / recording.mlp_post_norm_scales[layer, 0, position]
     return float(written @ signal.direction)
 
 
-class _Without(Observer):
-    """Takes a part of what one MLP reads at one token away, and keeps what it then writes there."""
+class _MlpWrite(Observer):
+    """What one MLP writes at one token, and the scale of the norm behind it."""
 
-    def __init__(self, layer: int, position: int, removed: Tensor) -> None:
-        self.layer, self.position, self.removed = layer, position, removed
-        self.written, self.scale = removed, removed.new_ones(())
+    written: Tensor
+    scale: Tensor | None = None
 
-    def mlp_input(self, layer: int, read: Tensor) -> Tensor | None:
-        if layer != self.layer:
-            return None
-        changed = read.clone()
-        changed[:, self.position] -= self.removed
-        return changed
+    def __init__(self, layer: int, position: int) -> None:
+        self.layer, self.position = layer, position
 
     def norm_input(self, place: str, layer: int, x: Tensor, norm: torch.nn.Module) -> None:
         if place == "mlp_post_norm" and layer == self.layer:
-            from headtrace.models.weights import norm_eps, norm_scale
-
             self.scale = norm_scale(x[0, self.position], norm_eps(norm), "rms")
 
     def mlp_write(self, layer: int, write: Tensor) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headtrace.causal.checks import Checking
-from headtrace.causal.edges import edge_name
-from headtrace.causal.report import EdgeEffect, effect_record
+from headtrace.causal.effects import EdgeEffect, effect_record
+from headtrace.causal.opening import edge_name
 from headtrace.vocabulary import ATTENTION_SIDES
 
 EVERYWHERE = ("cosine", "norm_ratio")

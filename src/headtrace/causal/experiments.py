@@ -1,4 +1,4 @@
-"""The papers' experiments on single edges, over one circuit or many.
+"""The papers' experiments on edges, over one circuit or many: single edges, edges into a head, pairs of edges.
 
     found = single_edges(circuits, model, edges="top:30")
     print(found.comparisons())
@@ -17,10 +17,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, BOOST, Reach, node_name, open_circuit, residual_change
-from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
-from headtrace.causal.metric import metric_of
-from headtrace.causal.signals import Scope, Signal
+from headtrace.causal.changes import Reach
+from headtrace.causal.effects import (
+    EdgeEffect,
+    check_options,
+    choose_edges,
+    mean,
+    measure_edges,
+    together,
+    within_reach,
+)
+from headtrace.causal.execute import run
+from headtrace.causal.metric import Metric, metric_of, require_metric
+from headtrace.causal.opening import edge_name, node_name, open_circuit
+from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, residual_change
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
@@ -31,9 +41,9 @@ from headtrace.vocabulary import ATTENTION_SIDES, head_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from headtrace.causal.report import EdgeEffect
-    from headtrace.models import Model
+    from headtrace.models import Model, Recording
 
+Arrangement = Literal["parallel", "serial"]
 ACTIONS = ("ablate", "boost")
 REACHES: tuple[Reach, ...] = ("local", "global")
 
@@ -94,10 +104,20 @@ def single_edges(
         read = metric_of(circuit.root, recording)
         metric = metric or (None if read is None else read.name)
         for place, reach in enumerate(reaches):
-            how = Measuring(recording, circuit, read, controls, reach, scope, seed + number)
             chosen = within_reach(circuit, choose_edges(circuit, edges, seed + number), reach)
             part = share_of(progress, number * len(reaches) + place, 1, len(many) * len(reaches))
-            rows += single_edge_rows(number, how.measure(chosen, part), reach)
+            effects = measure_edges(
+                recording,
+                circuit,
+                chosen,
+                read,
+                controls=controls,
+                reach=reach,
+                scope=scope,
+                seed=seed + number,
+                progress=part,
+            )
+            rows += single_edge_rows(number, effects, reach)
             if progress is not None:
                 progress(number * len(reaches) + place + 1, len(many) * len(reaches))
     return SingleEdges(pl.DataFrame(rows, schema=_SINGLE), metric)
@@ -116,8 +136,6 @@ _SINGLE: Any = {
 
 def single_edge_rows(number: int, effects: Sequence[EdgeEffect], reach: Reach) -> list[dict[str, Any]]:
     """Effects in long form."""
-    from headtrace.causal.report import mean
-
     return [
         {
             "circuit": number,
@@ -202,8 +220,10 @@ def edges_into_head(
         metric = metric or (None if read is None else read.name)
         for reach in reaches:
             chosen = within_reach(circuit, edges, reach)
-            how = Measuring(recording, circuit, read, 0, reach, scope, seed=0)
-            effects = how.measure(chosen, part_of(progress, done, of_all))
+            part = part_of(progress, done, of_all)
+            effects = measure_edges(
+                recording, circuit, chosen, read, controls=0, reach=reach, scope=scope, progress=part
+            )
             done += 2 * len(chosen)
             rows += [
                 {
@@ -313,3 +333,132 @@ def as_circuits(circuits: Circuit | Sequence[Circuit]) -> list[Circuit]:
     if not many:
         raise InputError("There is no circuit to experiment on: give at least one.")
     return many
+
+
+# -- pairs of edges --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Additivity:
+    """Pairs of edges ablated one by one and together."""
+
+    table: pl.DataFrame
+    """circuit, arrangement, reach, first, second, single_first, single_second, sum, joint (changes of the metric)."""
+    metric: str
+
+    def __repr__(self) -> str:
+        return f"Additivity({self.table.height} pairs of edges, metric {self.metric!r})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.summary())
+
+    def summary(self) -> pl.DataFrame:
+        """How far joint effects are sums: slope of joint on sum through zero, correlation, mean |joint - sum|."""
+        slope = (pl.col("joint") * pl.col("sum")).sum() / pl.col("sum").pow(2).sum()
+        return self.table.group_by("arrangement", "reach", maintain_order=True).agg(
+            pl.len().alias("pairs"),
+            slope.alias("slope"),
+            pl.corr("joint", "sum").alias("correlation"),
+            pl.col("sum").abs().mean().alias("mean_abs_sum"),
+            (pl.col("joint") - pl.col("sum")).abs().mean().alias("mean_abs_gap"),
+        )
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        from headtrace.figures.causal import additivity_scatter
+
+        return additivity_scatter(self, path)
+
+
+def edge_pairs(
+    circuits: Circuit | Sequence[Circuit],
+    model: Model,
+    *,
+    pairs: int = 20,
+    among: int | None = None,
+    reaches: Sequence[Reach] = REACHES,
+    scope: Scope = "claim",
+    factor: float = ABLATE,
+) -> Additivity:
+    """The heaviest pairs of edges of each circuit, parallel and serial, changed alone and together."""
+    rows: list[dict[str, Any]] = []
+    name = None
+    for number, circuit in enumerate(as_circuits(circuits)):
+        recording = open_circuit(circuit, model)
+        metric = require_metric(circuit.root, recording, "the sum of effects on it")
+        name = metric.name
+        for reach in reaches:
+            for arrangement in ("parallel", "serial"):
+                chosen = find_pairs(circuit, arrangement, pairs, among, offsets=reach == "local")
+                sets = [(e,) for e in dict.fromkeys(e for pair in chosen for e in pair)] + list(chosen)
+                found = joint_changes(
+                    recording, circuit, metric, sets, factor=factor, reach=reach, scope=scope
+                )
+                for first, second in chosen:
+                    one, other = found[(first,)], found[(second,)]
+                    rows.append(
+                        {
+                            "circuit": number,
+                            "arrangement": arrangement,
+                            "reach": reach,
+                            "first": edge_name(circuit, first),
+                            "second": edge_name(circuit, second),
+                            "single_first": one,
+                            "single_second": other,
+                            "sum": one + other,
+                            "joint": found[(first, second)],
+                        }
+                    )
+    if not rows:
+        raise InputError("No two edges to pair: these circuits are too small.")
+    return Additivity(pl.DataFrame(rows), name or "metric")
+
+
+def joint_changes(
+    recording: Recording,
+    circuit: Circuit,
+    metric: Metric,
+    sets: Sequence[tuple[Edge, ...]],
+    *,
+    factor: float,
+    reach: Reach,
+    scope: Scope,
+) -> dict[tuple[Edge, ...], float]:
+    """Change of the metric when each set of edges is multiplied by ``factor`` in one forward pass."""
+    clean = metric.of(recording)
+    changes = [together([Signal.of(circuit, e) for e in edges], factor, reach, scope) for edges in sets]
+    outcome = run(recording, changes, metric)
+    assert outcome.metric is not None
+    return {edges: value - clean for edges, value in zip(sets, outcome.metric.tolist(), strict=True)}
+
+
+def find_pairs(
+    circuit: Circuit, arrangement: Arrangement, pairs: int, among: int | None = None, *, offsets: bool = True
+) -> list[tuple[Edge, Edge]]:
+    """The heaviest pairs of edges (by the lighter of the two): serial if one path holds both, else parallel."""
+    edges = [
+        e for e in circuit.top(len(circuit.edges)) if offsets or circuit.node(e.source).kind != "offset"
+    ][:among]
+    above = {node.id: _above(circuit, node.id) for node in circuit.nodes}
+    found: list[tuple[Edge, Edge]] = []
+    for place, later in enumerate(edges):
+        for earlier in edges[:place]:
+            if later.source in above[earlier.target]:
+                serial, pair = True, (earlier, later)
+            elif earlier.source in above[later.target]:
+                serial, pair = True, (later, earlier)
+            else:
+                serial, pair = False, (earlier, later)
+            if serial == (arrangement == "serial"):
+                found.append(pair)
+    return sorted(found, key=lambda pair: -min(e.weight for e in pair))[:pairs]
+
+
+def _above(circuit: Circuit, node: int) -> set[int]:
+    """The node and everything it causes, directly or not."""
+    reached, waiting = {node}, [node]
+    while waiting:
+        for edge in circuit.edges_from(waiting.pop()):
+            if edge.target not in reached:
+                reached.add(edge.target)
+                waiting.append(edge.target)
+    return reached

@@ -9,28 +9,24 @@ Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from headtrace.causal.controls import matched, random_like
-from headtrace.causal.edges import open_circuit
-from headtrace.causal.measuring import check_seed
-from headtrace.causal.metric import Metric, require_metric
+from headtrace.causal.changes import FixedValues, Intervention, Patch
+from headtrace.causal.effects import check_seed
+from headtrace.causal.execute import Copy
+from headtrace.causal.metric import require_metric
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.patching import NEAREST, drawn_like, measure, random_like
 from headtrace.errors import InputError
-from headtrace.models.attention import per_query_head
-from headtrace.models.forward import forward
-from headtrace.models.observer import AttentionCall, Observer
 from headtrace.notebook import chart, paragraph, table
 from headtrace.progress import Progress
-from headtrace.prompts import batches
-from headtrace.vocabulary import ROOT, Site
+from headtrace.vocabulary import ROOT, Kind, Site
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,14 +37,6 @@ if TYPE_CHECKING:
 Ablation = Literal["zero", "mean"]
 Unit = Literal["component", "position", "head"]
 Mlps = Literal["keep", "ablate"]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What one copy of the prompt keeps: masks over (layer, head, dest, src), and MLPs over (layer, token)."""
-
-    heads: Bool[Tensor, "layer head dest src"]
-    mlps: Bool[Tensor, "layer token"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,6 +112,7 @@ class Faithfulness:
 
 
 def normalised(value: float, full: float, empty: float) -> float:
+    """Where a metric lies between nothing kept (0) and the whole model (1)."""
     return (value - empty) / (full - empty) if full != empty else float("nan")
 
 
@@ -149,38 +138,48 @@ def faithfulness(
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "faithfulness to it")
     firings = [n.site for n in sorted(circuit.heads(), key=lambda n: (-(n.influence or 0.0), n.id))]
-    sizes = range(len(firings) + 1)
     generator = torch.Generator().manual_seed(seed)
     shuffled = [[random_like(recording, n, generator) for n in firings] for _ in range(controls)]
+    matched = [drawn_like(recording, firings, generator, NEAREST) for _ in range(controls)]
 
-    def keep(sites: Sequence[Site]) -> Kept:
-        return Kept(
-            _head_mask(recording, sites, unit),
-            None if mlps == "keep" else _mlp_mask(recording, circuit, sites),
-        )
+    source = FixedValues.of(recording if reference is None else reference, ablation)
+    kinds: tuple[Kind, ...] = ("head",) if mlps == "keep" else ("head", "mlp")
 
-    def remove(sites: Sequence[Site]) -> Kept:
-        whole = keep(sites)
-        return Kept(~whole.heads, None if whole.mlps is None else ~whole.mlps)
+    def patch(chosen: Sequence[Site], all_but: tuple[Kind, ...] = ()) -> Patch:
+        """Firings in their unit, and the MLPs that write a signal to one of them, or straight to the root."""
+        sites = [_in_unit(site, unit) for site in chosen]
+        targets = {ROOT, *chosen} if mlps == "ablate" else set[Site]()
+        for edge in circuit.edges:
+            writer = circuit.node(edge.source)
+            if writer.kind == "mlp" and circuit.node(edge.target).site in targets:
+                sites.append(writer.site)
+        return Patch(source, tuple(sites), all_but=all_but)
 
-    attended = [matched(recording, firings, generator) for _ in range(controls)]
-    removed = [firings, *shuffled, *attended]
-    runs: list[Callable[[], Kept]] = [lambda nodes=nodes: remove(nodes) for nodes in removed]
-    runs += [lambda nodes=nodes[:size]: keep(nodes) for nodes in (firings, *shuffled) for size in sizes]
-    values = metric_with(recording, metric, runs, ablation, reference, progress)
-    without, values = values[: len(removed)], values[len(removed) :]
+    # Without the circuit, and without its controls; then with only the first firings, at every size.
+    sizes = range(len(firings) + 1)
+    patches = [patch(nodes) for nodes in (firings, *shuffled, *matched)]
+    patches += [patch(nodes[:size], kinds) for nodes in (firings, *shuffled) for size in sizes]
+    values = measure([Copy(recording, Intervention((each,)), metric) for each in patches], progress)
+    without, values = values[: 1 + 2 * controls], values[1 + 2 * controls :]
     curve, others = values[: len(sizes)], values[len(sizes) :]
+
+    visible = torch.stack([v[0] for v in recording.visible])[:, None]
     full, empty = metric.of(recording), curve[0]
     rows: list[dict[str, Any]] = []
     for size in sizes:
-        random = [normalised(v, full, empty) for v in others[size :: len(sizes)]]
-        kept = int(_head_mask(recording, firings[:size], unit).sum())
-        share = normalised(curve[size], full, empty)
-        row = {"firings": size, "kept": kept, "metric": curve[size], "faithfulness": share}
-        rows.append({**row, "random": _mean(random)})
+        kept = Patch(source, tuple(_in_unit(site, unit) for site in firings[:size]))
+        heads = kept.masks(model, recording.lengths[0]).get("head")
+        rows.append(
+            {
+                "firings": size,
+                "kept": 0 if heads is None else int((heads & visible).sum()),
+                "metric": curve[size],
+                "faithfulness": normalised(curve[size], full, empty),
+                "random": _mean([normalised(v, full, empty) for v in others[size :: len(sizes)]]),
+            }
+        )
     schema: Any = {"firings": pl.Int64, "kept": pl.Int64}
     schema |= dict.fromkeys(("metric", "faithfulness", "random"), pl.Float64)
-    total = sum(int(v[0].sum()) for v in recording.visible) * model.n_heads
     return Faithfulness(
         metric=metric.name,
         full=full,
@@ -190,12 +189,21 @@ def faithfulness(
         without_random=_mean(without[1 : 1 + controls]),
         without_matched=_mean(without[1 + controls :]),
         kept=rows[-1]["kept"],
-        total=total,
+        total=int(visible.sum()) * model.n_heads,
         curve=pl.DataFrame(rows, schema=schema),
         ablation=ablation if reference is None else f"{ablation} (reference)",
         unit=unit,
         mlps=mlps,
     )
+
+
+def _in_unit(site: Site, unit: Unit) -> Site:
+    """The head component of a firing, all of its head's at its destination, or all of its head's."""
+    return {
+        "component": site,
+        "position": Site("head", site.layer, site.head, site.dest),
+        "head": Site("head", site.layer, site.head),
+    }[unit]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -214,95 +222,3 @@ def check_choices(ablation: str, unit: str, mlps: str, controls: int, seed: int 
     ):
         if given not in known:
             raise InputError(f"{name}={given!r}: expected one of {', '.join(map(repr, known))}.")
-
-
-def _head_mask(
-    recording: Recording, sites: Iterable[Site], unit: Unit
-) -> Bool[Tensor, "layer head dest src"]:
-    mask = torch.zeros_like(recording.patterns[:, 0], dtype=torch.bool)
-    for n in sites:
-        place: Any = (n.layer, n.head, n.dest, n.src)
-        mask[place if unit == "component" else place[:3] if unit == "position" else place[:2]] = True
-    return mask & torch.stack([v[0] for v in recording.visible])[:, None]
-
-
-def _mlp_mask(recording: Recording, circuit: Circuit, sites: Sequence[Site]) -> Bool[Tensor, "layer token"]:
-    """MLPs that write a signal to one of these firings, or straight to the root."""
-    mask = torch.zeros_like(recording.norm_scales[:-1, 0], dtype=torch.bool)
-    targets = {ROOT, *sites}
-    for edge in circuit.edges:
-        source: Any = circuit.node(edge.source)
-        if source.kind == "mlp" and circuit.node(edge.target).site in targets:
-            mask[source.layer, source.dest] = True
-    return mask
-
-
-class _Keeping(Observer):
-    """Mixes only the values that each copy keeps; in place of the others, one vector per head."""
-
-    def __init__(self, keep: list[Kept], instead: Float[Tensor, "layer head d_head"]) -> None:
-        self.keep, self.instead = keep, instead
-
-    def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"]:
-        mask = torch.stack([kept.heads[call.layer] for kept in self.keep])
-        other = self.instead[call.layer][None, :, None]
-        values = per_query_head(call.value, call.query.shape[1])
-        # Rows of the pattern sum to one: sum_kept a v + sum_dropped a r = sum_kept a (v - r) + r.
-        return (pattern * mask) @ (values - other) + other
-
-
-class _KeepingMlps(Observer):
-    """Replaces the writes of MLPs that a copy does not keep by zero, or by their mean over positions."""
-
-    def __init__(self, keep: list[Kept], source: Recording, ablation: Ablation) -> None:
-        self.keep, self.source, self.ablation = keep, source, ablation
-
-    def mlp_write(self, layer: int, write: Tensor) -> Tensor:
-        mask = torch.stack([kept.mlps[layer] for kept in self.keep if kept.mlps is not None])[..., None]
-        source = self.source
-        writes = torch.cat([source.mlp_writes[layer, b, :n] for b, n in enumerate(source.lengths)])
-        other = writes.mean(dim=0) if self.ablation == "mean" else torch.zeros_like(writes[0])
-        return torch.where(mask, write, other)
-
-
-def replacement(
-    recording: Recording, ablation: Ablation, reference: Recording | None
-) -> Float[Tensor, "layer head d_head"]:
-    """What stands for an ablated component: the value bias (zero: the bias is no head's), or a mean value vector."""
-    weights = recording.model.weights
-    if ablation == "zero":
-        return weights.b_V.repeat_interleave(weights.group, dim=1)
-    source = recording if reference is None else reference
-    rows = [source.values[:, b, :, :n] for b, n in enumerate(source.lengths)]
-    return torch.cat(rows, dim=2).mean(dim=2).repeat_interleave(weights.group, dim=1)
-
-
-@torch.inference_mode()
-def metric_with(
-    recording: Recording,
-    metric: Metric,
-    runs: Sequence[Callable[[], Kept]],
-    ablation: Ablation,
-    reference: Recording | None = None,
-    progress: Progress | None = None,
-) -> list[float]:
-    """The metric of each run, many copies of the prompt at a time; masks exist only while they are in use."""
-    instead = replacement(recording, ablation, reference)
-    values: list[float] = []
-    for places in batches([recording.lengths[0]] * len(runs)):
-        keep = [runs[place]() for place in places]
-        reading = metric.reading()
-        observers: list[Observer] = [_Keeping(keep, instead), reading]
-        if keep[0].mlps is not None:
-            observers.append(_KeepingMlps(keep, reference or recording, ablation))
-        positions = metric.positions or (recording.lengths[0] - 1,)
-        logits = forward(
-            recording.model,
-            recording.token_ids.expand(len(keep), -1),
-            *observers,
-            keep=torch.tensor(positions, device=recording.model.device).expand(len(keep), -1),
-        )
-        values += reading.value(logits).tolist()
-        if progress is not None:
-            progress(len(values), len(runs))
-    return values

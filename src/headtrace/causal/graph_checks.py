@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from headtrace.causal.checks import Checking
-from headtrace.causal.claims import SideClaim
-from headtrace.causal.edges import edge_name
+from headtrace.causal.claims import RULES, SideClaim
+from headtrace.causal.opening import edge_name
 from headtrace.causal.tolerance import WRITTEN
-from headtrace.causal.weights import RULES
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.circuits.graph import node_influence
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headtrace.causal.components import Case, mask_gradients
+from headtrace.causal.patching import PatchingCase, mask_gradients
 from headtrace.circuits import Circuit, Node
 from headtrace.errors import InputError
 from headtrace.vocabulary import ATTENTION_SIDES, Firing
@@ -50,7 +50,7 @@ def _importance(node: Node) -> tuple[float, float, int]:
     return -(node.influence or 0.0), -(node.contribution or 0.0), node.id
 
 
-def as_given(case: Case, given: Ranked) -> Ranking:
+def as_given(case: PatchingCase, given: Ranked) -> Ranking:
     """A circuit's own order, or that of a list, continued by attention."""
     own = case.places_of(ranked_firings(given))
     free = ~torch.isin(case.places, own)
@@ -58,24 +58,24 @@ def as_given(case: Case, given: Ranked) -> Ranking:
     return Ranking(torch.cat((own, case.places[free][order])), len(own))
 
 
-def by_score(case: Case, scores: Float[Tensor, " component"]) -> Ranking:
+def by_score(case: PatchingCase, scores: Float[Tensor, " component"]) -> Ranking:
     """Falling scores, one for each of the case's places."""
     order = scores.argsort(descending=True, stable=True)
     return Ranking(case.places[order], len(order))
 
 
-def by_attention(case: Case) -> Ranking:
+def by_attention(case: PatchingCase) -> Ranking:
     """The components that attend most in the clean run."""
     return by_score(case, case.attention)
 
 
-def at_random(case: Case, seed: int) -> Ranking:
+def at_random(case: PatchingCase, seed: int) -> Ranking:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(case.places), generator=generator).to(case.places.device)
     return Ranking(case.places[order], len(order))
 
 
-def attribution_patching(case: Case, points: int | None = None) -> Ranking:
+def attribution_patching(case: PatchingCase, points: int | None = None) -> Ranking:
     """What the metric gains by keeping a component, to first order at the clean run.
 
     That is the metric's gradient times the component's difference from the counterfactual. With ``points`` the gradient
@@ -85,11 +85,11 @@ def attribution_patching(case: Case, points: int | None = None) -> Ranking:
     return by_score(case, mask_gradients(case, levels).flatten()[case.places])
 
 
-def integrated_gradients(case: Case) -> Ranking:
+def integrated_gradients(case: PatchingCase) -> Ranking:
     return attribution_patching(case, IG_POINTS)
 
 
-def attention_circuit(case: Case, circuit: Circuit) -> Ranking:
+def attention_circuit(case: PatchingCase, circuit: Circuit) -> Ranking:
     """ACC++ alone: the circuit of attention, traced with the defaults; the given one, if that is what it is."""
     sides = {"root", *ATTENTION_SIDES}
     if circuit.method.name == "acc++" and all(edge.side in sides for edge in circuit.edges):
@@ -101,7 +101,7 @@ def attention_circuit(case: Case, circuit: Circuit) -> Ranking:
     return as_given(case, Tracer(case.model).trace(ids, root=root))
 
 
-Baseline = Callable[[Case, Circuit], Ranking]
+Baseline = Callable[[PatchingCase, Circuit], Ranking]
 BASELINES: Mapping[str, Baseline] = {
     "attention": lambda case, _: by_attention(case),
     "attribution patching": lambda case, _: attribution_patching(case),

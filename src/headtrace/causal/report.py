@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headtrace.causal.effects import EdgeEffect, edge_table, effect_record, mean
 from headtrace.causal.ledger import Failure, Verdict, shown
 from headtrace.causal.tolerance import Tolerance
-from headtrace.circuits import Circuit, Edge
+from headtrace.circuits import Circuit
 from headtrace.notebook import paragraph, table
 from headtrace.writing import replacing, write_text
 
@@ -39,34 +40,6 @@ class PredictionCheck:
     def error(self) -> float:
         """How far apart the two are."""
         return abs(self.measured - self.predicted)
-
-
-@dataclass(frozen=True)
-class EdgeEffect:
-    """Changes (after minus before) when an edge's signal is ablated or boosted, and the same for random channels."""
-
-    edge: Edge
-    source: str
-    target: str
-    attention: float
-    ablate_attention: float
-    boost_attention: float
-    ablate_metric: float | None
-    boost_metric: float | None
-    control_ablate_attention: tuple[float, ...]
-    control_boost_attention: tuple[float, ...]
-    control_ablate_metric: tuple[float | None, ...]
-    control_boost_metric: tuple[float | None, ...]
-    cosine: float
-    norm_ratio: float
-    boost_cosine: float
-    boost_norm_ratio: float
-
-
-def mean(values: tuple[float | None, ...]) -> float | None:
-    """The mean of what was measured; None without measurements."""
-    known = [v for v in values if v is not None]
-    return statistics.fmean(known) if known else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,8 +108,6 @@ class Report:
     @property
     def edges(self) -> pl.DataFrame:
         """One row per edge: changes of attention and metric, controls averaged, cosine and norm ratio."""
-        from headtrace.causal.tables import edge_table
-
         return edge_table(self.effects)
 
     @property
@@ -286,19 +257,3 @@ class Report:
         from headtrace.figures.causal import edge_effects
 
         return edge_effects([self], path)
-
-
-def effect_record(effect: EdgeEffect, reach: str, scope: str) -> dict[str, float | str | None]:
-    """What a circuit file keeps of a measured edge, and how it was measured."""
-    return {
-        "reach": reach,
-        "scope": scope,
-        "attention": effect.ablate_attention,
-        "metric": effect.ablate_metric,
-        "boost_attention": effect.boost_attention,
-        "boost_metric": effect.boost_metric,
-        "control_attention": mean(effect.control_ablate_attention),
-        "control_metric": mean(effect.control_ablate_metric),
-        "cosine": effect.cosine,
-        "norm_ratio": effect.norm_ratio,
-    }

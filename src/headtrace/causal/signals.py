@@ -6,7 +6,7 @@ none in the other channels. It is computed here from the component's recorded wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +22,10 @@ from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firi
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
+ABLATE, BOOST = 0.0, 2.0
+"""What a signal is multiplied by."""
 Scope = Literal["claim", "token"]
+"""Where a key signal is changed: at every key that the destination sees, or at the firing's source alone."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +168,49 @@ def random_channels(
         tuple(sorted(free[torch.randperm(free.numel(), generator=generator)[:count]].tolist()))
         for _ in range(draws)
     ]
+
+
+def coefficients(
+    recording: Recording, signal: Signal, scope: Scope
+) -> tuple[Reader, Float[Tensor, "token channel"]]:
+    """The signal's channel coefficients where the intervention acts, zero elsewhere."""
+    reader = Reader(recording, signal.firing, signal.side)
+    every = reader.coefficients(signal.component)
+    mask = channel_mask(signal.channels, every.shape[-1], every)
+    return reader, every * mask * reader.positions(scope)[:, None]
+
+
+def signal_vectors(
+    recording: Recording, circuit: Circuit
+) -> Iterator[tuple[Edge, Signal, Float[Tensor, " d_model"]]]:
+    """Each query and key edge with its signal as a residual vector where it is read.
+
+    That is at the firing's destination for queries, and at its source for keys.
+    """
+    for edge in circuit.edges:
+        if edge.side in ATTENTION_SIDES:
+            signal = Signal.of(circuit, edge)
+            reader, values = coefficients(recording, signal, "token")
+            at = signal.firing.dest if signal.side == "query" else signal.firing.src
+            yield edge, signal, reader.in_residual(values)[at]
+
+
+def residual_change(
+    recording: Recording, signals: Signal | Sequence[Signal], factor: float = ABLATE
+) -> tuple[float, float]:
+    """Cosine and norm ratio of the residual that the head reads, before and after changing signals there.
+
+    Several signals must be of one firing and side: they meet in one residual.
+    """
+    many = [signals] if isinstance(signals, Signal) else list(signals)
+    signal = many[0]
+    if any((s.firing, s.side) != (signal.firing, signal.side) for s in many):
+        raise InputError("Only signals of one firing and side meet in one residual.")
+    reader, values = coefficients(recording, signal, "token")
+    for other in many[1:]:
+        values = values + coefficients(recording, other, "token")[1]
+    position = signal.firing.dest if signal.side == "query" else signal.firing.src
+    before = recording.model.architecture.centred(recording.residuals[signal.firing.layer, 0, position])
+    after = before + (factor - 1) * reader.in_residual(values)[position]
+    cosine = torch.nn.functional.cosine_similarity(before, after, dim=0)
+    return float(cosine), float(after.norm() / before.norm())

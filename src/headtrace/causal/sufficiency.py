@@ -15,8 +15,8 @@ counterfactual prompt of the same length, so the residual stream stays in its us
 
     sufficiency(K) = (m(K) - m(counterfactual)) / (m(clean) - m(counterfactual))
 
-Above 1 is no error: what opposes the answer was left out. `components.py` does the patching, `rankings.py` the orders,
-`curves.py` the sizes and areas.
+Above 1 is no error: what opposes the answer was left out. `patching.py` does the patching, `rankings.py` the orders,
+`sufficiency_result.py` the sizes and areas.
 """
 
 from __future__ import annotations
@@ -27,19 +27,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
-from headtrace.causal.components import (
-    Case,
-    CounterfactualRun,
-    Instead,
-    Keep,
-    ValueVectors,
-    check_same_length,
-    measure,
-)
-from headtrace.causal.controls import matched, randomly_chosen
-from headtrace.causal.curves import SHOWN, shares_of, sizes
-from headtrace.causal.edges import open_circuit
+from headtrace.causal.changes import FixedValues, OtherRun
+from headtrace.causal.execute import Copy
 from headtrace.causal.metric import require_metric
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.patching import NEAREST, PatchingCase, drawn_like, measure
 from headtrace.causal.rankings import (
     BASELINES,
     RANDOM,
@@ -50,7 +42,7 @@ from headtrace.causal.rankings import (
     chosen_baselines,
     ranked_firings,
 )
-from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
+from headtrace.causal.sufficiency_result import SHOWN, Curve, Necessity, Sufficiency, shares_of, sizes
 from headtrace.errors import IdentityError, InputError
 from headtrace.progress import Progress
 
@@ -126,18 +118,17 @@ def _check(
 
 def open_case(
     circuit: Circuit, model: Model, counterfactual: Prompt | None, ablation: Ablation = "counterfactual"
-) -> tuple[Case, float]:
+) -> tuple[PatchingCase, float]:
     """A circuit's prompt and metric ready to be patched, and m(counterfactual)."""
     recording = open_circuit(circuit, model)
     metric = require_metric(circuit.root, recording, "what it keeps of it")
     if counterfactual is None:
-        instead: Instead = ValueVectors.of(recording, ablation)
-        case = Case(recording, metric, instead)
-        other = measure([Keep(case, case.places[:0])])[0]
+        case = PatchingCase(recording, metric, FixedValues.of(recording, ablation))
+        other = measure([case.keeping(case.places[:0])])[0]
     else:
         ids = counterfactual_ids(circuit, model, counterfactual)
         theirs = model.record([ids], keep=("patterns", "values", "residuals"))
-        case, other = Case(recording, metric, CounterfactualRun.of(theirs)), metric.of(theirs)
+        case, other = PatchingCase(recording, metric, OtherRun.of(theirs)), metric.of(theirs)
     _check_gap(case, other, "with nothing kept" if counterfactual is None else "on the counterfactual prompt")
     return case, other
 
@@ -149,7 +140,17 @@ def counterfactual_ids(circuit: Circuit, model: Model, counterfactual: Prompt) -
     root = circuit.root
     if root.answer_prefix and len(ids) == len(own) - len(root.answer_prefix):
         ids = [*ids, *own[len(ids) :]]  # the tokens of a continuation belong to the circuit's prompt
-    check_same_length(ids, own, model.token_labels(ids))
+    if len(ids) != len(own):
+        raise InputError(
+            f"The counterfactual prompt has {len(ids)} tokens ({' | '.join(model.token_labels(ids))}) and the "
+            f"circuit's prompt {len(own)}: components are exchanged position by position, so both need the same "
+            "number. Choose words with as many tokens as those they replace."
+        )
+    if ids == own:
+        raise InputError(
+            "The counterfactual prompt is the circuit's own prompt, token by token: nothing would change. Exchange "
+            "what decides the answer (in IOI, the names)."
+        )
     return ids
 
 
@@ -170,7 +171,7 @@ def _began(circuit: Circuit, model: Model, counterfactual: Prompt) -> bool | Non
     return None
 
 
-def _check_gap(case: Case, other: float, where: str) -> None:
+def _check_gap(case: PatchingCase, other: float, where: str) -> None:
     if abs(case.clean - other) <= case.rounding():
         raise InputError(
             f"The {case.metric.name} is {case.clean:.6g} on the circuit's prompt and {other:.6g} {where}: within "
@@ -181,18 +182,18 @@ def _check_gap(case: Case, other: float, where: str) -> None:
 class _Sets:
     """The sets of components that are kept, each measured once: nothing and everything are the same in every order."""
 
-    def __init__(self, case: Case, other: float) -> None:
+    def __init__(self, case: PatchingCase, other: float) -> None:
         self.case, self.other = case, other
         self.shares = shares_of(len(case.places))
         self.values: dict[tuple[int, int], float] = {}
-        self.waiting: dict[tuple[int, int], Keep] = {}
+        self.waiting: dict[tuple[int, int], Copy] = {}
 
     def _key(self, ranking: Ranking, size: int) -> tuple[int, int]:
         return (id(ranking) if 0 < size < len(self.case.places) else 0), size
 
     def want(self, ranking: Ranking, wanted: Sequence[int]) -> None:
         for size in (*(min(size, ranking.own) for size in wanted), *self.shares):
-            self.waiting[self._key(ranking, size)] = Keep(self.case, ranking.first(size))
+            self.waiting[self._key(ranking, size)] = self.case.keeping(ranking.first(size))
 
     def sufficiency(self, rankings: Sequence[Ranking], size: int) -> float:
         """Of the first components of a ranking; of several draws, the mean."""
@@ -210,7 +211,7 @@ class _Sets:
 
 def _measured(
     circuit: Circuit,
-    case: Case,
+    case: PatchingCase,
     other: float,
     own: Ranking,
     asked: Mapping[str, list[Ranking]],
@@ -233,7 +234,7 @@ def _measured(
     for name, rankings in asked.items():
         for ranking in rankings:
             sets.want(ranking, compared[name])
-    removed = [Keep(case, places, without=True) for places in _taken_away(case, own, draws, seed)]
+    removed = [case.without(places) for places in _taken_away(case, own, draws, seed)]
     values = measure([*removed, *sets.waiting.values()], progress)
     lost = values[: len(removed)]
     sets.values = dict(zip(sets.waiting, values[len(removed) :], strict=True))
@@ -254,17 +255,20 @@ def _measured(
     )
 
 
-def _taken_away(case: Case, own: Ranking, draws: int, seed: int) -> list[torch.Tensor]:
+def _taken_away(case: PatchingCase, own: Ranking, draws: int, seed: int) -> list[torch.Tensor]:
     """The circuit's components, as many at random, and as many that attend about as much, ``draws`` times each."""
     generator = torch.Generator().manual_seed(seed)
     mine = own.first(own.own)
     sites = [firing.site for firing in case.firings(mine)]
-    draw = [randomly_chosen(case.recording, sites, generator) for _ in range(draws)]
-    draw += [matched(case.recording, sites, generator) for _ in range(draws)]
+    draw = [
+        drawn_like(case.recording, sites, generator, nearest)
+        for nearest in (None, NEAREST)
+        for _ in range(draws)
+    ]
     return [mine, *(case.places_of(site.firing for site in sites) for sites in draw)]
 
 
-def _check_everything(case: Case, value: float) -> None:
+def _check_everything(case: PatchingCase, value: float) -> None:
     """Everything kept is the model itself."""
     bound = 100 * case.rounding()
     if abs(value - case.clean) > bound:

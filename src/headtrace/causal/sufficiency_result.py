@@ -1,4 +1,12 @@
-"""What was found about a circuit: how much it keeps at every size, what is lost without it, and what others keep."""
+"""Results of sufficiency: how much a circuit keeps at every size, what is lost without it, and what others keep.
+
+>>> sizes(27)
+[1, 2, 5, 10, 20, 27]
+>>> shares_of(25_000)[:4]
+[25, 50, 125, 250]
+>>> areas([0.0, 0.5, 1.0], [0.0, 1.0, 1.0])                    # below the curve, and between the curve and 1
+(0.75, 0.25)
+"""
 
 from __future__ import annotations
 
@@ -11,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headtrace.causal.components import Case, Keep, measure
-from headtrace.causal.curves import SHARES, SHOWN, areas
+from headtrace.causal.execute import Copy
+from headtrace.causal.patching import PatchingCase, measure
 from headtrace.causal.rankings import Ranking
 from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
@@ -27,6 +35,31 @@ if TYPE_CHECKING:
 SCHEMA = "headtrace.sufficiency/1"
 HARDLY = 0.1
 """Metrics that differ by less than this share of themselves make a summary warn."""
+SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Of all components: where MIB measures a curve."""
+SHOWN = (5, 10, 20, 40)
+"""The sizes that tables compare."""
+
+
+def sizes(own: int) -> list[int]:
+    """1, 2, 5, 10, 20, 40, ... up to a circuit's own size, which is measured too."""
+    marks = [1, 2, *(5 * 2**i for i in range(max(own, 1).bit_length()))]
+    return [*(size for size in marks if size < own), *([own] if own else [])]
+
+
+def shares_of(total: int) -> list[int]:
+    """How many components each of ``SHARES`` is: at least one."""
+    return [max(1, round(share * total)) for share in SHARES]
+
+
+def areas(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """By trapezoid, the area below a curve (CPR) and that of its distance from one (CMD)."""
+    below = above = 0.0
+    for left in range(len(x) - 1):
+        width = x[left + 1] - x[left]
+        below += width * (y[left] + y[left + 1]) / 2
+        above += width * (abs(1 - y[left]) + abs(1 - y[left + 1])) / 2
+    return below, above
 
 
 @dataclass(frozen=True)
@@ -121,7 +154,7 @@ class Sufficiency:
     """Is a circuit enough, and is it needed? Made by ``headtrace.sufficiency``."""
 
     circuit: Circuit
-    case: Case = field(repr=False)
+    case: PatchingCase = field(repr=False)
     ranking: Ranking = field(repr=False)
     metric: str
     clean: float
@@ -176,7 +209,7 @@ class Sufficiency:
 
     def keeping(self, places: torch.Tensor) -> float:
         """Sufficiency of any set of components, given as places of the case (``found.case.places_of(firings)``)."""
-        value = measure([Keep(self.case, places)])[0]
+        value = measure([self.case.keeping(places)])[0]
         return (value - self.counterfactual) / (self.clean - self.counterfactual)
 
     @property
@@ -210,14 +243,14 @@ class Sufficiency:
             raise InputError(
                 "Circuits are compared on one model: measure all of them with the same loaded model."
             )
-        keeps: list[Keep] = []
+        copies: list[Copy] = []
         rows: list[dict[str, Any]] = []
         for i, theirs in enumerate(every):
             heads = {(f.layer, f.head) for f in theirs.case.firings(theirs.ranking.first(theirs.size))}
             for j, one in enumerate(every):
-                keeps.append(Keep(one.case, _whole_heads(one.case, heads), without=True))
+                copies.append(one.case.without(_whole_heads(one.case, heads)))
                 rows.append({"circuit": i, "prompt": j, "heads": len(heads)})
-        for row, value in zip(rows, measure(keeps), strict=True):
+        for row, value in zip(rows, measure(copies), strict=True):
             one = every[row["prompt"]]
             row |= {"metric": value, "loss": (one.clean - value) / (one.clean - one.counterfactual)}
         return pl.DataFrame(rows)
@@ -288,7 +321,7 @@ class Sufficiency:
         return sufficiency_curves(self, path)
 
 
-def _whole_heads(case: Case, heads: set[tuple[int, int]]) -> torch.Tensor:
+def _whole_heads(case: PatchingCase, heads: set[tuple[int, int]]) -> torch.Tensor:
     layer, head, *_ = torch.unravel_index(case.places, case.shape)
     code = layer * case.shape[1] + head
     wanted = torch.tensor([l * case.shape[1] + h for l, h in sorted(heads)], device=code.device)

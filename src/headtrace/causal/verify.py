@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headtrace.causal.changes import Reach
 from headtrace.causal.checks import Checking, check_method, check_prompt, check_root, method_of
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.content_checks import check_content
-from headtrace.causal.edges import Reach, open_circuit
-from headtrace.causal.edits import run
 from headtrace.causal.effect_checks import check_effects
+from headtrace.causal.effects import check_options, choose_edges, measure_edges, per_edge, within_reach
+from headtrace.causal.execute import run
 from headtrace.causal.graph_checks import (
     check_flags,
     check_influence,
@@ -31,8 +32,8 @@ from headtrace.causal.graph_checks import (
     claimed_sides,
 )
 from headtrace.causal.ledger import Ledger
-from headtrace.causal.measuring import Measuring, check_options, choose_edges, within_reach
 from headtrace.causal.metric import metric_of
+from headtrace.causal.opening import open_circuit
 from headtrace.causal.report import PredictionCheck, Report
 from headtrace.causal.signals import Scope
 from headtrace.causal.tolerance import Tolerance
@@ -65,11 +66,20 @@ def verify(
     recording = open_circuit(circuit, model)
     check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
     metric = metric_of(circuit.root, recording)
-    how = Measuring(recording, circuit, metric, controls, reach, scope, seed)
     sides = len(list(claimed_sides(circuit)))
-    of_all = sides + how.per_edge * len(chosen)
+    of_all = sides + per_edge(controls) * len(chosen)
     predictions = check_circuit(check, part_of(progress, 0, of_all))
-    effects = how.measure(chosen, part_of(progress, sides, of_all))
+    effects = measure_edges(
+        recording,
+        circuit,
+        chosen,
+        metric,
+        controls=controls,
+        reach=reach,
+        scope=scope,
+        seed=seed,
+        progress=part_of(progress, sides, of_all),
+    )
     check_effects(check, effects, reach, scope)
     return Report(
         circuit=circuit,
@@ -80,7 +90,7 @@ def verify(
         predictions=tuple(predictions),
         effects=tuple(effects),
         metric=None if metric is None else metric.name,
-        clean_metric=how.clean,
+        clean_metric=None if metric is None else metric.of(recording),
         reach=reach,
         scope=scope,
         controls=controls,

@@ -52,8 +52,8 @@ def edges(
 
       headtrace edges circuit.json L20H0:13:9 --json
     """
+    from headtrace.causal.effects import check_options
     from headtrace.causal.experiments import edges_into_head, require_edges_into
-    from headtrace.causal.measuring import check_options
     from headtrace.circuits import read_circuits
 
     if reach not in REACHES:

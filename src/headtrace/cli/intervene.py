@@ -51,7 +51,7 @@ def intervene(
     asked = read_circuit(circuit)
     from headtrace.causal import find_edge
     from headtrace.causal import intervene as change
-    from headtrace.causal.intervene import check_change
+    from headtrace.causal.effects import check_change
 
     check_change(factor, reach, scope)
     edge = find_edge(asked, source, target, side)

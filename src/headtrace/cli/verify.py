@@ -89,7 +89,7 @@ def verify(
 
       headtrace verify circuit.json --reach global --scope token --update
     """
-    from headtrace.causal.measuring import check_options, choose_edges
+    from headtrace.causal.effects import check_options, choose_edges
     from headtrace.circuits.sources import named_circuits
 
     check_options(controls, reach, scope, seed)
@@ -231,7 +231,7 @@ def _table(report: Report, rows: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    from headtrace.causal.report import mean
+    from headtrace.causal.effects import mean
 
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("from", "into", "side"):

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from headtrace.causal.edges import ABLATE, Reach, open_circuit
-from headtrace.causal.edits import run
-from headtrace.causal.intervene import together
-from headtrace.causal.measuring import check_options
+from headtrace.causal.changes import Reach
+from headtrace.causal.effects import check_options, together
+from headtrace.causal.execute import run
 from headtrace.causal.metric import require_metric
-from headtrace.causal.signals import Scope, Signal
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.signals import ABLATE, Scope, Signal
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.items import ROOT_NAME
@@ -270,7 +270,7 @@ def _values(
     """The metric with each set of signals taken away, one after the other."""
     if not changed:
         return iter(())
-    interventions = [together(recording, signals, ABLATE, reach, scope) for signals in changed]
+    interventions = [together(signals, ABLATE, reach, scope) for signals in changed]
     outcome = run(recording, interventions, metric)
     assert outcome.metric is not None
     return iter(outcome.metric.tolist())

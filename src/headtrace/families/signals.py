@@ -22,7 +22,8 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from headtrace.causal.edges import open_circuit, signal_vectors
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.signals import signal_vectors
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.models import require_one_model

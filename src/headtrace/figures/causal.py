@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headtrace.causal import Report
-    from headtrace.causal.experiments import EdgesIntoHead, ResidualChanges, SingleEdges
+    from headtrace.causal.experiments import Additivity, EdgesIntoHead, ResidualChanges, SingleEdges
     from headtrace.causal.faithfulness import Faithfulness
-    from headtrace.causal.sets import Additivity
 
 
 VIOLINS = (

@@ -70,7 +70,7 @@ def interpret(
     ``limit`` takes the strongest edges only. With ``out``, the scan and the answers of an endpoint are kept there: the
     same call again goes on where it stopped. ``scanning`` takes the place of ``headtrace.interpret.scan.scan``.
     """
-    from headtrace.causal.edges import require_own_model
+    from headtrace.causal.opening import require_own_model
 
     several = (circuits,) if isinstance(circuits, Circuit) else tuple(circuits)
     chosen = {signal.id for signal in _strongest(several, limit)}

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.causal.edges import signal_vectors
+from headtrace.causal.signals import signal_vectors
 from headtrace.circuits import Circuit, Edge
 from headtrace.runs.tables import signal_table
 from headtrace.vocabulary import ATTENTION_SIDES

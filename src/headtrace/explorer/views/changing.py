@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headtrace.causal.changes import Change, ComponentChange, SignalChange, continued, rerun
+from headtrace.causal.changes import Change, ComponentChange, SignalChange
+from headtrace.causal.execute import continued, rerun
 from headtrace.causal.metric import metric_of
 from headtrace.causal.signals import Signal
 from headtrace.explorer.server.schemas import (

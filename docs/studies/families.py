@@ -21,9 +21,8 @@ import headtrace
 from headtrace.cli.output import plain
 from headtrace.errors import InputError
 from headtrace.families import Families, Population, find_families
-from headtrace.families.items import GRAINS
-from headtrace.families.population import model_of
-from headtrace.families.sources import population_of
+from headtrace.families.files import population_of
+from headtrace.families.population import GRAINS
 from headtrace.tasks import load_task
 
 
@@ -134,7 +133,7 @@ def main() -> None:
     else:
         population = population_of(asked.run)
     if model is None and not asked.no_model:
-        model = headtrace.load(asked.model or model_of(population).name)
+        model = headtrace.load(asked.model or population.model.name)
     results: dict[str, Any] = {
         "circuits": len(population),
         "left_out": len(population.left_out),

@@ -11,7 +11,7 @@ from headtrace.causal.opening import open_circuit
 from headtrace.causal.signals import ABLATE
 from headtrace.errors import InputError
 from headtrace.families import ExclusiveAblation, Families, Population, find_families
-from headtrace.families.places import Place, Wanted, usual_place
+from headtrace.families.ablation import EdgeItem, RolePlace, UsualPlace, usual_place
 from headtrace.vocabulary import ATTENTION_SIDES
 from tests.families.populations import builtin, circuits_of, drawn, ioi
 
@@ -34,7 +34,7 @@ def test_exclusive_edges_hurt_their_own_family_more(ablated: ExclusiveAblation) 
 
 def test_what_is_taken_away_is_what_the_circuit_says(found: Families, ablated: ExclusiveAblation) -> None:
     family = int(ablated.table["edges_of"][0])
-    wanted = [Wanted(*item.split(" => ")) for item in ablated.edges[family]]
+    wanted = [EdgeItem(*item.split(" => ")) for item in ablated.edges[family]]
     row = ablated.table.filter((ablated.table["missing"] == 0) & (ablated.table["placed"] == 0)).row(
         0, named=True
     )
@@ -73,7 +73,7 @@ def test_controls_are_other_edges_of_the_prompts_own_circuit(
     for row in ablated.table.filter("own").to_dicts():
         circuit = found.population.circuit(row["prompt"])
         inner = {edge for edge in circuit.edges if edge.side in ATTENTION_SIDES}
-        wanted = [Wanted(*item.split(" => ")) for item in ablated.edges[row["edges_of"]]]
+        wanted = [EdgeItem(*item.split(" => ")) for item in ablated.edges[row["edges_of"]]]
         others = inner - {edge for each in wanted for edge in each.edges(circuit)}
         assert row["random_signals"] == min(row["signals"], len(others))
 
@@ -98,9 +98,9 @@ def test_a_place_in_the_words_of_roles_is_the_same_place_again() -> None:
     for id in population.ids[:10]:
         circuit, roles = population.circuit(id), population.roles_of(id)
         for edge in circuit.edges:
-            place = Place.of(circuit, edge, roles) if edge.side in ATTENTION_SIDES else None
+            place = RolePlace.of(circuit, edge, roles) if edge.side in ATTENTION_SIDES else None
             if place is not None and circuit.node(edge.source).kind in ("head", "mlp"):
-                signal = place.signal(roles, edge.channels or (), len(circuit.prompt.token_ids))
+                signal = UsualPlace(place, edge.channels or ()).signal(roles, len(circuit.prompt.token_ids))
                 assert signal is not None
                 assert signal.firing == circuit.node(edge.target).site.firing
                 assert signal.component == circuit.node(edge.source).site.component
@@ -112,14 +112,15 @@ def test_roles_in_an_impossible_order_are_no_place() -> None:
     population = ioi()
     circuit, roles = population.circuit("p0"), population.roles_of("p0")
     edge = next(
-        e for e in circuit.edges if e.side in ATTENTION_SIDES and Place.of(circuit, e, roles) is not None
+        e for e in circuit.edges if e.side in ATTENTION_SIDES and RolePlace.of(circuit, e, roles) is not None
     )
-    place = Place.of(circuit, edge, roles)
+    place = RolePlace.of(circuit, edge, roles)
     assert place is not None
     turned = {name: 14 - at for name, at in roles.items()}
-    assert place.signal(turned, (1,), 15) is None or place.src == place.dest
-    assert place.signal({}, (1,), 15) is None
-    assert usual_place(Wanted("L9H9", "L9H8"), [(circuit, roles)]) is None
+    usual = UsualPlace(place, (1,))
+    assert usual.signal(turned, 15) is None or place.src == place.dest
+    assert usual.signal({}, 15) is None
+    assert usual_place(EdgeItem("L9H9", "L9H8"), [(circuit, roles)]) is None
 
 
 def test_one_family_or_families_without_edges_of_their_own_are_refused() -> None:

@@ -10,9 +10,8 @@ from scipy import sparse
 
 import headtrace
 from headtrace.families import find_families
-from headtrace.families.agreement import agreement as agree
-from headtrace.families.choosing import choose, matched
-from headtrace.families.stability import jaccard
+from headtrace.families.choosing import best_matches, choose, jaccard
+from headtrace.families.result import agreement as agree
 from tests.families.populations import circuits_of, drawn
 from tests.truth.known import KNOWN
 
@@ -67,7 +66,6 @@ def test_the_number_can_be_given_or_follow_from_a_distance() -> None:
 
 def test_large_populations_are_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headtrace.families.choosing.SAMPLE", 40)
-    monkeypatch.setattr("headtrace.families.stability.SAMPLE", 40)
     incidence = drawn(TWO, 40, keep=0.9, noise=1)
     found = find_families(circuits_of(incidence), "edges", labels=[{"of": str(i // 40)} for i in range(80)])
     assert found.choice.circuits == found.stability(3).circuits == 40
@@ -81,10 +79,10 @@ def test_numbers_are_reproducible_and_depend_on_nothing_but_the_seed() -> None:
 
 
 def test_matching_partitions_and_sets() -> None:
-    best, similar = matched(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 1]))
+    best, similar = best_matches(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 1]))
     assert best.tolist() == [1, 0]
     assert similar.tolist() == pytest.approx([2 / 3, 1 / 2])
-    assert np.isnan(matched(np.array([0, 2]), np.array([0, 1]))[1][1])
+    assert np.isnan(best_matches(np.array([0, 2]), np.array([0, 1]))[1][1])
     assert jaccard(np.array([True, False]), np.array([True, True])) == 0.5
     assert jaccard(np.array([False]), np.array([False])) == 1.0
 

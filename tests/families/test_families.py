@@ -13,8 +13,8 @@ import headtrace
 from headtrace.circuits import write_parquet
 from headtrace.errors import InputError
 from headtrace.families import Families, Population, find_families, load_families
-from headtrace.families.distances import square
-from headtrace.families.sources import circuits_at, side_of
+from headtrace.families.clustering import square
+from headtrace.families.files import circuit_group, circuits_at
 from tests.families.populations import circuits_of, drawn, fake_run, ioi, made_up, traced
 
 TWO = [list(range(10)), list(range(5, 15))]
@@ -244,7 +244,7 @@ def test_a_run_folder_is_taken_with_its_labels_and_roles(tmp_path: Path) -> None
     assert found.population.roles_of(first) == dict(examples[0].roles)
     assert found.population.circuit(first) == circuits[0]
     found.save(tmp_path / "ioi" / "families")
-    sides = [side_of(f"{tmp_path}/ioi#{f}", most=3) for f in (1, 2)]
+    sides = [circuit_group(f"{tmp_path}/ioi#{f}", most=3) for f in (1, 2)]
     assert [side.name for side in sides] == ["family 1 of ioi", "family 2 of ioi"]
     one = circuits_at(f"{tmp_path}/ioi#{first[:10]}")[0]
     assert one.circuit == circuits[0]

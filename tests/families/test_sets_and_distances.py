@@ -12,11 +12,18 @@ from scipy import sparse
 from scipy.spatial.distance import pdist, squareform
 
 from headtrace.errors import InputError, OutOfMemoryError
-from headtrace.families import Population, distances
-from headtrace.families.controls import shuffled
-from headtrace.families.distances import average_linkage, blocks, condensed, square, sums_to_clusters
-from headtrace.families.items import GRAINS, component_name, named
-from headtrace.families.trees import clusters_below, cuts, silhouettes
+from headtrace.families import Population, clustering
+from headtrace.families.choosing import separation, shuffled
+from headtrace.families.clustering import (
+    average_linkage,
+    blocks,
+    clusters_below,
+    condensed,
+    cuts,
+    square,
+    sums_to_clusters,
+)
+from headtrace.families.population import GRAINS, component_name, component_names
 from headtrace.vocabulary import KINDS, Site
 from tests.families.populations import fake_run, ioi, made_up, traced
 
@@ -38,7 +45,9 @@ def test_positions_and_what_every_circuit_has_do_not_count() -> None:
 def test_components_have_one_name_whoever_names_them() -> None:
     sites = [Site(kind, 3, 1) for kind in KINDS]
     table = pl.DataFrame({"kind": KINDS, "layer": [3] * len(KINDS), "head": [1] * len(KINDS)})
-    assert table.select(named().alias("name"))["name"].to_list() == [component_name(site) for site in sites]
+    assert table.select(component_names().alias("name"))["name"].to_list() == [
+        component_name(site) for site in sites
+    ]
 
 
 @pytest.mark.parametrize("grain", GRAINS)
@@ -101,7 +110,7 @@ def _random(n: int = 40, items: int = 30) -> sparse.csr_array:
 def test_distances_are_those_of_the_definition_in_blocks_of_any_size(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distances, "_BLOCK", block)
+    monkeypatch.setattr(clustering, "_BLOCK", block)
     matrix = _random()
     expected = pdist(matrix.toarray().astype(bool), "jaccard")
     np.testing.assert_allclose(condensed(matrix), expected, atol=2 * np.finfo(np.float32).eps)
@@ -134,11 +143,9 @@ def test_a_tree_is_cut_into_exactly_as_many_as_asked_even_where_merges_tie() -> 
 
 
 def test_silhouettes_are_those_of_the_definition() -> None:
-    distance = square(_random()).astype(float)
-    cut = cuts(average_linkage(squareform(distance, checks=False)), 5)
-    sums = distance @ np.eye(5)[cut[-1]]
-    for clusters, value in zip(cut, silhouettes(sums, cut[-1], cut), strict=True):
-        assert value == pytest.approx(_naive(distance, clusters), abs=1e-9)
+    distance = square(_random())
+    for clusters, value in zip(*separation(distance, 5), strict=True):
+        assert value == pytest.approx(_naive(distance.astype(float), clusters), abs=1e-9)
 
 
 def _naive(distance: np.ndarray, clusters: np.ndarray) -> float:

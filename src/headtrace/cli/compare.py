@@ -57,8 +57,8 @@ def compare(
       headtrace compare step100.json step1000.json step10000.json --out emergence.png
     """
     from headtrace.families.compare import check_by, compare_circuits
-    from headtrace.families.items import check_grain
-    from headtrace.families.sources import circuits_at
+    from headtrace.families.files import circuits_at
+    from headtrace.families.population import check_grain
 
     _check_out(out)
     named = [each for source in circuits for each in circuits_at(source)]

@@ -71,7 +71,7 @@ def families(
 
       headtrace families runs/ioi --ablate --prompts 50 --out families
     """
-    from headtrace.families.items import check_grain
+    from headtrace.families.population import check_grain
     from headtrace.families.result import find_families
 
     asked = check_grain(grain)

@@ -60,12 +60,12 @@ def signals(
 
       headtrace signals runs/ioi#1 runs/ioi#2 --out signals
     """
-    from headtrace.families.signals import compare_signals
-    from headtrace.families.sources import side_of
+    from headtrace.families.files import circuit_group
+    from headtrace.families.head_signals import compare_signals
 
     if out is not None:
         options.check_folder_writable(out)
-    sides = [side_of(each, families, most=most, seed=seed) for each in (a, b)]
+    sides = [circuit_group(each, families, most=most, seed=seed) for each in (a, b)]
     loaded = ModelsOf(model, dtype, device, device_map)(sides[0].circuits[0])
     with options.progress_bar("Circuits") as progress:
         found = compare_signals(

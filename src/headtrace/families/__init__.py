@@ -1,21 +1,18 @@
-"""Families: which circuits are alike, who stands for them, which heads change their job.
+"""Families: which circuits are alike, which prompts represent them, which heads change their role.
 
-``items.py`` makes circuits sets at three grains, ``population.py`` holds many of them, ``distances.py`` has Jaccard
-distances and average linkage, ``trees.py`` cuts and silhouettes, ``choosing.py`` the number of families, with
-``controls.py`` as its control. ``result.py`` is what is found: ``agreement.py`` with labels, ``exclusive.py`` edges,
-``stability.py`` over bootstrap samples, ``file.py`` what is kept of it. ``ablation.py`` ablates exclusive edges, at the
-places that ``places.py`` finds. ``signals.py`` compares what heads read, ``compare.py`` circuits item by item;
-``models.py`` keeps different models apart, ``sources.py`` reads runs, tables and files.
+``population.py`` turns circuits into sets of items at three grains, ``clustering.py`` has Jaccard distances and average
+linkage, ``choosing.py`` the number of families and their stability, ``result.py`` the families themselves, their
+agreement with labels and their exclusive edges, ``ablation.py`` the causal test of those edges. ``head_signals.py``
+compares what heads read, ``compare.py`` circuits item by item; ``files.py`` reads and writes.
 """
 
 from headtrace.families.ablation import ExclusiveAblation
-from headtrace.families.agreement import Agreement
+from headtrace.families.choosing import Stability
 from headtrace.families.compare import CircuitComparison, compare_circuits
-from headtrace.families.file import FamiliesFile, load_families
+from headtrace.families.files import FamiliesFile, load_families
+from headtrace.families.head_signals import SignalComparison, compare_signals
 from headtrace.families.population import Population
-from headtrace.families.result import Families, find_families
-from headtrace.families.signals import SignalComparison, compare_signals
-from headtrace.families.stability import Stability
+from headtrace.families.result import Agreement, Families, find_families
 
 __all__ = [
     "Agreement",

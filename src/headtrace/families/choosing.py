@@ -1,41 +1,49 @@
-"""How many families there are: as many as separate better than chance and come back when prompts are drawn again.
+"""How many families there are, and how stable each one is.
 
-The rule, for every n from 2 to ``k_max`` cuts of the tree:
+The rule, for every n from 2 to ``k_max`` clusters of the tree:
 
-1. the mean silhouette of the cut is above the 95 % quantile of that of populations without families (``controls.py``:
-   each item as frequent, each circuit as large; of each of them the best of all cuts is taken, as it is of ours);
+1. the mean silhouette of the cut is above the 95 % quantile of that of populations without families (``shuffled``: each
+   item as frequent, each circuit as large; the best of all cuts is taken of each of them, as it is of ours);
 2. at least two families are large: a tenth of the circuits or more (with more than ten families, 1/n of them);
 3. every family of three circuits or more comes back in bootstrap samples of the prompts: the mean Jaccard similarity of
-   its members with those of the family that matches it best is at least 0.8.
+   its members with those of the best matching family is at least 0.8.
 
-Of the n that pass, the one with the highest silhouette; where none does, there is one family. Populations of more than
-``SAMPLE`` circuits are judged by a sample of so many, which the whole tree is then cut like.
+Of the n that pass, the one with the highest silhouette is chosen; where none passes, there is one family. Populations
+of more than ``SAMPLE`` circuits are judged by a sample of that size, and the whole tree is then cut into that many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from scipy import sparse
 from scipy.spatial.distance import squareform
 
-from headtrace.families.controls import shuffled
-from headtrace.families.distances import average_linkage, shape_of, square
-from headtrace.families.trees import cuts, silhouettes
+from headtrace.errors import InputError
+from headtrace.families.clustering import average_linkage, cuts, shape_of, square
+from headtrace.families.population import Sets
+from headtrace.notebook import frame, paragraph
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from scipy.sparse import csr_array
 
 SAMPLE = 500
 STABLE = 0.8
 SMALLEST = 3
-"""Circuits that make a family; what is smaller is an outlier, which may or may not be drawn."""
+"""Circuits that make a family; a smaller one is an outlier, which a bootstrap sample may or may not contain."""
 LARGE = 0.1
-"""Two families must have this share of the circuits: one large one and some crumbs are no two mechanisms."""
+"""At least two families must have this share of the circuits: one large family and a few outliers are one mechanism."""
+SHARE = 0.5
+"""An edge is one of a family's merged edges if at least this share of its circuits have it."""
+TRADES = 5
+"""Trades per circuit in ``shuffled``: enough to leave no trace of which items occurred together."""
 K_MAX, CONTROLS, RESAMPLES = 10, 40, 50
 
 
@@ -58,13 +66,14 @@ class Choice:
     def __str__(self) -> str:
         if self.by != "silhouette":
             return f"{self.n} families ({self.by})"
-        best = self.table.sort("silhouette", descending=True).row(0, named=True)
         if self.n > 1:
             best = self.table.row(by_predicate=pl.col("n") == self.n, named=True)
-        told = (
-            f"silhouette {best['silhouette']:.3f} with {best['n']}, {self.control:.3f} by chance, stability "
+        else:
+            best = self.table.sort("silhouette", descending=True).row(0, named=True)
+        return (
+            f"{self.n} famil{'y' if self.n == 1 else 'ies'} (silhouette {best['silhouette']:.3f} with {best['n']}, "
+            f"{self.control:.3f} by chance, stability {best['stability']:.2f})"
         )
-        return f"{self.n} famil{'y' if self.n == 1 else 'ies'} ({told}{best['stability']:.2f})"
 
 
 def choose(
@@ -77,17 +86,29 @@ def choose(
 ) -> Choice:
     """The number of families of a population, by the rule of this module."""
     rng = np.random.default_rng(seed)
-    matrix = sample(matrix, rng)
+    circuits = shape_of(matrix)[0]
+    if circuits > SAMPLE:
+        matrix = matrix[np.sort(rng.permutation(circuits)[:SAMPLE])]
     distances = square(matrix)
     n = len(distances)
+    types = {"n": pl.Int64, "silhouette": pl.Float64, "stability": pl.Float64, "large": pl.Int64}
     most = max(1, min(k_max, n - 1))
     if most < 2 or not distances.any():  # all circuits are the same
-        return Choice(1, "silhouette", n, None, None, _table([], [], []))
+        return Choice(1, "silhouette", n, None, None, pl.DataFrame(schema=types))
     cut, values = separation(distances, most)
     chance = np.array([separation(square(shuffled(matrix, rng)), most)[1].max() for _ in range(controls)])
     threshold = float(np.quantile(chance, 0.95))
-    stability = returned(distances, cut, resamples, rng)
-    table = _table(values.tolist(), stability, [_large(row) for row in cut]).with_columns(
+    large: list[int] = []
+    for clusters in cut:
+        sizes = np.bincount(clusters)
+        large.append(int((sizes >= max(SMALLEST, min(LARGE, 1 / len(sizes)) * n)).sum()))
+    columns = {
+        "n": range(2, most + 1),
+        "silhouette": values.tolist(),
+        "stability": least_stable(distances, cut, resamples, rng),
+        "large": large,
+    }
+    table = pl.DataFrame(columns, schema=types).with_columns(
         passes=(pl.col("silhouette") > threshold) & (pl.col("stability") >= STABLE) & (pl.col("large") >= 2)
     )
     passing = table.filter("passes").sort("silhouette", descending=True)
@@ -95,57 +116,70 @@ def choose(
     return Choice(passing["n"][0] if passing.height else 1, "silhouette", n, threshold, p, table)
 
 
-def sample(matrix: csr_array, rng: np.random.Generator) -> csr_array:
-    """All circuits, or as many as are judged."""
-    n = shape_of(matrix)[0]
-    return matrix if n <= SAMPLE else matrix[np.sort(rng.permutation(n)[:SAMPLE])]
-
-
 def separation(
     distances: Float[np.ndarray, "n n"], most: int
 ) -> tuple[Int[np.ndarray, "cut n"], Float[np.ndarray, " cut"]]:
-    """Cuts of the tree into 2, 3, ... ``most``, and the mean silhouette of each."""
-    cut = _cuts(distances, most)
-    finest = cut[-1]
-    sums = distances.astype(np.float64) @ np.eye(int(finest.max()) + 1)[finest]
-    return cut, silhouettes(sums, finest, cut)
+    """Cuts of the tree into 2, 3, ... ``most`` clusters, and the mean silhouette of each."""
+    from sklearn.metrics import silhouette_score
+
+    cut, exact = _cuts(distances, most), distances.astype(np.float64)
+    return cut, np.array([silhouette_score(exact, clusters, metric="precomputed") for clusters in cut])
 
 
-def returned(
-    distances: Float[np.ndarray, "n n"],
-    cut: Int[np.ndarray, "cut n"],
-    resamples: int,
-    rng: np.random.Generator,
-) -> list[float]:
-    """For every cut, how well its least stable family comes back in bootstrap samples of the circuits."""
-    found = [[[] for _ in range(int(clusters.max()) + 1)] for clusters in cut]
-    for drawn, again in redrawn(distances, len(cut) + 1, resamples, rng):
-        for place, clusters in enumerate(cut):
-            for family, similarity in enumerate(matched(clusters[drawn], again[place])[1]):
-                if not np.isnan(similarity):
-                    found[place][family].append(similarity)
-    return [_least(families, clusters) for families, clusters in zip(found, cut, strict=True)]
+def _cuts(distances: Float[np.ndarray, "n n"], most: int) -> Int[np.ndarray, "cut n"]:
+    return cuts(average_linkage(squareform(distances, checks=False)), most)[1:]
 
 
-def redrawn(
+def shuffled(matrix: csr_array, rng: np.random.Generator) -> csr_array:
+    """A population without families: circuits trade items pair by pair, each giving only what the other does not have.
+
+    This is the curveball algorithm. Every circuit keeps its size and every item its frequency, exactly.
+
+    >>> blocks = np.kron(np.eye(2), np.ones((2, 2))).astype(np.float32)
+    >>> mixed = shuffled(sparse.csr_array(blocks), np.random.default_rng(0))
+    >>> mixed.sum(axis=0).tolist(), mixed.sum(axis=1).tolist()
+    ([2.0, 2.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0])
+    """
+    n = shape_of(matrix)[0]
+    rows = [set(matrix.indices[matrix.indptr[i] : matrix.indptr[i + 1]].tolist()) for i in range(n)]
+    pairs = rng.integers(0, n, (TRADES * n, 2))
+    for one, other in pairs[pairs[:, 0] != pairs[:, 1]].tolist():
+        a, b = rows[one], rows[other]
+        only_a, only_b = a - b, b - a
+        if not only_a or not only_b:
+            continue
+        pool = [*only_a, *only_b]
+        order = rng.permutation(len(pool)).tolist()
+        taken = {pool[place] for place in order[: len(only_a)]}
+        rows[one] = (a - only_a) | taken
+        rows[other] = (b - only_b) | (set(pool) - taken)
+    columns = np.fromiter((item for row in rows for item in sorted(row)), dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    return sparse.csr_array((np.ones(len(columns), dtype=matrix.dtype), columns, ends), matrix.shape)
+
+
+# -- bootstrap samples ---------------------------------------------------------------------------------------
+
+
+def bootstrap_cuts(
     distances: Float[np.ndarray, "n n"], most: int, resamples: int, rng: np.random.Generator
 ) -> Iterator[tuple[Int[np.ndarray, " drawn"], Int[np.ndarray, "cut drawn"]]]:
-    """Bootstrap samples: which circuits were drawn (each once), and the cuts of the tree of all that were drawn."""
+    """Bootstrap samples: the distinct circuits that were drawn, and their clusters in cuts of the sample's own tree."""
     n = len(distances)
     for _ in range(resamples):
-        places = np.sort(rng.integers(0, n, n))
-        drawn, first = np.unique(places, return_index=True)
-        yield drawn, _cuts(distances[np.ix_(places, places)], most)[:, first]
+        rows = np.sort(rng.integers(0, n, n))
+        drawn, first = np.unique(rows, return_index=True)
+        yield drawn, _cuts(distances[np.ix_(rows, rows)], most)[:, first]
 
 
-def matched(
+def best_matches(
     own: Int[np.ndarray, " n"], other: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " cluster"], Float[np.ndarray, " cluster"]]:
-    """For each cluster of one partition, the cluster of another that shares most of its members, and the similarity.
+    """For each cluster of one partition, the most similar cluster of another and their Jaccard similarity.
 
-    Similarity is the Jaccard index of the members; NaN for a cluster of which nobody is here.
+    The similarity is NaN for a cluster that has no members here.
 
-    >>> matched(np.array([0, 0, 1]), np.array([0, 1, 1]))[1].tolist()
+    >>> best_matches(np.array([0, 0, 1]), np.array([0, 1, 1]))[1].tolist()
     [0.5, 0.5]
     """
     rows, columns = int(own.max()) + 1, int(other.max()) + 1
@@ -156,28 +190,116 @@ def matched(
     return best, np.where(sizes[:, 0] > 0, similar[np.arange(rows), best], np.nan)
 
 
-def _cuts(distances: Float[np.ndarray, "n n"], most: int) -> Int[np.ndarray, "cut n"]:
-    return cuts(average_linkage(squareform(distances, checks=False)), most)[1:]
+def least_stable(
+    distances: Float[np.ndarray, "n n"],
+    cut: Int[np.ndarray, "cut n"],
+    resamples: int,
+    rng: np.random.Generator,
+) -> list[float]:
+    """For every cut, the mean similarity of its least stable family with its matches in bootstrap samples."""
+    similar: list[list[np.ndarray]] = [[] for _ in cut]
+    for drawn, again in bootstrap_cuts(distances, len(cut) + 1, resamples, rng):
+        for i, clusters in enumerate(cut):
+            found = np.full(int(clusters.max()) + 1, np.nan)
+            matches = best_matches(clusters[drawn], again[i])[1]
+            found[: len(matches)] = matches
+            similar[i].append(found)
+    least: list[float] = []
+    for samples, clusters in zip(similar, cut, strict=True):
+        families = np.stack(samples, axis=1)[np.bincount(clusters) >= SMALLEST]
+        means = [float(row[~np.isnan(row)].mean()) for row in families if not np.isnan(row).all()]
+        least.append(min(means, default=0.0))
+    return least
 
 
-def _large(clusters: Int[np.ndarray, " n"]) -> int:
-    sizes = np.bincount(clusters)
-    enough = max(SMALLEST, min(LARGE, 1 / len(sizes)) * len(clusters))
-    return int((sizes >= enough).sum())
+@dataclass(frozen=True, repr=False)
+class Stability:
+    """Mean Jaccard similarity of families with those of bootstrap samples of the prompts. 0.8 counts as stable."""
+
+    table: pl.DataFrame
+    """family, circuits, edges (similarity of merged edge sets, with 2.5 % and 97.5 % quantiles), members, stable."""
+    resamples: int
+    share: float
+    circuits: int
+    """How many circuits were drawn from: all, or a sample."""
+
+    @property
+    def mean(self) -> float:
+        """The mean similarity of merged edge sets over all families."""
+        return float(np.mean(self.table["edges"].to_numpy()))
+
+    def __repr__(self) -> str:
+        return f"Stability({self.mean:.3f} over {self.table.height} families and {self.resamples} bootstrap samples)"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.table)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as ``families.json`` keeps it."""
+        return {
+            "mean": self.mean,
+            "resamples": self.resamples,
+            "share": self.share,
+            "circuits": self.circuits,
+            "families": self.table.to_dicts(),
+        }
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """A bar for each family; written where a path is given."""
+        from headtrace.figures.families import stability_bars
+
+        return stability_bars(self, path)
 
 
-def _least(families: list[list[float]], clusters: Int[np.ndarray, " n"]) -> float:
-    sizes = np.bincount(clusters)
-    means = [float(np.mean(f)) for f, size in zip(families, sizes, strict=True) if f and size >= SMALLEST]
-    return min(means, default=0.0)
+def stability_of(
+    sets: Sets, edges: Sets, family: Int[np.ndarray, " circuit"], *, resamples: int, share: float, seed: int
+) -> Stability:
+    """Cluster bootstrap samples into as many families, match them with the given ones, compare merged edge sets.
+
+    A family is matched with the one of the sample that is most similar in members. Each circuit of a sample counts
+    once in merged sets, however often it was drawn.
+    """
+    if resamples < 2 or not 0 < share <= 1:
+        raise InputError(
+            f"resamples={resamples}, share={share}: expected at least 2 samples and a share of circuits up to 1."
+        )
+
+    def merged(circuits: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " item"]:
+        """The edges that at least a share of these circuits have."""
+        return edges.counts(circuits) >= share * len(circuits)
+
+    rng = np.random.default_rng(seed)
+    rows = np.arange(len(family)) if len(family) <= SAMPLE else np.sort(rng.permutation(len(family))[:SAMPLE])
+    names, own = np.unique(family[rows], return_inverse=True)
+    distances = square(sets.matrix[rows])
+    whole = [merged(rows[own == f]) for f in range(len(names))]
+    members: list[list[float]] = [[] for _ in names]
+    similar: list[list[float]] = [[] for _ in names]
+    for drawn, cut in bootstrap_cuts(distances, max(2, len(names)), resamples, rng):
+        again = cut[-1] if len(names) > 1 else np.zeros(len(drawn), dtype=np.int64)
+        best, overlap = best_matches(own[drawn], again)
+        for f in np.unique(own[drawn]):
+            members[f].append(float(overlap[f]))
+            similar[f].append(jaccard(whole[f], merged(rows[drawn[again == best[f]]])))
+    table = pl.DataFrame(
+        [
+            {
+                "family": int(name),
+                "circuits": int((family == name).sum()),
+                "edges": float(np.mean(similar[f])),
+                "edges_low": float(np.quantile(similar[f], 0.025)),
+                "edges_high": float(np.quantile(similar[f], 0.975)),
+                "members": float(np.mean(members[f])),
+                "stable": bool(np.mean(similar[f]) >= STABLE),
+            }
+            for f, name in enumerate(names)
+            if similar[f]
+        ]
+    )
+    return Stability(table, resamples, share, len(rows))
 
 
-def _table(silhouette: list[float], stability: list[float], large: list[int]) -> pl.DataFrame:
-    columns = {
-        "n": range(2, 2 + len(silhouette)),
-        "silhouette": silhouette,
-        "stability": stability,
-        "large": large,
-    }
-    types = {"n": pl.Int64, "silhouette": pl.Float64, "stability": pl.Float64, "large": pl.Int64}
-    return pl.DataFrame(columns, schema=types)
+def jaccard(a: Bool[np.ndarray, " item"], b: Bool[np.ndarray, " item"]) -> float:
+    """The Jaccard similarity of two sets; 1 if both are empty."""
+    union = int((a | b).sum())
+    return int((a & b).sum()) / union if union else 1.0

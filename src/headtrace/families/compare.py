@@ -1,4 +1,4 @@
-"""Circuits compared: which nodes and edges they share, and which are only in one; in order, which appear when.
+"""Comparing circuits: nodes and edges that they share or that only one has; and, in order, when each appears.
 
 >>> from headtrace.circuits.describe import example
 >>> found = compare_circuits([example(), example().prune(min_influence=2.0)], names=("all", "pruned"))
@@ -14,6 +14,7 @@ are known. Embeddings, biases and offsets are left out, as in families.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,19 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from headtrace.circuits import Circuit, ModelInfo
+from headtrace.circuits import Circuit
 from headtrace.errors import InputError
-from headtrace.families.items import ROOT_NAME, Grain, check_grain, component_name, edge_item
-from headtrace.families.models import described, require_one_model, same_model
-from headtrace.families.places import role_at
+from headtrace.families.population import (
+    ROOT_NAME,
+    Grain,
+    check_grain,
+    component_name,
+    describe_model,
+    edge_item,
+    require_one_model,
+    role_at,
+    same_model,
+)
 from headtrace.notebook import frame, paragraph
 from headtrace.vocabulary import Site
 from headtrace.writing import write_text
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
 
 By = Literal["positions", "roles", "components"]
 SCHEMA = "headtrace.comparison/1"
-FILES = ("comparison.json", "comparison.png", "comparison.html")
 _TYPES: Any = {
     "kind": pl.String, "item": pl.String, "circuits": pl.Int64, "first": pl.Int64, "last": pl.Int64,
     "present": pl.List(pl.Boolean), "influence": pl.List(pl.Float64),
@@ -56,7 +64,7 @@ class CircuitComparison:
     by: By
     circuits: tuple[Circuit, ...]
     warnings: tuple[str, ...] = ()
-    """What a reader should know before trusting the comparison."""
+    """Why the comparison may mislead: different weights, positions of different prompts, missing roles."""
 
     @property
     def unit(self) -> str:
@@ -98,11 +106,11 @@ class CircuitComparison:
         return np.where(union > 0, both / np.maximum(union, 1), 1.0)
 
     def __repr__(self) -> str:
-        told = ", ".join(
+        shared = ", ".join(
             f"{self.shared.filter(kind=kind).height} of {self.table.filter(kind=kind).height} {kind}s in all"
             for kind in self.table["kind"].unique(maintain_order=True)
         )
-        return f"CircuitComparison({len(self.names)} circuits by {self.by}: {told or 'no items'})"
+        return f"CircuitComparison({len(self.names)} circuits by {self.by}: {shared or 'no items'})"
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self)) + frame(self.table.head(20).select("kind", "item", "circuits"))
@@ -146,9 +154,9 @@ class CircuitComparison:
     def save(self, folder: str | Path) -> Path:
         """Write comparison.json, comparison.png and comparison.html into a folder."""
         place = Path(folder)
-        self.write_json(place / FILES[0])
-        self.plot(place / FILES[1])
-        self.to_html(place / FILES[2])
+        self.write_json(place / "comparison.json")
+        self.plot(place / "comparison.png")
+        self.to_html(place / "comparison.html")
         return place
 
 
@@ -163,30 +171,29 @@ def compare_circuits(
     """Compare two or more circuits; ``by`` says what matches (by default positions for one prompt, else components)."""
     check_grain(grain)
     many = list(circuits)
-    called = (
-        [chr(ord("A") + i) if i < 26 else str(i) for i in range(len(many))] if names is None else list(names)
-    )
     if len(many) < 2:
         raise InputError(f"A comparison needs at least two circuits, and there is {len(many) or 'none'}.")
-    if len(called) != len(many) or len(set(called)) < len(called):
+    if names is None:
+        names = [chr(ord("A") + i) if i < 26 else str(i) for i in range(len(many))]
+    if len(names) != len(many) or len(set(names)) < len(names):
         raise InputError(
-            f"Give each of the {len(many)} circuits a name of its own; the names are {called!r}."
+            f"Give each of the {len(many)} circuits a name of its own; the names are {[*names]!r}."
         )
-    warnings = check_models([circuit.model for circuit in many], many, grain)
-    same = all(circuit.prompt.token_ids == many[0].prompt.token_ids for circuit in many)
-    chosen = check_by(by or ("positions" if same else "components"))
-    places: list[Mapping[str, int]] = [{} for _ in many] if roles is None else list(roles)
-    if chosen == "roles" and not all(places):
-        count = sum(not each for each in places)
+    one_prompt = all(circuit.prompt.token_ids == many[0].prompt.token_ids for circuit in many)
+    by = check_by(by or ("positions" if one_prompt else "components"))
+    of_circuit: Sequence[Mapping[str, int]] = [{} for _ in many] if roles is None else roles
+    warnings = check_weights(many, grain)
+    if by == "roles" and not all(of_circuit):
+        without = sum(not each for each in of_circuit)
         warnings.append(
-            f"{count} of {len(many)} circuits come without roles: their positions are taken as they are."
+            f"{without} of {len(many)} circuits come without roles: their positions are compared instead."
         )
-    if chosen == "positions" and not same:
+    if by == "positions" and not one_prompt:
         warnings.append(
             "The prompts differ, so the same position may hold different words: match by roles or components."
         )
-    found = [_items(circuit, grain, chosen, place) for circuit, place in zip(many, places, strict=True)]
-    return CircuitComparison(_table(found), tuple(called), grain, chosen, tuple(many), tuple(warnings))
+    items = [_items(circuit, grain, by, each) for circuit, each in zip(many, of_circuit, strict=True)]
+    return CircuitComparison(_table(items), tuple(names), grain, by, tuple(many), tuple(warnings))
 
 
 def check_by(by: str) -> By:
@@ -195,57 +202,56 @@ def check_by(by: str) -> By:
     return by  # type: ignore[return-value]
 
 
-def check_models(models: Sequence[ModelInfo], circuits: Sequence[Circuit], grain: Grain) -> list[str]:
-    """What to warn of where weights differ; an error where the models are different ones.
+def check_weights(circuits: Sequence[Circuit], grain: Grain) -> list[str]:
+    """A warning where the weights of the models differ; an error where the circuits cannot be compared at all.
 
-    Only the weights differ between models of one architecture that have the same name (revisions) or read the same
-    prompt as the same tokens (checkpoints in folders of their own). Their heads can be compared, their channels not.
+    Models of one architecture with the same name (revisions), or that give the same prompt the same tokens (checkpoints
+    in folders of their own), differ in their weights only. Their heads can be compared, their channels cannot.
     """
-    other = next((i for i, model in enumerate(models) if not same_model(models[0], model)), None)
-    if other is None:
+    first = circuits[0]
+    others = [circuit for circuit in circuits if not same_model(first.model, circuit.model)]
+    if not others:
         return []
-    for i, model in enumerate(models):
-        alike = model.architecture == models[0].architecture and (
-            model.name == models[0].name or circuits[i].prompt.token_ids == circuits[0].prompt.token_ids
-        )
-        if not alike:
-            require_one_model([models[0], model])
+    for circuit in others:
+        same_name = circuit.model.name == first.model.name
+        same_tokens = circuit.prompt.token_ids == first.prompt.token_ids
+        if circuit.model.architecture != first.model.architecture or not (same_name or same_tokens):
+            require_one_model([first.model, circuit.model])
+    a, b = describe_model(first.model), describe_model(others[0].model)
     if grain == "edge-channel":
         raise InputError(
-            f"{described(models[0])} and {described(models[other])} have different weights, and channels are made of "
-            "weights: channel 3 of the one has nothing to do with channel 3 of the other. Compare with grain='edges'."
+            f"{a} and {b} have different weights, and channels are made of weights: channel 3 of the one has nothing "
+            "to do with channel 3 of the other. Compare with grain='edges'."
         )
     return [
-        f"The weights differ ({described(models[0])}, {described(models[other])}): heads are matched by their place in "
-        "the model, which means the same only for checkpoints of one training run."
+        f"The weights differ ({a}, {b}): heads are matched by their place in the model, which means the same only for "
+        "checkpoints of one training run."
     ]
 
 
 def _items(circuit: Circuit, grain: Grain, by: By, roles: Mapping[str, int]) -> dict[tuple[str, str], float]:
-    """Nodes and edges under the names that are compared, with the influence that passes through them."""
-    found: dict[tuple[str, str], float] = {}
-    names = {node.id: place_name(node.site, by, roles) for node in circuit.nodes}
+    """Nodes and edges under the names by which they are compared, with the influence that passes through them."""
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    names = {node.id: site_name(node.site, by, roles) for node in circuit.nodes}
     for node in circuit.nodes:
         name = names[node.id]
         if name is not None and name != ROOT_NAME:
-            found[("node", name)] = found.get(("node", name), 0.0) + (node.influence or 0.0)
+            found["node", name] += node.influence or 0.0
     if grain == "components":
         return found
     for edge, flow in circuit.flows().items():
         source, target = names[edge.source], names[edge.target]
         if source is None or target is None:
             continue
-        channels: Sequence[int | None] = (edge.channels or (None,)) if grain == "edge-channel" else (None,)
-        for channel in channels:
-            key = ("edge", edge_item(source, target, channel))
-            found[key] = found.get(key, 0.0) + flow
+        for channel in (edge.channels or (None,)) if grain == "edge-channel" else (None,):
+            found["edge", edge_item(source, target, channel)] += flow
     return found
 
 
-def place_name(site: Site, by: By, roles: Mapping[str, int]) -> str | None:
-    """A node under the name that is compared; None for what does not count.
+def site_name(site: Site, by: By, roles: Mapping[str, int]) -> str | None:
+    """The name by which a node is compared; None for components that are left out.
 
-    >>> place_name(Site("head", 9, 6, 14, 3), "roles", {"end": 14, "S1": 2})
+    >>> site_name(Site("head", 9, 6, 14, 3), "roles", {"end": 14, "S1": 2})
     'L9H6 end->S1+1'
     """
     name = component_name(site)
@@ -255,19 +261,19 @@ def place_name(site: Site, by: By, roles: Mapping[str, int]) -> str | None:
     return f"{name} {dest}->{src}" if site.kind == "head" else f"{name} @{dest}"
 
 
-def _table(found: Sequence[dict[tuple[str, str], float]]) -> pl.DataFrame:
-    """Nodes before edges; those of the first circuits first, the most shared and most influential first among them."""
+def _table(found: Sequence[Mapping[tuple[str, str], float]]) -> pl.DataFrame:
+    """Nodes before edges; then by the first circuit that has it, the most shared and most influential first."""
     rows: list[dict[str, Any]] = []
+    strongest: dict[tuple[str, str], float] = {}
     for kind, item in dict.fromkeys(key for each in found for key in each):
         influence = [each.get((kind, item)) for each in found]
         where = [i for i, value in enumerate(influence) if value is not None]
+        strongest[kind, item] = max(value for value in influence if value is not None)
         row = {"kind": kind, "item": item, "circuits": len(where), "first": where[0], "last": where[-1]}
         rows.append({**row, "present": [value is not None for value in influence], "influence": influence})
-    rows.sort(
-        key=lambda r: (r["kind"] == "edge", r["first"], -r["circuits"], -r["last"], -_most(r), r["item"])
-    )
-    return pl.DataFrame(rows, schema=_TYPES)
 
+    def order(row: dict[str, Any]) -> Any:
+        influence = strongest[row["kind"], row["item"]]
+        return row["kind"] == "edge", row["first"], -row["circuits"], -row["last"], -influence, row["item"]
 
-def _most(row: dict[str, Any]) -> float:
-    return max(value for value in row["influence"] if value is not None)
+    return pl.DataFrame(sorted(rows, key=order), schema=_TYPES)

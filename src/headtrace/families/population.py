@@ -1,4 +1,4 @@
-"""A population: many circuits of one model, as sets of items, with the labels and roles of their prompts.
+"""A population: many circuits of one model as sets of items, with the labels and roles of their prompts.
 
 >>> from headtrace.circuits.describe import example
 >>> population = Population.of([example()] * 3, labels=[{"order": "ABBA"}] * 3)
@@ -6,34 +6,113 @@
 >>> sets.matrix.shape, sets.items
 ((3, 2), ('L9H6 => root', 'MLP 3 => L9H6'))
 
-It is made from a run, of which it reads only the columns that count, or from circuits.
+The items of a circuit are its components, its edges, or its edges with their channels (the grain). Token positions do
+not count. Embeddings, biases, offsets and rounding terms are left out, because every circuit has them. An edge into
+the root has no channels and is one item even at the finest grain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import polars as pl
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from headtrace.circuits import Circuit
 from headtrace.circuits.parts import ModelInfo
 from headtrace.errors import InputError
-from headtrace.families.items import Grain, items_of, tables_of
-from headtrace.families.models import require_one_model
 from headtrace.runs.frames import RunLike
+from headtrace.vocabulary import Site, head_name
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+Grain = Literal["components", "edges", "edge-channel"]
+GRAINS: tuple[Grain, ...] = get_args(Grain)
+ROOT_NAME = "root"
 Labels = Mapping[str, str | None]
 Roles = Mapping[str, int]
 LABEL, ROLE = "label:", "role:"
+"""Prefixes of the columns of a run's table of prompts."""
+NEXT = "+1"
+"""The token after one that has a role: previous-token heads write there."""
 FEWEST = 3
+_NODE_COLUMNS = ("kind", "layer", "head")
+_EDGE_COLUMNS = (*(f"{end}_{name}" for end in ("source", "target") for name in _NODE_COLUMNS), "channels")
+
+
+def check_grain(grain: str) -> Grain:
+    if grain not in GRAINS:
+        raise InputError(f"grain={grain!r}: expected one of {', '.join(map(repr, GRAINS))}.")
+    return grain  # type: ignore[return-value]
+
+
+# -- items ---------------------------------------------------------------------------------------------------
+
+
+def component_name(site: Site) -> str | None:
+    """The name of a site's component, without positions; None for components that are left out.
+
+    >>> [component_name(site) for site in (Site("head", 9, 6, 14, 3), Site("mlp", 3, dest=2), Site("embedding"))]
+    ['L9H6', 'MLP 3', None]
+    """
+    match site.kind:
+        case "head":
+            return head_name(site.layer or 0, site.head or 0)
+        case "mlp":
+            return f"MLP {site.layer}"
+        case "root":
+            return ROOT_NAME
+        case _:
+            return None
+
+
+def component_names(prefix: str = "") -> pl.Expr:
+    """``component_name`` for the columns ``kind``, ``layer`` and ``head`` of a table."""
+    kind, layer, head = (pl.col(prefix + name) for name in _NODE_COLUMNS)
+    return (
+        pl.when(kind == "head")
+        .then(pl.format("L{}H{}", layer, head))
+        .when(kind == "mlp")
+        .then(pl.format("MLP {}", layer))
+        .when(kind == "root")
+        .then(pl.lit(ROOT_NAME))
+    )
+
+
+def edge_item(source: str, target: str, channel: int | None = None) -> str:
+    """An edge as an item: ``L0H1 => L2H0``, with a channel ``L0H1 => L2H0 #5``."""
+    return f"{source} => {target}" + ("" if channel is None else f" #{channel}")
+
+
+def items_of(nodes: pl.DataFrame, edges: pl.DataFrame, grain: Grain) -> pl.DataFrame:
+    """The distinct items of many circuits: ``row`` and ``item``, and for edges ``source``, ``target``, ``channel``."""
+    if grain == "components":
+        found = nodes.select("row", component_names().alias("item")).filter(pl.col("item") != ROOT_NAME)
+        return found.unique().sort("row", "item")
+    ends = edges.select(
+        "row",
+        component_names("source_").alias("source"),
+        component_names("target_").alias("target"),
+        "channels",
+    ).drop_nulls(["source", "target"])
+    if grain == "edges":
+        ends = ends.with_columns(pl.lit(None, dtype=pl.Int64).alias("channel"))
+    else:
+        # An edge into the root has no channels and must stay an item: explode would drop an empty list.
+        none = pl.lit(None, dtype=pl.List(pl.Int64))
+        ends = ends.with_columns(
+            pl.when(pl.col("channels").list.len() > 0).then("channels").otherwise(none).alias("channel")
+        ).explode("channel")
+    whole = pl.format("{} => {}", "source", "target")
+    item = pl.when(pl.col("channel").is_null()).then(whole).otherwise(pl.format("{} #{}", whole, "channel"))
+    found = ends.select("row", item.alias("item"), "source", "target", "channel")
+    return found.unique(["row", "item"]).sort("row", "item")
 
 
 @dataclass(frozen=True)
@@ -42,7 +121,7 @@ class Sets:
 
     grain: Grain
     matrix: csr_array
-    """Circuits by items, one where a circuit has an item (float32, so that products are counts)."""
+    """Circuits by items: 1 where a circuit has an item (float32, so that products are counts)."""
     names: pl.DataFrame
     """``item``, and for edges ``source``, ``target`` and ``channel``, in the order of the columns of the matrix."""
 
@@ -50,22 +129,15 @@ class Sets:
     def items(self) -> tuple[str, ...]:
         return tuple(self.names["item"].to_list())
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """How many items each circuit has."""
-        return np.diff(self.matrix.indptr).astype(np.float32)
-
-    def rows(self, which: np.ndarray) -> Sets:
-        """Some of the circuits."""
-        return Sets(self.grain, self.matrix[which], self.names)
-
-    def frequencies(self, which: np.ndarray) -> np.ndarray:
-        """How many of some circuits have each item."""
-        return np.asarray(self.matrix[which].sum(axis=0), dtype=np.float64).ravel()
+    def counts(
+        self, rows: Int[np.ndarray, " some"] | Bool[np.ndarray, " circuit"]
+    ) -> Float[np.ndarray, " item"]:
+        """In how many of the selected circuits each item occurs."""
+        return np.asarray(self.matrix[rows].sum(axis=0), dtype=np.float64).ravel()
 
     @classmethod
     def of(cls, items: pl.DataFrame, n: int, grain: Grain) -> Sets:
-        """The incidence of a table of ``row`` and ``item``."""
+        """The incidence matrix of a table of ``row`` and ``item``."""
         names = items.drop("row").unique("item").sort("item")
         where = items.join(names.select("item").with_row_index("column"), on="item", how="left")
         rows, columns = where["row"].to_numpy(), where["column"].to_numpy()
@@ -73,22 +145,82 @@ class Sets:
         return cls(grain, sparse.csr_array((ones, (rows, columns)), shape=(n, names.height)), names)
 
 
+# -- roles: names of positions -------------------------------------------------------------------------------
+
+
+def role_at(position: int | None, roles: Roles) -> str | None:
+    """The role of a position, or of the one before it with "+1"; None where neither has a role.
+
+    >>> roles = {"IO": 2, "S1": 4, "end": 14}
+    >>> role_at(4, roles), role_at(5, roles), role_at(9, roles), position_of("S1+1", roles)
+    ('S1', 'S1+1', None, 5)
+    """
+    if position is None:
+        return None
+    names = {at: name for name, at in roles.items()}
+    before = names.get(position - 1)
+    return names.get(position) or (None if before is None else before + NEXT)
+
+
+def position_of(role: str | None, roles: Roles) -> int | None:
+    """The position of a role in a prompt; the inverse of ``role_at``."""
+    if role is None:
+        return None
+    position = roles.get(role)
+    if position is None and role.endswith(NEXT) and role.removesuffix(NEXT) in roles:
+        position = roles[role.removesuffix(NEXT)] + 1
+    return position
+
+
+# -- circuits of one model -----------------------------------------------------------------------------------
+
+
+def same_model(a: ModelInfo, b: ModelInfo) -> bool:
+    """Whether two circuits are of one model: by the hash of the weights, or else by name and revision.
+
+    >>> same_model(ModelInfo("here", weights_sha256="ab"), ModelInfo("there", weights_sha256="ab"))
+    True
+    """
+    if a.weights_sha256 is not None and b.weights_sha256 is not None:
+        return a.weights_sha256 == b.weights_sha256
+    return (a.name, a.revision) == (b.name, b.revision)
+
+
+def describe_model(model: ModelInfo) -> str:
+    """A model in an error message: its name and the hash of its weights."""
+    revision = "" if model.revision is None else f" at {model.revision}"
+    hashed = "weights without a hash" if model.weights_sha256 is None else f"weights {model.weights_sha256}"
+    return f"{model.name!r}{revision} ({hashed})"
+
+
+def require_one_model(models: Iterable[ModelInfo]) -> None:
+    """Refuse circuits of two models: their heads and channels have nothing to do with each other."""
+    first, *others = [*models] or [None]
+    for other in others:
+        if first is not None and other is not None and not same_model(first, other):
+            raise InputError(
+                f"Circuits of different models cannot be compared: {describe_model(first)} and "
+                f"{describe_model(other)}. Their heads and channels have nothing to do with each other; give circuits "
+                "of one model."
+            )
+
+
 @dataclass(frozen=True, repr=False)
 class Population:
-    """Circuits by id. ``labels`` and ``roles`` have one row for each, in the same order."""
+    """Circuits by id. ``labels`` and ``roles`` have one row per circuit, in the same order."""
 
     ids: tuple[str, ...]
     labels: pl.DataFrame
-    """One column for each label, without the prefix that it has in a run."""
+    """One column per label, without the prefix that it has in a run."""
     roles: pl.DataFrame
     """The position of each role in each prompt; null where a prompt does not have it."""
     nodes: pl.DataFrame
     edges: pl.DataFrame
     read: Callable[[str], Circuit]
-    """A circuit by its id."""
+    """Reads a circuit by its id."""
     left_out: tuple[str, ...] = ()
-    """Prompts whose circuits have no edges, and those that failed."""
-    _known: dict[Grain, Sets] = field(default_factory=dict[Grain, Sets], compare=False)
+    """Prompts that failed, and those whose circuits have no edges."""
+    _sets: dict[Grain, Sets] = field(default_factory=dict[Grain, Sets], compare=False)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,15 +230,20 @@ class Population:
         return f"Population({len(self)} circuits{out}, labels: {', '.join(self.labels.columns) or 'none'})"
 
     def sets(self, grain: Grain) -> Sets:
-        """The circuits as sets of items at this grain."""
-        if grain not in self._known:
-            self._known[grain] = Sets.of(items_of(self.nodes, self.edges, grain), len(self), grain)
-        return self._known[grain]
+        """The circuits as sets of items at a grain."""
+        if grain not in self._sets:
+            self._sets[grain] = Sets.of(items_of(self.nodes, self.edges, grain), len(self), grain)
+        return self._sets[grain]
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Where each circuit is."""
+        """The row of each circuit, by id."""
         return {id: row for row, id in enumerate(self.ids)}
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that was traced."""
+        return self.circuit(self.ids[0]).model
 
     def circuit(self, id: str) -> Circuit:
         """A circuit of the population by its id."""
@@ -121,17 +258,15 @@ class Population:
         if not self.roles.width:
             return {}
         found = self.roles.row(self.rows[id], named=True)
-        return {name: place for name, place in found.items() if place is not None}
+        return {name: position for name, position in found.items() if position is not None}
 
     def column(self, name: str) -> pl.Series:
-        """A column of labels; an error lists those that are there."""
+        """A column of labels; an unknown name is an error that lists the existing ones."""
         short = name.removeprefix(LABEL)
         if short not in self.labels.columns:
             there = ", ".join(map(repr, self.labels.columns)) or "none at all"
             raise InputError(f"There is no label column {name!r} in this population; there are: {there}.")
         return self.labels[short]
-
-    # -- making one --------------------------------------------------------------------------------------------------
 
     @classmethod
     def of(
@@ -141,7 +276,7 @@ class Population:
         roles: Sequence[Roles] | None = None,
         ids: Sequence[str] | None = None,
     ) -> Population:
-        """From circuits, which are numbered from 0 unless they are given ids."""
+        """A population of circuits, numbered from 0 unless ``ids`` are given."""
         many = list(circuits)
         for what, given in (("labels", labels), ("roles", roles), ("ids", ids)):
             if given is not None and len(given) != len(many):
@@ -149,97 +284,96 @@ class Population:
         names = [str(each) for each in (ids or range(len(many)))]
         if len(set(names)) < len(names):
             raise InputError("Two circuits have the same id: give each its own.")
-        require_one_model([circuit.model for circuit in many])
+        require_one_model(circuit.model for circuit in many)
         prompts = pl.DataFrame({"id": names}, schema={"id": pl.String}).with_columns(
-            *_columns(labels or [], pl.String), *_columns(roles or [], pl.Int64)
+            *_series(labels or (), LABEL, str, pl.String), *_series(roles or (), ROLE, int, pl.Int64)
         )
-        nodes, edges = tables_of(many)
+        nodes = [(row, n.kind, n.layer, n.head) for row, circuit in enumerate(many) for n in circuit.nodes]
+        edges = [
+            (
+                row,
+                s.kind,
+                s.layer,
+                s.head,
+                t.kind,
+                t.layer,
+                t.head,
+                None if e.channels is None else [*e.channels],
+            )
+            for row, circuit in enumerate(many)
+            for e in circuit.edges
+            for s, t in [(circuit.node(e.source), circuit.node(e.target))]
+        ]
         by_id = dict(zip(names, many, strict=True))
-        return cls._kept(prompts, _as(labels, str), _as(roles, int), nodes, edges, by_id.__getitem__, ())
+        return cls._with_edges(
+            prompts, _table(nodes, _NODE_COLUMNS), _table(edges, _EDGE_COLUMNS), by_id.__getitem__, ()
+        )
 
     @classmethod
     def of_run(cls, run: RunLike) -> Population:
-        """From a run: prompts that are done, in the order of the run."""
+        """The population of a run: the prompts that are done, in the order of the run, and only the needed columns."""
         prompts = run.prompts.sort("index").collect()
         done = prompts.filter(pl.col("status") == "done")
         failed = tuple(prompts.filter(pl.col("status") != "done")["id"].to_list())
-        places = (
-            done.select(pl.col("id").alias("prompt"))
-            .with_row_index("row")
-            .with_columns(pl.col("row").cast(pl.Int64))
+        rows = pl.DataFrame({"prompt": done["id"], "row": pl.arange(done.height, eager=True)})
+        nodes, edges = (
+            table.select("prompt", *columns).collect().join(rows, on="prompt").drop("prompt").sort("row")
+            for table, columns in ((run.nodes, _NODE_COLUMNS), (run.edges, _EDGE_COLUMNS))
         )
-        ends = [f"{end}_{key}" for end in ("source", "target") for key in ("kind", "layer", "head")]
-        nodes = _placed(run.nodes, places, ["kind", "layer", "head"])
-        edges = _placed(run.edges, places, [*ends, "channels"])
-        names = [[n.removeprefix(p) for n in done.columns if n.startswith(p)] for p in (LABEL, ROLE)]
-        return cls._kept(done, names[0], names[1], nodes, edges, run.circuit, failed)
+        return cls._with_edges(done, nodes, edges, run.circuit, failed)
 
     @classmethod
-    def _kept(
+    def _with_edges(
         cls,
         prompts: pl.DataFrame,
-        labels: Sequence[str],
-        roles: Sequence[str],
         nodes: pl.DataFrame,
         edges: pl.DataFrame,
         read: Callable[[str], Circuit],
         failed: tuple[str, ...],
     ) -> Population:
-        """Circuits without an edge that counts are left out: nothing says which others they are like."""
-        n = prompts.height
-        full = set(items_of(nodes, edges, "edges")["row"].unique().to_list())
-        keep = [row for row in range(n) if row in full]
+        """Leave out circuits without an edge that counts: nothing says which others they are like."""
+        keep = items_of(nodes, edges, "edges")["row"].unique().sort()
         if len(keep) < FEWEST:
-            raise InputError(_too_few(n, len(keep), len(failed)))
-        renumbered = pl.DataFrame(
-            {"row": keep, "new": range(len(keep))}, schema={"row": pl.Int64, "new": pl.Int64}
-        )
+            there = f"{prompts.height} circuits" + (f" ({len(failed)} prompts failed)" if failed else "")
+            if prompts.height >= FEWEST:
+                which = "none of them has" if not len(keep) else f"only {len(keep)} of them have"
+                there += f", and {which} edges between heads, MLPs and the root"
+            raise InputError(
+                f"Families need at least {FEWEST} circuits that have edges: there are {there}. Trace more prompts."
+            )
+        rows = pl.DataFrame({"row": keep, "new": pl.arange(len(keep), eager=True)})
         nodes, edges = (
-            table.join(renumbered, on="row").with_columns(pl.col("new").alias("row")).drop("new")
+            table.join(rows, on="row").with_columns(pl.col("new").alias("row")).drop("new")
             for table in (nodes, edges)
         )
         kept = prompts[keep]
-        empty = tuple(id for row, id in enumerate(prompts["id"].to_list()) if row not in full)
-        return cls(
-            ids=tuple(kept["id"].to_list()),
-            labels=kept.select(pl.col(LABEL + name).alias(name) for name in labels),
-            roles=kept.select(pl.col(ROLE + name).alias(name) for name in roles),
-            nodes=nodes,
-            edges=edges,
-            read=read,
-            left_out=(*failed, *empty),
+        labels, roles = (
+            kept.select(pl.col(n).alias(n.removeprefix(prefix)) for n in kept.columns if n.startswith(prefix))
+            for prefix in (LABEL, ROLE)
         )
+        ids = tuple(kept["id"].to_list())
+        empty = tuple(id for id in prompts["id"].to_list() if id not in set(ids))
+        return cls(ids, labels, roles, nodes, edges, read, (*failed, *empty))
 
 
-def _too_few(n: int, with_edges: int, failed: int) -> str:
-    told = f"{n} circuits" + (f" ({failed} prompts failed)" if failed else "")
-    if n >= FEWEST:
-        which = "none of them has" if not with_edges else f"only {with_edges} of them have"
-        told += f", and {which} edges between heads, MLPs and the root"
-    return f"Families need at least {FEWEST} circuits that have edges: there are {told}. Trace more prompts."
-
-
-def _columns(given: Sequence[Mapping[str, Any]], type: Any) -> list[pl.Series]:
-    prefix = LABEL if type == pl.String else ROLE
-    make = str if type == pl.String else int
-    names = dict.fromkeys(name for each in given for name in each)
+def _series(
+    given: Sequence[Mapping[str, Any]], prefix: str, cast: Callable[[Any], Any], dtype: Any
+) -> list[pl.Series]:
+    """One column per name that occurs in any of the mappings; null where a mapping does not have it."""
     return [
         pl.Series(
-            prefix + name, [None if (v := each.get(name)) is None else make(v) for each in given], dtype=type
+            prefix + name,
+            [None if (value := each.get(name)) is None else cast(value) for each in given],
+            dtype=dtype,
         )
-        for name in names
+        for name in dict.fromkeys(name for each in given for name in each)
     ]
 
 
-def _as(given: Sequence[Mapping[str, Any]] | None, type: type) -> list[str]:
-    return list(dict.fromkeys(name for each in given or [] for name in each))
-
-
-def _placed(table: pl.LazyFrame, places: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
-    """The rows of the prompts that are kept, numbered as they are."""
-    return table.select("prompt", *columns).collect().join(places, on="prompt").drop("prompt").sort("row")
-
-
-def model_of(population: Population) -> ModelInfo:
-    """The model that was traced."""
-    return population.circuit(population.ids[0]).model
+def _table(rows: list[Any], columns: Sequence[str]) -> pl.DataFrame:
+    types: dict[str, Any] = {"row": pl.Int64}
+    for name in columns:
+        types[name] = pl.String if name.endswith("kind") else pl.Int64
+    if "channels" in types:
+        types["channels"] = pl.List(pl.Int64)
+    return pl.DataFrame(rows, schema=types, orient="row")

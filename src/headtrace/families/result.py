@@ -1,4 +1,4 @@
-"""Families of circuits: which are alike, who stands for them, what they agree with.
+"""Families of circuits: which circuits are alike, which prompt represents each group, which labels it agrees with.
 
 families = headtrace.find_families(run, grain="edge-channel")
 families.labels, families.representatives
@@ -9,29 +9,40 @@ families.save("families")
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
-from headtrace.families.agreement import PERMUTATIONS, Agreement, agreement
-from headtrace.families.choosing import CONTROLS, K_MAX, RESAMPLES, Choice, choose
-from headtrace.families.distances import average_linkage, condensed, sums_to_clusters
-from headtrace.families.exclusive import exclusive_items
-from headtrace.families.file import FamiliesFile
-from headtrace.families.items import Grain, check_grain
-from headtrace.families.population import Labels, Population, Sets, model_of
-from headtrace.families.sources import population_of
-from headtrace.families.stability import SHARE, Stability, stability_of
-from headtrace.families.trees import by_size, clusters_below, cuts
+from headtrace.families.choosing import (
+    CONTROLS,
+    K_MAX,
+    RESAMPLES,
+    SHARE,
+    Choice,
+    Stability,
+    choose,
+    stability_of,
+)
+from headtrace.families.clustering import (
+    average_linkage,
+    by_size,
+    clusters_below,
+    condensed,
+    cuts,
+    sums_to_clusters,
+)
+from headtrace.families.files import FamiliesFile, population_of, sample
+from headtrace.families.population import Grain, Labels, Population, Sets, check_grain
 from headtrace.notebook import frame, paragraph
 from headtrace.runs.frames import RunLike
+from headtrace.statistics import wilson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,12 +52,106 @@ if TYPE_CHECKING:
 
 WITHIN, OUTSIDE = 0.5, 0.1
 """An exclusive edge: at least this share of the family's circuits have it, and at most this share of all others."""
-FILES = ("families.json", "clusters.png", "stability.png", "representatives.html")
+PERMUTATIONS = 999
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well two ways to group the same circuits agree."""
+
+    ari: float
+    """Adjusted Rand index: 1 for the same groups, 0 on average for random groups."""
+    nmi: float
+    """Mutual information over the mean of both entropies: 0 to 1. Many small groups raise it by chance."""
+    p: float
+    """How often shuffled labels have an adjusted Rand index as high: (1 + count) / (1 + permutations)."""
+    p_nmi: float
+    """The same for mutual information."""
+    n: int
+    """Circuits that have the label."""
+    permutations: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"ARI {self.ari:.3f}, NMI {self.nmi:.3f} (p {self.p:.3g}, {self.n} circuits)"
+
+
+def agreement(
+    families: Sequence[Any], labels: Sequence[Any], *, permutations: int = PERMUTATIONS, seed: int = 0
+) -> Agreement:
+    """Compare families with labels; circuits whose label is None are skipped.
+
+    >>> agreement([1, 1, 1, 2, 2, 2], ["ABBA", "ABBA", "ABBA", "BABA", "BABA", "BABA"]).ari
+    1.0
+    """
+    from scipy.special import xlogy
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    pairs = [(family, label) for family, label in zip(families, labels, strict=True) if label is not None]
+    if not pairs:
+        return Agreement(0.0, 0.0, 1.0, 1.0, 0, permutations)
+    a, b = (
+        np.unique([str(each) for each in side], return_inverse=True)[1] for side in zip(*pairs, strict=True)
+    )
+    ari, nmi = float(adjusted_rand_score(b, a)), float(normalized_mutual_info_score(b, a))
+
+    def statistics(shuffled: Int[np.ndarray, " n"]) -> tuple[float, float]:
+        """Shuffling keeps the sizes of all groups. The two indices then grow with these sums over the table of counts
+        (circuits of each family with each label), and nothing else of them changes."""
+        counts = np.bincount(a * (b.max() + 1) + shuffled)
+        return float(np.square(counts).sum()), float(xlogy(counts, counts).sum())
+
+    rng = np.random.default_rng(seed)
+    observed = np.array(statistics(b))
+    chance = np.array([statistics(rng.permutation(b)) for _ in range(permutations)]).reshape(-1, 2)
+    # The same groups give the same sums up to rounding in another order of the cells.
+    p = (1 + (chance >= observed - 1e-12 * np.maximum(observed, len(a))).sum(0)) / (1 + permutations)
+    return Agreement(ari, nmi, float(p[0]), float(p[1]), len(pairs), permutations)
+
+
+def exclusive_items(
+    sets: Sets, inside: Bool[np.ndarray, " circuit"], within: float, outside: float
+) -> pl.DataFrame:
+    """Items that at least a share ``within`` of some circuits have, and at most a share ``outside`` of all others.
+
+    One row each, the largest difference first: the item, its frequency inside and outside, their difference with a 95 %
+    interval (Newcombe's, from Wilson intervals of both shares).
+    """
+    if not 0 < within <= 1 or not 0 <= outside < within:
+        raise InputError(
+            f"within={within}, outside={outside}: expected shares of circuits, the first above the second, such as "
+            "within=0.5, outside=0.1."
+        )
+    found = difference_of_shares(
+        sets.counts(inside), int(inside.sum()), sets.counts(~inside), int((~inside).sum())
+    )
+    table = sets.names.with_columns(pl.Series(name, values) for name, values in found.items())
+    kept = table.filter((pl.col("inside") >= within) & (pl.col("outside") <= outside))
+    return kept.sort("difference", "item", descending=[True, False])
+
+
+def difference_of_shares(
+    inside: Float[np.ndarray, " item"], n: int, outside: Float[np.ndarray, " item"], m: int
+) -> dict[str, Float[np.ndarray, " item"]]:
+    """Shares of n and of m circuits, their difference, and its 95 % interval.
+
+    >>> found = difference_of_shares(np.array([45.0]), 50, np.array([5.0]), 100)
+    >>> {name: round(float(value[0]), 3) for name, value in found.items()}
+    {'inside': 0.9, 'outside': 0.05, 'difference': 0.85, 'low': 0.721, 'high': 0.913}
+    """
+    p, (p_low, p_high) = inside / max(n, 1), wilson(inside, n)
+    q, (q_low, q_high) = outside / max(m, 1), wilson(outside, m)
+    low = p - q - np.sqrt((p - p_low) ** 2 + (q_high - q) ** 2)
+    high = p - q + np.sqrt((p_high - p) ** 2 + (q - q_low) ** 2)
+    return {"inside": p, "outside": q, "difference": p - q, "low": low, "high": high}
 
 
 @dataclass(frozen=True, repr=False)
 class Families:
-    """Families of a population, numbered from 1 by falling size."""
+    """Families of a population, numbered from 1 by decreasing size."""
 
     population: Population
     grain: Grain
@@ -57,7 +162,7 @@ class Families:
     choice: Choice
     """How many there are, and why."""
     ablated: ExclusiveAblation | None = None
-    """What the ablation of exclusive edges showed, if it was asked for."""
+    """The result of ablating exclusive edges, if that was done."""
 
     @property
     def n(self) -> int:
@@ -97,11 +202,7 @@ class Families:
 
     def circuits(self, family: int, most: int | None = None, seed: int = 0) -> list[Circuit]:
         """Circuits of a family: all, or some drawn at random."""
-        ids = self.members(family)
-        if most is not None and most < len(ids):
-            places = np.sort(np.random.default_rng(seed).permutation(len(ids))[:most])
-            ids = [ids[place] for place in places]
-        return [self.population.circuit(id) for id in ids]
+        return [self.population.circuit(id) for id in sample(self.members(family), most, seed)]
 
     def agreement(self, column: str, *, permutations: int = PERMUTATIONS, seed: int = 0) -> Agreement:
         """Adjusted Rand index and normalised mutual information with a column of labels, with p-values."""
@@ -111,7 +212,9 @@ class Families:
     def exclusive(
         self, family: int, *, within: float = WITHIN, outside: float = OUTSIDE, grain: Grain | None = None
     ) -> pl.DataFrame:
-        """Edges that are frequent in a family and rare outside, at this grain (of components: whole edges).
+        """Edges that are frequent in a family and rare outside, by default at the grain of the families.
+
+        Families of components have no edges of their own, so there whole edges are the default.
 
         Columns: item, source, target, channel, inside and outside (shares of circuits), difference, low, high.
         """
@@ -126,7 +229,7 @@ class Families:
         return ablate_exclusive(self, model, **how)
 
     def with_ablation(self, ablated: ExclusiveAblation) -> Families:
-        """The same families with what the ablation showed, which is then saved, too."""
+        """The same families with the result of an ablation, which ``save`` then writes, too."""
         return replace(self, ablated=ablated)
 
     def stability(self, resamples: int = 100, *, share: float = SHARE, seed: int = 0) -> Stability:
@@ -170,7 +273,7 @@ class Families:
         """What ``families.json`` holds."""
         agreed = {name: self.agreement(name) for name in self.population.labels.columns}
         exclusive = {str(f): self.exclusive(f).to_dicts() for f in self.sizes} if self.n > 1 else {}
-        model = model_of(self.population)
+        model = self.population.model
         more: dict[str, Any] = {
             "model": {"name": model.name, "revision": model.revision, "weights_sha256": model.weights_sha256},
             "circuits": len(self.family),
@@ -234,8 +337,9 @@ def find_families(
 ) -> Families:
     """Group the circuits of a run (or of a table, or a list) by what they have in common.
 
-    ``n``: how many families; ``distance``: two groups whose circuits are on average further apart stay two; with
-    neither, the number is chosen (``families/choosing.py`` has the rule). ``labels``: of circuits that come without.
+    ``n`` is the number of families; ``distance`` instead keeps groups apart whose circuits are on average further apart
+    than this; with neither, the number is chosen by the rule of ``families/choosing.py``. ``labels`` are one mapping
+    per circuit, for circuits that do not come from a run.
 
     >>> import headtrace
     >>> tracer = headtrace.Tracer(headtrace.load("builtin"))
@@ -247,29 +351,11 @@ def find_families(
     """
     check_grain(grain)
     population = population_of(run, labels)
-    _check(n, distance, k_max, controls, resamples, len(population))
-    sets = population.sets(grain)
-    tree = average_linkage(condensed(sets.matrix))
-    if n is not None:
-        choice = replace(_EMPTY, n=n, by="given")
-    elif distance is not None:
-        choice = replace(_EMPTY, n=clusters_below(tree, distance), by="distance")
-    else:
-        choice = choose(sets.matrix, k_max=k_max, controls=controls, resamples=resamples, seed=seed)
-    return Families(population, grain, by_size(cuts(tree, choice.n)[-1]), tree, choice)
-
-
-_EMPTY = Choice(1, "given", 0, None, None, pl.DataFrame())
-
-
-def _check(
-    n: int | None, distance: float | None, k_max: int, controls: int, resamples: int, circuits: int
-) -> None:
     if n is not None and distance is not None:
         raise InputError("Give the number of families (n) or the distance between them, not both.")
-    if n is not None and not 1 <= n <= circuits:
+    if n is not None and not 1 <= n <= len(population):
         raise InputError(
-            f"n={n}: expected a number of families from 1 to {circuits}, the number of circuits."
+            f"n={n}: expected a number of families from 1 to {len(population)}, the number of circuits."
         )
     if distance is not None and not 0 <= distance <= 1:
         raise InputError(
@@ -280,3 +366,12 @@ def _check(
             f"k_max={k_max}, controls={controls}, resamples={resamples}: expected at least 1, 20 (for a "
             "quantile of 95 %) and 2."
         )
+    sets = population.sets(grain)
+    tree = average_linkage(condensed(sets.matrix))
+    if n is not None:
+        choice = Choice(n, "given", 0, None, None, pl.DataFrame())
+    elif distance is not None:
+        choice = Choice(clusters_below(tree, distance), "distance", 0, None, None, pl.DataFrame())
+    else:
+        choice = choose(sets.matrix, k_max=k_max, controls=controls, resamples=resamples, seed=seed)
+    return Families(population, grain, by_size(cuts(tree, choice.n)[-1]), tree, choice)

@@ -93,7 +93,7 @@ def _counted(n: int, shown: int) -> str:
 
 
 def _distances(families: Families, rows: np.ndarray) -> np.ndarray:
-    from headtrace.families.distances import square
+    from headtrace.families.clustering import square
 
     return square(families.sets.matrix[rows])
 

@@ -27,7 +27,7 @@ from headtrace.explorer.server.schemas import CircuitView, FamilyView, RunMap, R
 from headtrace.explorer.views import snippets
 from headtrace.explorer.views.tracing import circuit_view
 from headtrace.families import find_families
-from headtrace.families.distances import square
+from headtrace.families.clustering import square
 from headtrace.families.population import LABEL
 from headtrace.runs import open_run
 

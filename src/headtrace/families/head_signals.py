@@ -1,4 +1,4 @@
-"""Do heads do the same in two circuits, or in two families? The cosine of the signals that they read.
+"""Do heads read the same in two circuits, or in two families? The cosine of their incoming signals.
 
     found = headtrace.compare_signals(a, b, model)
     found.table, found.same, found.other, found.opposite
@@ -26,7 +26,7 @@ from headtrace.causal.opening import open_circuit
 from headtrace.causal.signals import signal_vectors
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
-from headtrace.families.models import require_one_model
+from headtrace.families.population import require_one_model
 from headtrace.models.devices import on_host
 from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
@@ -146,7 +146,7 @@ def compare_signals(
     sides = [[each] if isinstance(each, Circuit) else list(each) for each in (a, b)]
     if not all(sides):
         raise InputError("There is no circuit on one side: give at least one for each.")
-    require_one_model([circuit.model for side in sides for circuit in side])
+    require_one_model(circuit.model for side in sides for circuit in side)
     total, done = len(sides[0]) + len(sides[1]), 0
     read: list[dict[Reader, list[np.ndarray]]] = []
     for side in sides:
@@ -189,7 +189,7 @@ def _compared(
     b: Float[np.ndarray, "other d"],
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """The mean cosine over all pairs is the product of the mean unit vectors, so that no pair is looked at alone."""
+    """The row of one head and side. The mean cosine over all pairs is the product of the mean unit vectors."""
     units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b)]
     cosine = float(units[0].mean(0) @ units[1].mean(0))
     low = high = None
@@ -202,18 +202,10 @@ def _compared(
         ]
         values = ((weights[0] @ pairs) * weights[1]).sum(1)
         low, high = (float(q) for q in np.quantile(values, (0.025, 0.975)))
-    within = [value for x in units if (value := _within(x)) is not None]
+    # The mean cosine of two different circuits of one side.
+    within = [(np.square(x.sum(0)).sum() - len(x)) / (len(x) * (len(x) - 1)) for x in units if len(x) > 1]
     layer, head, side = reader
     return {
         "layer": layer, "head": head, "side": side, "cosine": cosine, "low": low, "high": high,
         "control": float(np.mean(within)) if within else None, "in_a": len(a), "in_b": len(b),
     }  # fmt: skip
-
-
-def _within(units: Float[np.ndarray, "circuit d"]) -> float | None:
-    """The mean cosine of two different circuits of one side."""
-    n = len(units)
-    if n < 2:
-        return None
-    total = units.sum(0)
-    return float((total @ total - n) / (n * (n - 1)))

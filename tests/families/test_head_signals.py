@@ -12,7 +12,7 @@ from headtrace.causal.opening import open_circuit
 from headtrace.causal.signals import Signal, coefficients
 from headtrace.errors import InputError
 from headtrace.families import compare_signals
-from headtrace.families.signals import SignalComparison, head_signals
+from headtrace.families.head_signals import SignalComparison, head_signals
 from tests.families.populations import builtin, ioi, made_up, traced
 from tests.rounding import rounding
 

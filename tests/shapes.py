@@ -18,7 +18,7 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 # Not these: pydantic checks the circuit's own dataclasses, and the command line is all strings.
-SKIPPED = ("headtrace.circuits", "headtrace.cli", "headtrace.builtin.train")
+SKIPPED = ("headtrace.circuits", "headtrace.cli")
 
 
 def checked(function):

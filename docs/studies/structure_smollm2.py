@@ -20,9 +20,8 @@ import polars as pl
 import headtrace
 from headtrace.circuits import Circuit, write_parquet
 from headtrace.runs.frames import Frames, frames_of
-from headtrace.runs.merging import merge
+from headtrace.runs.merging import merge, skeleton, trace_network
 from headtrace.runs.network import Network
-from headtrace.runs.merging import skeleton, trace_network
 from headtrace.tasks import load_task
 
 MODEL, PER_CELL, CHUNK = "smollm2-135m", 10, 30

@@ -12,8 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 import headtrace
 from headtrace.errors import IdentityError, UnsupportedModelError
 from headtrace.models import ARCHITECTURES
-from headtrace.models.architectures import find_architecture
-from headtrace.models.architectures.unfit import UNFIT
+from headtrace.models.architectures import UNFIT, find_architecture
 from tests.tiny import prompts, tiny_hf, top_two
 
 SMALL = {"hidden_size": 32, "vocab_size": 61, "n_layer": 1, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from docs.studies.builtin_model.text import MIX, documents, held_out_ioi, held_out_partners
+from docs.studies.builtin_model.tokenizer import TOKEN, make_tokenizer
+from docs.studies.builtin_model.train import Recipe, new_model, train, training_batches
 from transformers import AutoTokenizer
 
 from headtrace import builtin
-from headtrace.builtin.text import MIX, documents, held_out_ioi, held_out_partners
-from headtrace.builtin.tokenizer import TOKEN, make_tokenizer
-from headtrace.builtin.train import Recipe, new_model, train, training_batches
 from headtrace.tasks import accuracy, score_heads
 from headtrace.tasks.words import NAMES, OBJECTS
 

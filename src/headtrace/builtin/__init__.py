@@ -1,7 +1,6 @@
 """The built-in model: a small GPT-2 that ships with headtrace and knows the tasks.
 
-``folder()`` is a Hugging Face folder with its weights and tokenizer; ``text`` generates what it was trained
-on, ``tokenizer`` splits it into words, ``train`` made it (``python -m headtrace.builtin.train OUT``).
+``folder()`` is a Hugging Face folder with its weights and tokenizer. `docs/studies/builtin_model` made it.
 """
 
 from __future__ import annotations

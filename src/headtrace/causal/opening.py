@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
-from headtrace.models.record import available_bytes
+from headtrace.models.devices import available_bytes
 from headtrace.tracing.unhashed import same_weights
 from headtrace.validation import fail
 from headtrace.vocabulary import Firing, head_name, parse_head

@@ -174,6 +174,6 @@ def _clashes(new: list[str], present: set[str]) -> bool:
 
 
 def _ordinary_words() -> tuple[str, ...]:
-    from headtrace.builtin.tokenizer import words
+    from docs.studies.builtin_model.tokenizer import words
 
     return tuple(word for word in words() if word not in (NEW, AGAIN, ","))

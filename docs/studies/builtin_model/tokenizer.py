@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from headtrace.builtin.text import AGAIN, NAME_TAG, NEW
+from docs.studies.builtin_model.text import AGAIN, NAME_TAG, NEW
+
 from headtrace.tasks import facts, greater_than, ioi, pronoun
 from headtrace.tasks.words import (
     CAPITALS,

@@ -1,4 +1,4 @@
-"""Make the built-in model: ``python -m headtrace.builtin.train OUT [--checkpoints DIR]``.
+"""Make the built-in model: ``python -m docs.studies.builtin_model.train OUT [--checkpoints DIR]``.
 
 Deterministic: the text comes from SHA-256 streams, the first weights from a fixed seed, and torch is held to
 one thread and to its deterministic algorithms. The same versions on the same kind of processor give the same
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from docs.studies.builtin_model.text import Document, documents, held_out_ioi
+from docs.studies.builtin_model.tokenizer import SPECIAL, TOKEN, make_tokenizer
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from headtrace.builtin.text import Document, documents, held_out_ioi
-from headtrace.builtin.tokenizer import SPECIAL, TOKEN, make_tokenizer
 from headtrace.tasks.answering import accuracy
 from headtrace.tasks.registry import TASKS, load_task
 
@@ -175,7 +175,7 @@ def report(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m headtrace.builtin.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m docs.studies.builtin_model.train", description=__doc__)
     parser.add_argument("out", type=Path, help="folder for the model")
     parser.add_argument("--checkpoints", type=Path, help="folder for models saved on the way")
     parser.add_argument("--report", type=Path, help="JSON file for the accuracies")

@@ -11,8 +11,9 @@ import headtrace
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.tracing import METHODS, ACCpp, Firings, make_method
 from headtrace.tracing.accpp import Ranking
-from headtrace.tracing.candidates import FiringScores, KeyCandidates, QueryCandidates
-from headtrace.tracing.upstream import Composer, Upstream
+from headtrace.tracing.components import Upstream
+from headtrace.tracing.firing import FiringScores, KeyCandidates, QueryCandidates
+from headtrace.tracing.readings import Composer
 from tests.documented import run_page
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
@@ -77,7 +78,7 @@ def test_bounds_hold_and_the_largest_candidates_are_those_of_all(name: str) -> N
     active = torch.arange(len(firings))
     for side in (QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)):
         every = side.attributions()
-        heads = every[:, side.catalogue.n_plain :].abs().amax(-1)
+        heads = every[:, side.index.n_non_head :].abs().amax(-1)
         assert bool((heads <= side.bounds() * (1 + 1e-12) + 1e-15).all())
         ranking = Ranking(side)
         for k in (1, 7, 40, 500, ranking.n_candidates):

@@ -8,8 +8,7 @@ import torch
 import headtrace
 from headtrace.errors import IdentityError, InputError
 from headtrace.tracing.causes import Causes
-from headtrace.tracing.composing import Asked, Composer
-from headtrace.tracing.readings import Readings
+from headtrace.tracing.readings import Composer, Readings
 from headtrace.vocabulary import Firing
 from tests.oracle.comparison import Agreement, circuit_edges
 from tests.rounding import rounding
@@ -361,10 +360,10 @@ def test_values_read_through_the_residual_are_those_of_composed_weights() -> Non
         for composed in (True, False):
             composer = Composer(model)
             composer.all_fit = composed
-            into = {reader: Asked((0,), values.new_full(wide, torch.nan)) for reader in readers}
+            into = {reader: ([0], values.new_full(wide, torch.nan)) for reader in readers}
             assert set(composer.read(side, values, into)) == set(readers)
             assert bool(composer.kept) is composed
-            found.append(torch.stack([asked.out for asked in into.values()]))
+            found.append(torch.stack([out for _, out in into.values()]))
         size = max(1.0, float(found[0].abs().max()))
         bound = rounding(torch.float64, model.d_model + model.d_head, size)
         assert (found[0] - found[1]).abs().max() <= bound
@@ -378,7 +377,7 @@ def test_composed_weights_stay_within_their_budget_and_change_nothing(
     answer, wrong = top_two(model, ids)
     expected = headtrace.Tracer(model).trace(ids, answer=answer, wrong=wrong)
     one_reader = 3 * model.n_heads * model.d_head**2 * 8  # of the last layer, in bytes
-    monkeypatch.setattr("headtrace.tracing.composing.COMPOSED_BYTES", 2 * one_reader)
+    monkeypatch.setattr("headtrace.tracing.readings.COMPOSED_BYTES", 2 * one_reader)
     tracer = headtrace.Tracer(model)
     tracer.composer.all_fit = True  # compose whatever it costs
     found = tracer.trace(ids, answer=answer, wrong=wrong)

@@ -11,7 +11,7 @@ from headtrace.causal.ledger import Ledger
 from headtrace.causal.tolerance import Tolerance
 from headtrace.errors import InputError
 from headtrace.tracing.attribute_root import RootAttribution, attribute_root
-from headtrace.tracing.attribution import IG_STEPS
+from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import METHODS, Method, make_method
 from headtrace.tracing.unhashed import same_weights
 from headtrace.vocabulary import Firing

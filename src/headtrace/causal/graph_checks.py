@@ -12,6 +12,7 @@ from headtrace.causal.opening import edge_name
 from headtrace.causal.tolerance import WRITTEN
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.circuits.graph import node_influence
+from headtrace.tracing.methods import METHODS
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 # -- nodes ---------------------------------------------------------------------------------------------------
@@ -80,16 +81,17 @@ def _follows(check: Checking, node: Node) -> bool | None:
 
 
 def _explained(check: Checking, node: Node) -> bool | None:
-    """ACC++: attention fell below the threshold on both sides. ACC, SVT: something was found on both sides."""
-    name, circuit = check.circuit.method.name, check.circuit
-    if name == "acc++":
+    """Whether a firing is explained, by the rule of its method; None where that is within rounding, or not known."""
+    circuit, method = check.circuit, METHODS.get(check.circuit.method.name)
+    rule = None if method is None else method.explained_when
+    if rule == "below threshold":
         left = [(node.predicted or {}).get(side) for side in ATTENTION_SIDES]
         if node.threshold is None or None in left:
             return None
         gaps = [node.threshold - (value or 0.0) for value in left]
         allowed = check.attention_tolerance(node.site.firing)
         return None if min(abs(gap) for gap in gaps) <= allowed else min(gaps) > 0
-    if name in ("acc", "svt"):
+    if rule == "causes on both sides":
         edges = circuit.edges_into(node)
         found = {e.side for e in edges} | ({"key"} if node.elsewhere else set())
         return found >= set(ATTENTION_SIDES)
@@ -178,9 +180,10 @@ def claimed_sides(circuit: Circuit) -> Iterator[tuple[Node, AttentionSide]]:
 
 def check_weights(check: Checking, claim: SideClaim) -> None:
     """What each signal of a side accounts for, by the rule of the method."""
-    circuit, rule = check.circuit, RULES.get(check.circuit.method.name)
-    if rule is None or not claim.parts:
+    circuit, method = check.circuit, METHODS.get(check.circuit.method.name)
+    if method is None or method.edge_weight is None or not claim.parts:
         return
+    rule = RULES[method.edge_weight]
     written = torch.tensor([part.weight for part in claim.parts], dtype=torch.float64)
     found = rule(claim, circuit.method, check.tolerance, written.to(claim.rows.device))
     low, high = found.low.tolist(), found.high.tolist()
@@ -193,7 +196,7 @@ def check_weights(check: Checking, claim: SideClaim) -> None:
         check.ledger.between(
             "weight", where, in_file=part.weight, low=least, high=most, allowed=found.allowed
         )
-        if circuit.method.name == "svt":
+        if method.whole_heads:
             _check_shown_source(check, claim, part, where)
 
 

@@ -15,7 +15,7 @@ from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.tracing import Tracer
-    from headtrace.tracing.explanation import Explanation
+    from headtrace.tracing.causes import Explanation
 
 
 def register(app: typer.Typer) -> None:

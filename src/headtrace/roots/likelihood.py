@@ -270,7 +270,7 @@ class _Objective:
     def path_gradient(self, steps: int) -> Float[Tensor, " vocab"]:
         """The mean gradient of J on the straight path from the bias-only logits to the clean ones."""
         from headtrace.models.attention import softcap, softcap_slope
-        from headtrace.tracing.attribution import path_weights
+        from headtrace.tracing.firing import path_weights
 
         alphas, weights = path_weights(steps, self.clean)
         z = self.base + alphas[:, None] * (self.clean - self.base)

@@ -22,8 +22,8 @@ from headtrace.models.devices import exact, rounded
 from headtrace.models.observer import Rotary
 from headtrace.sinks.cases import Case
 from headtrace.tracing.causes import Causes
+from headtrace.tracing.components import Firings
 from headtrace.tracing.signals import readings_at, write_at
-from headtrace.tracing.upstream import Firings
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing, Site
 
 if TYPE_CHECKING:

@@ -1,21 +1,20 @@
 """Tracing: from the root of a prompt to firings, from firings to their causes, layer by layer.
 
-``questions.py`` reads what is asked, ``roots.py`` says where a trace begins, ``sweep.py`` goes down the layers with a
-method (``methods.py``; ``accpp.py``, ``acc.py`` and ``svt.py`` are three), ``candidates.py`` and ``upstream.py`` are
-the heart: the signals of a firing; ``moved.py`` says what one moved. ``assemble.py`` makes the Circuit, ``tracer.py``
-is the door.
+To read how a firing is explained: ``accpp.py`` (rank the candidates, remove them greedily), ``firing.py`` (candidates and
+their contributions), ``components.py`` (what heads read of each component), with ``readings.py`` for the fast part.
+``methods.py`` says what a method is; ``earlier_methods.py`` has two more. ``sweep.py`` follows firings down the layers,
+``complete.py`` content and MLPs as well (``content.py``, ``signals.py``). ``assemble.py`` makes the Circuit.
 """
 
-from headtrace.tracing.acc import ACC
 from headtrace.tracing.accpp import ACCpp
-from headtrace.tracing.causes import Cause, Causes, SideCauses
-from headtrace.tracing.explanation import Explanation
-from headtrace.tracing.methods import METHODS, Method, make_method, register_method
+from headtrace.tracing.causes import Cause, Causes, Explanation, SideCauses
+from headtrace.tracing.components import Firings
+from headtrace.tracing.earlier_methods import ACC, SVT
+from headtrace.tracing.methods import METHODS, Method, Option, make_method, method_options, register_method
 from headtrace.tracing.moved import Moved, moved
-from headtrace.tracing.svt import SVT
+from headtrace.tracing.readings import Composer
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.tracer import Tracer
-from headtrace.tracing.upstream import Composer, Firings
 
 __all__ = [
     "ACC",
@@ -30,9 +29,11 @@ __all__ = [
     "Firings",
     "Method",
     "Moved",
+    "Option",
     "SideCauses",
     "Tracer",
     "make_method",
+    "method_options",
     "moved",
     "register_method",
 ]

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.tracing.upstream import Catalogue
+from headtrace.tracing.components import ComponentIndex
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -38,10 +38,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Along:
-    """Shares of some places' directions, component by component (`Catalogue`)."""
+    """Shares of some places' directions, component by component (`ComponentIndex`)."""
 
     places: Sequence[Place]
-    catalogue: Catalogue
+    index: ComponentIndex
     shares: Float[Tensor, "place component"]
 
 
@@ -50,29 +50,29 @@ def along(recording: Recording, places: Sequence[Place], directions: Float[Tenso
     """Every component's write along each place's direction. What is not upstream of a place has a share of zero."""
     top = max(place.attention_layers for place in places)
     length = max(place.position for place in places) + 1
-    catalogue = Catalogue.of(recording.model, top, length)
+    index = ComponentIndex.of(recording.model, top, length)
     b = torch.tensor([place.prompt for place in places], device=directions.device)
     t = torch.tensor([place.position for place in places], device=directions.device)
     layers = torch.arange(top, device=directions.device)
     mlps = layers < layers.new_tensor([place.layer for place in places])[:, None]
     attention = layers < layers.new_tensor([place.attention_layers for place in places])[:, None]
     weights = recording.model.weights
-    shares = directions.new_zeros(len(places), catalogue.n_components)
+    shares = directions.new_zeros(len(places), index.n_components)
     plain = (recording.plain_writes[b, : top + 1, t] @ directions[..., None])[..., 0]
     shares[:, 0], shares[:, 1 : top + 1] = plain[:, 0], plain[:, 1:] * mlps
     strength = attention.to(directions.dtype)
     if recording.post_norm_scales is not None:
         strength = strength / recording.post_norm_scales[:top, b, t].T
-    if catalogue.biased:
-        shares[:, catalogue.biases] = directions @ weights.attention_bias[:top].T * strength
+    if index.biased:
+        shares[:, index.biases] = directions @ weights.attention_bias[:top].T * strength
     if recording.model.half:
         rounding = (recording.roundings[:top, b, t].transpose(0, 1) @ directions[..., None])[..., 0]
-        shares[:, catalogue.roundings] = rounding * mlps
+        shares[:, index.roundings] = rounding * mlps
     if top:
-        heads = shares[:, catalogue.n_plain :].unflatten(1, (top, recording.model.n_heads, length))
+        heads = shares[:, index.n_non_head :].unflatten(1, (top, recording.model.n_heads, length))
         _head_shares(recording, places, directions, heads)
         heads *= strength[..., None, None]
-    return Along(places, catalogue, shares)
+    return Along(places, index, shares)
 
 
 def _head_shares(

@@ -19,9 +19,9 @@ from torch import Tensor
 from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Place, along
-from headtrace.tracing.attribution import IG_STEPS
+from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.causes import Cause
-from headtrace.tracing.upstream import Catalogue
+from headtrace.tracing.components import ComponentIndex
 from headtrace.vocabulary import Site, head_name
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class ReadPoint:
         return cls(recording, prompt, last if position is None else position, recording.model.n_layers)
 
     @property
-    def catalogue(self) -> Catalogue:
-        return Catalogue.of(self.recording.model, self.layer, self.position + 1)
+    def index(self) -> ComponentIndex:
+        return ComponentIndex.of(self.recording.model, self.layer, self.position + 1)
 
     @property
     def residual(self) -> Float[Tensor, " d_model"]:
@@ -82,7 +82,7 @@ class ReadPoint:
         if model.half and model.final_softcap is None:
             recorded = self.recording.logits_at(self.prompt, self.position)
             computed = self.logits_of(self.residual[None])[0] + model.weights.output_bias
-            contributions[self.catalogue.n_plain - 1] = read(recorded - computed)
+            contributions[self.index.n_non_head - 1] = read(recorded - computed)
         return contributions
 
     def before_norm(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
@@ -104,7 +104,7 @@ class ReadPoint:
 
     def writes(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
         """The write vectors of a few components, by number."""
-        components = (self.catalogue.component(number) for number in numbers.tolist())
+        components = (self.index.component(number) for number in numbers.tolist())
         return torch.stack([self.recording.write(c, self.prompt)[self.position] for c in components])
 
     def require_sum(self, total: float, recorded: float, size: float) -> None:
@@ -117,7 +117,7 @@ class ReadPoint:
             )
 
     def cause(self, number: int, weight: float) -> Cause:
-        return Cause(self.catalogue.component(number).at(self.position), weight)
+        return Cause(self.index.component(number).at(self.position), weight)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class RootAttribution:
             return None
         if site.kind == "offset":
             return getattr(self.root, "bias", None) if site.layer is None else None
-        number = part.point.catalogue.number(site.component)
+        number = part.point.index.number(site.component)
         return None if number is None else float(part.contributions[number])
 
 
@@ -222,7 +222,7 @@ def no_seeds(attribution: RootAttribution, reason: str, advice: str) -> Seeds:
     def strongest(sign: int, only_heads: bool = False) -> list[Cause]:
         found: list[Cause] = []
         for part in attribution.parts:
-            first = part.point.catalogue.n_plain if only_heads else 0
+            first = part.point.index.n_non_head if only_heads else 0
             signed = sign * part.contributions[first:]
             values, numbers = signed.topk(min(3, len(signed)))
             pairs = zip(numbers.tolist(), values.tolist(), strict=True)

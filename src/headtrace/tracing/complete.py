@@ -23,12 +23,13 @@ from headtrace.progress import Progress, counting
 from headtrace.tracing.along import Place
 from headtrace.tracing.attribute_root import Seeds
 from headtrace.tracing.causes import Cause, Causes, SideCauses
+from headtrace.tracing.components import Firings
 from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
+from headtrace.tracing.readings import Composer
 from headtrace.tracing.signals import Signal, signals_of, write_at
 from headtrace.tracing.sweep import Budget, Grown, PromptTrace, attention_at
 from headtrace.tracing.through_mlps import through_mlps
-from headtrace.tracing.upstream import Composer, Firings
 from headtrace.vocabulary import ATTENTION_SIDES, ROOT, AttentionSide, Side, Site
 
 if TYPE_CHECKING:

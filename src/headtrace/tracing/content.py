@@ -144,7 +144,7 @@ class Content:
             return self.recording.roundings[layer, prompt, dest] @ g
         reads = [read for read in self.reads[prompt] if read.point.position == dest]
         total = self.gradients.residual.new_zeros(())
-        return sum((read.contributions[read.point.catalogue.n_plain - 1] for read in reads), total)
+        return sum((read.contributions[read.point.index.n_non_head - 1] for read in reads), total)
 
     def embeddings(self, prompt: int) -> tuple[float, ...]:
         """What each token of a prompt contributes to its root."""
@@ -259,7 +259,7 @@ def _causes(part: Along, row: int, numbers: list[int], values: list[float]) -> t
     """Components with their shares: the first half as far as they speak for something, the second as far as against."""
     position, half = part.places[row].position, len(numbers) // 2
     return tuple(
-        Cause(part.catalogue.component(number).at(position), value)
+        Cause(part.index.component(number).at(position), value)
         for place, (number, value) in enumerate(zip(numbers, values, strict=True))
         if (value > 0 if place < half else value < 0)
     )

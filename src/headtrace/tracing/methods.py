@@ -1,11 +1,15 @@
-"""Methods: ways to find the causes of firings, known by name, each an object with its own options.
+"""Methods: ways to find the causes of firings, known by name, each a class whose fields are its options.
 
 >>> make_method("acc++", tau=0.3, ig_steps=32)
 ACCpp(tau=0.3, ig_steps=32)
 >>> make_method("svt").describe().tau
 0.5
+>>> [(each.name, each.type.__name__, each.default) for each in method_options("acc++")]
+[('tau', 'float', None), ('ig_steps', 'int', 64)]
+>>> method_options("svt")[1].choices
+('signal', 'all')
 
-A package of your own adds one by subclassing ``Method`` (a frozen dataclass whose fields are its options) and calling
+A package of your own adds one by subclassing ``Method`` (a frozen dataclass) and calling
 ``register_method("name", Class)``, or through the entry point group ``headtrace.methods``.
 """
 
@@ -13,8 +17,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from headtrace import __version__
 from headtrace.circuits import MethodInfo
@@ -25,26 +30,83 @@ from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
-    from headtrace.tracing.upstream import Composer, Firings
+    from headtrace.tracing.components import Firings
+    from headtrace.tracing.readings import Composer
 
 Tau = float | Callable[[int], float] | None
 """A threshold on attention: a number, or a function of the number of visible keys; None is the method's own."""
 
 
 @dataclass(frozen=True)
+class Option:
+    """One option of a method, as the command line, the server and files offer it."""
+
+    name: str
+    type: type[bool] | type[int] | type[float] | type[str]
+    default: Any
+    """None means that the method decides."""
+    help: str = ""
+    choices: tuple[Any, ...] | None = None
+    above: float | None = None
+    """Values must be larger than this."""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def require(self, value: Any) -> None:
+        """Raise ``InputError`` for a value that is not allowed. None (if it is the default) and functions are."""
+        if (value is None and self.default is None) or callable(value):
+            return
+        if self.choices is not None:
+            expected, fits = " or ".join(map(repr, self.choices)), value in self.choices
+        else:
+            limits = {"above": self.above, "at least": self.at_least, "at most": self.at_most}
+            within = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
+            names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+            expected, fits = f"{names[self.type]} {within}".rstrip(), self._has_type(value)
+            fits = fits and (self.above is None or value > self.above)
+            fits = fits and (self.at_least is None or value >= self.at_least)
+            fits = fits and (self.at_most is None or value <= self.at_most)
+        if not fits:
+            raise InputError(f"{self.name}={value!r}: expected {expected}.")
+
+    def _has_type(self, value: Any) -> bool:
+        if self.type in (int, float) and isinstance(value, bool):
+            return False
+        return isinstance(value, (int, float) if self.type is float else self.type)
+
+
+EdgeWeight = Literal["attention removed", "relative attention", "coefficients"]
+"""What the weight of a query or key edge measures: the attention that removing the signal takes away, the signal's part
+of relative attention, or what a whole head adds to the channel coefficients along the token's own signs."""
+
+
+@dataclass(frozen=True)
 class Method(ABC):
-    """How the causes of a firing are found. The fields are the options."""
+    """How the causes of a firing are found.
+
+    The fields are the options; ``field(default=..., metadata={...})`` gives them a ``help`` text and limits (``above``,
+    ``at_least``, ``at_most``), which are checked. The class attributes say what the results mean, so that
+    ``headtrace.verify`` can test them.
+    """
 
     name: ClassVar[str]
     rule: ClassVar[str | float] = "min(1, 2.5 / visible keys)"
-    """The threshold without ``tau``, for people."""
+    """The threshold without ``tau``, as shown to users."""
+    edge_weight: ClassVar[EdgeWeight | None] = None
+    """What ``verify`` recomputes weights as; None: they are not checked."""
+    explained_when: ClassVar[Literal["below threshold", "causes on both sides"] | None] = None
+    """When a firing counts as explained; None: that is not checked."""
+    whole_heads: ClassVar[bool] = False
+    """Whether an upstream head stands for its whole write, shown at the source that it attends to most."""
 
-    tau: Tau = None
-    """Attention that counts as attending."""
+    tau: Tau = field(
+        default=None,
+        metadata={"help": "Attention that counts as attending.", "above": 0, "at_most": 1},
+    )
 
     def __post_init__(self) -> None:
-        if self.tau is not None and not callable(self.tau) and not 0 < self.tau <= 1:
-            raise InputError(f"tau={self.tau}: a threshold on attention is above 0 and at most 1.")
+        for each in options_of(type(self)):
+            each.require(getattr(self, each.name))
 
     @abstractmethod
     def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
@@ -55,7 +117,7 @@ class Method(ABC):
         return min(1.0, 2.5 / visible_keys)
 
     def threshold(self, visible_keys: int) -> float:
-        """Attention that counts as attending, with so many visible keys: what ``tau`` says, or the default."""
+        """Attention that counts as attending with this many visible keys: by ``tau``, or the default."""
         if self.tau is None:
             return self.default_threshold(visible_keys)
         return float(self.tau(visible_keys)) if callable(self.tau) else float(self.tau)
@@ -86,5 +148,26 @@ def register_method(name: str, method: type[Method]) -> None:
 
 
 def make_method(method: str | Method, **options: Any) -> Method:
-    """A method by name, with its options; one that is already made is taken as it is."""
+    """A method by name, with its options; a ``Method`` is returned unchanged."""
     return made(METHODS, method, options)
+
+
+def method_options(name: str) -> tuple[Option, ...]:
+    """The options of a method by its name: what the command line and the server offer, and files keep."""
+    if name not in METHODS:
+        raise InputError(f"There is no method {name!r}: choose {', '.join(map(repr, METHODS))}.")
+    return options_of(METHODS[name])
+
+
+def options_of(method: type[Method]) -> tuple[Option, ...]:
+    """The options of a method class: type and choices from each field's annotation, the rest from its metadata."""
+    hints = get_type_hints(method)
+    found: list[Option] = []
+    for each in fields(method):
+        hint = hints[each.name]
+        union = get_origin(hint) in (Union, UnionType)
+        choices = get_args(hint) if get_origin(hint) is Literal else None
+        kinds = map(type, choices) if choices else get_args(hint) if union else (hint,)
+        kind = next((kind for kind in kinds if kind in (bool, int, float, str)), str)
+        found.append(Option(each.name, kind, each.default, choices=choices, **each.metadata))
+    return tuple(found)

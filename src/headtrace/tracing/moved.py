@@ -25,7 +25,7 @@ from headtrace.models.frozen import Level, levels, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.roots import Root
 from headtrace.tracing.attribute_root import ReadPoint, attribute_root
-from headtrace.tracing.attribution import IG_STEPS
+from headtrace.tracing.firing import IG_STEPS
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:

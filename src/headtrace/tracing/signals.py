@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.tracing.causes import Cause
-from headtrace.tracing.rotation import Turns
-from headtrace.tracing.upstream import Firings
+from headtrace.tracing.components import Firings, Rotary
 from headtrace.vocabulary import AttentionSide, Side, Site
 
 if TYPE_CHECKING:
@@ -54,9 +53,9 @@ def readings_at(
     else:
         at, basis, W = firings.src, channels.to_key, weights.W_K[layer, kv]
         scales = None if recording.key_scales is None else recording.key_scales[layer, b, kv, at]
-    turned = Turns.of(recording, first, b, recording.token_ids.shape[1]).basis_at(basis, at)
+    basis = Rotary.of(recording, first, b, recording.token_ids.shape[1]).basis_at(basis, at)
     scale = recording.norm_scales[layer, b, at]
-    return W @ turned / (scale if scales is None else scale * scales)[:, None, None]
+    return W @ basis / (scale if scales is None else scale * scales)[:, None, None]
 
 
 def write_at(recording: Recording, prompt: int, site: Site) -> Float[Tensor, " d_model"]:

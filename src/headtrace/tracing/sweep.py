@@ -17,8 +17,9 @@ from headtrace.errors import HeadtraceError
 from headtrace.progress import Progress, counting
 from headtrace.tracing.attribute_root import Seeds
 from headtrace.tracing.causes import Cause, Causes, SideCauses
+from headtrace.tracing.components import Firings
 from headtrace.tracing.methods import Method
-from headtrace.tracing.upstream import Composer, Firings
+from headtrace.tracing.readings import Composer
 from headtrace.vocabulary import ROOT, Side, Site
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ def _remove(
         k = min(size, part.shares.shape[1])
         values, order = part.shares[active].topk(k, dim=1)
         sites = [
-            [part.catalogue.component(number).at(part.places[row].position) for number in numbers]
+            [part.index.component(number).at(part.places[row].position) for number in numbers]
             for row, numbers in zip(active, order.tolist(), strict=True)
         ]
         prompts = [signals[row].prompt for row in active]

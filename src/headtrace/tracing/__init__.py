@@ -1,7 +1,7 @@
 """Tracing: from the root of a prompt to firings, from firings to their causes, layer by layer.
 
-To read how a firing is explained: ``accpp.py`` (rank the candidates, remove them greedily), ``firing.py`` (candidates and
-their contributions), ``components.py`` (what heads read of each component), with ``readings.py`` for the fast part.
+To read how a firing is explained: ``accpp.py`` (rank the candidates, remove them greedily), ``firing.py`` (candidates
+and their contributions), ``components.py`` (what heads read of each component), with ``readings.py`` for the fast part.
 ``methods.py`` says what a method is; ``earlier_methods.py`` has two more. ``sweep.py`` follows firings down the layers,
 ``complete.py`` content and MLPs as well (``content.py``, ``signals.py``). ``assemble.py`` makes the Circuit.
 """

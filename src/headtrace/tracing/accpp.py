@@ -36,7 +36,7 @@ from headtrace.tracing.readings import Composer
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
-    from headtrace.vocabulary import Site
+    from headtrace.vocabulary import Side, Site
 
 FIRST_CHUNK = 32
 """Candidates that are removed at first: more than most firings need."""
@@ -71,7 +71,7 @@ class ACCpp(Method):
         attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
         index, channels = upstream.index, scores.a.shape[-1]
         for f, (prompt, site) in enumerate(firings.sites):
-            sides = {
+            sides: dict[Side, SideCauses] = {
                 "query": _collect(removal, f, index, site, site.dest or 0, channels),
                 "key": _collect(removal, n + f, index, site, site.src or 0, channels),
             }

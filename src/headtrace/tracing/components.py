@@ -97,8 +97,9 @@ class ComponentIndex:
         if number == self.offset:
             return Component("offset") if reader is None else Component("offset", reader.layer, reader.head)
         if number < self.n_non_head:
-            own = number == self.n_non_head - 1 and reader is not None
-            return Component("rounding", reader.layer if own else number - self.roundings.start)
+            if number == self.n_non_head - 1 and reader is not None:
+                return Component("rounding", reader.layer)
+            return Component("rounding", number - self.roundings.start)
         rest, src = divmod(number - self.n_non_head, self.length)
         layer, head = divmod(rest, self.n_heads)
         return Component("head", layer, head, src)

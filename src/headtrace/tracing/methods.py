@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from operator import ge, gt, le
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -59,20 +60,21 @@ class Option:
         if self.choices is not None:
             expected, fits = " or ".join(map(repr, self.choices)), value in self.choices
         else:
-            limits = {"above": self.above, "at least": self.at_least, "at most": self.at_most}
-            within = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
+            types = (int, float) if self.type is float else self.type
+            fits = isinstance(value, types) and not (isinstance(value, bool) and self.type is not bool)
+            words: list[str] = []
+            for word, limit, within in (
+                ("above", self.above, gt),
+                ("at least", self.at_least, ge),
+                ("at most", self.at_most, le),
+            ):
+                if limit is not None:
+                    words.append(f"{word} {limit:g}")
+                    fits = fits and within(float(value), limit)  # type: ignore[arg-type]
             names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-            expected, fits = f"{names[self.type]} {within}".rstrip(), self._has_type(value)
-            fits = fits and (self.above is None or value > self.above)
-            fits = fits and (self.at_least is None or value >= self.at_least)
-            fits = fits and (self.at_most is None or value <= self.at_most)
+            expected = f"{names[self.type]} {' and '.join(words)}".rstrip()
         if not fits:
             raise InputError(f"{self.name}={value!r}: expected {expected}.")
-
-    def _has_type(self, value: Any) -> bool:
-        if self.type in (int, float) and isinstance(value, bool):
-            return False
-        return isinstance(value, (int, float) if self.type is float else self.type)
 
 
 EdgeWeight = Literal["attention removed", "relative attention", "coefficients"]

@@ -288,7 +288,7 @@ def _remove_until(parts: Sequence[RootPart], clean: float, target: float) -> lis
     numbers = order - starts[of_part]
     # What rounding did to the logits themselves was written by nothing that could be removed.
     rounding = torch.tensor(
-        [p.point.catalogue.n_plain - 1 if p.point.recording.model.half else -1 for p in parts]
+        [p.point.index.n_non_head - 1 if p.point.recording.model.half else -1 for p in parts]
     )
     removable = (values > 0) & (numbers != rounding.to(numbers.device)[of_part])
     order, values, of_part, numbers = (t[removable] for t in (order, values, of_part, numbers))

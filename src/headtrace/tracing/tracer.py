@@ -31,14 +31,14 @@ from headtrace.roots.base import Answer
 from headtrace.tracing.amounts import add_amounts
 from headtrace.tracing.assemble import assemble
 from headtrace.tracing.attribute_root import Seeds, attribute_roots, find_seeds
-from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.causes import Causes, Explanation
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep, Paths
 from headtrace.tracing.components import Firings
 from headtrace.tracing.content import Content
+from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import Method, make_method
-from headtrace.tracing.readings import Composer
 from headtrace.tracing.questions import Asked, Question, as_asked, ask
+from headtrace.tracing.readings import Composer
 from headtrace.tracing.sweep import Budget, Grown, PromptTrace, sweep
 from headtrace.tracing.unhashed import model_info
 from headtrace.vocabulary import Firing, Prompt

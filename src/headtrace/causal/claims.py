@@ -23,7 +23,8 @@ from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.models.attention import softcap
 from headtrace.models.devices import exact, exact_device
 from headtrace.relative import relative_row
-from headtrace.tracing.attribution import IG_STEPS, attribution_vector
+from headtrace.tracing.firing import IG_STEPS, attribution_vector
+from headtrace.tracing.methods import EdgeWeight
 from headtrace.vocabulary import AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
@@ -247,5 +248,9 @@ def weigh_coefficients(
     return Weighed(found, found, 2 * tolerance.number(size))
 
 
-RULES: dict[str, Weigh] = {"acc++": weigh_removals, "acc": weigh_relative, "svt": weigh_coefficients}
-"""How each method weighs a signal, by the method's name."""
+RULES: dict[EdgeWeight, Weigh] = {
+    "attention removed": weigh_removals,
+    "relative attention": weigh_relative,
+    "coefficients": weigh_coefficients,
+}
+"""How a signal's weight is computed again, by what the method says that it measures."""

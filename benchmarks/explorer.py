@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 import headtrace
-from headtrace.explorer.server.recordings import Recordings
+from headtrace.explorer.panels import Session, Settings
+from headtrace.explorer.panels.prompts import pattern_bytes, record
+from headtrace.explorer.panels.session import FiringRequest, PromptRequest, Recordings, RootRequest
+from headtrace.explorer.panels.why import WhyRequest, why
 from headtrace.explorer.server.routes import as_sent
-from headtrace.explorer.server.schemas import FiringRequest, PromptRequest, RootRequest, WhyRequest
-from headtrace.explorer.server.service import Explorer
-from headtrace.explorer.server.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 9
@@ -44,15 +44,15 @@ def ratio(work: Callable[[int], object], forward: Callable[[], object]) -> float
 class Clicks:
     """Cells that a person might click: of every head where it attends most, the strongest ones first."""
 
-    def __init__(self, explorer: Explorer, prompt: PromptRequest) -> None:
-        self.explorer, self.prompt = explorer, prompt
-        found = sorted(explorer.recorded(prompt).strongest_firings(), key=lambda each: -each[1])
+    def __init__(self, session: Session, prompt: PromptRequest) -> None:
+        self.session, self.recorded = session, session.record(prompt)
+        found = sorted(self.recorded.recording.strongest_firings(), key=lambda each: -each[1])
         self.cells = [firing for firing, _ in found if firing.layer > 0][:: max(1, len(found) // 40)]
 
     def why(self, n: int, root: RootRequest | None = None) -> bytes:
         f = self.cells[n % len(self.cells)]
         firing = FiringRequest(layer=f.layer, head=f.head, dest=f.dest, src=f.src)
-        return as_sent(self.explorer.why(WhyRequest(prompt=self.prompt, firing=firing, root=root)))
+        return as_sent(why(self.session, WhyRequest(recording=self.recorded.id, firing=firing, root=root)))
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     model = headtrace.load(options.model)
     ids = model.to_ids((ROOT / "benchmarks" / "text.txt").read_text(encoding="utf-8"))[: options.tokens]
     model.channels.singular_values  # noqa: B018 (made once for a model, and kept)
-    explorer, prompt = Explorer([model], Settings()), PromptRequest(token_ids=ids)
+    session, prompt = Session([model]), PromptRequest(token_ids=ids)
     batch = torch.tensor([ids])
 
     def forward() -> object:
@@ -71,14 +71,12 @@ def main() -> None:
             return model.hf(batch, use_cache=False)
 
     def typed(_: int) -> None:
-        explorer.recordings = Recordings(Settings.cached_bytes, Settings.cached_recordings)
-        view = explorer.record(prompt)
-        as_sent(view), explorer.patterns(view.id)
+        session.recordings = Recordings(Settings.cached_bytes, Settings.cached_recordings)
+        view = record(session, prompt)
+        as_sent(view), pattern_bytes(session, view.id)
 
-    clicks, answer = (
-        Clicks(explorer, prompt),
-        RootRequest(answer=explorer.recorded(prompt).top_answers(1)[0][1]),
-    )
+    clicks = Clicks(session, prompt)
+    answer = RootRequest(answer=clicks.recorded.recording.top_answers(1)[0][1])
     found = {
         "click to causes": ratio(clicks.why, forward),
         "click to causes and contribution to an answer": ratio(lambda n: clicks.why(n, answer), forward),

@@ -71,6 +71,14 @@ async def ask(seen: Seen, method: str, path: str, content: Any = None) -> tuple[
     return status, rest
 
 
+async def about(seen: Seen, name: str, example: Any, content: Any) -> tuple[int, bytes]:
+    """A request about a recorded prompt, which is recorded first, as the page does."""
+    status, said = await ask(seen, "POST", "/api/record", {"text": example.text})
+    if status != 200:
+        return status, said
+    return await ask(seen, "POST", f"/api/{name}", {"recording": json.loads(said)["id"], **content})
+
+
 async def client(seen: Seen, number: int, until: float) -> None:
     chance = random.Random(number)
     while time.monotonic() < until:
@@ -104,24 +112,20 @@ async def _why(seen: Seen, chance: random.Random, example: Any) -> None:
         "dest": 10,
         "src": chance.randrange(12),
     }
-    status, said = await ask(seen, "POST", "/api/why", {"prompt": {"text": example.text}, "firing": firing})
+    status, said = await about(seen, "why", example, {"firing": firing})
     if status == 200:
         seen.explained[example.text] = json.loads(said)
 
 
 async def _intervene(seen: Seen, chance: random.Random, example: Any) -> None:
     site = {"kind": "head", "layer": chance.randrange(3), "head": chance.randrange(4)}
-    asked = {
-        "prompt": {"text": example.text},
-        "interventions": [{"kind": "component", "site": site}],
-        "generate": 2,
-    }
-    await ask(seen, "POST", "/api/intervene", asked)
+    asked = {"interventions": [{"kind": "component", "site": site}], "generate": 2}
+    await about(seen, "intervene", example, asked)
 
 
 async def _trace(seen: Seen, _: random.Random, example: Any, cancel: bool = False) -> None:
-    asked = {"prompt": {"text": example.text}, "root": {"answer": example.answer, "wrong": example.wrong}}
-    status, said = await ask(seen, "POST", "/api/trace", asked | {"paths": "attention"})
+    asked = {"root": {"answer": example.answer, "wrong": example.wrong}, "paths": "attention"}
+    status, said = await about(seen, "trace", example, asked)
     if status != 202:
         return
     id = json.loads(said)["id"]

@@ -137,7 +137,7 @@ def test_workers_do_not_hear_interrupts_of_the_keyboard_on_any_system(monkeypatc
 
 
 def test_two_servers_never_share_a_port_on_windows(monkeypatch) -> None:
-    serving = pytest.importorskip("headtrace.explorer.server.serving")
+    serving = pytest.importorskip("headtrace.explorer.server.app")
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_KEEPALIVE, raising=False)
     with serving.bind("127.0.0.1", 0) as bound:
         assert bound.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-from tests.browsing import ARGUMENTS, Opened, browser, browser_path
+from tests.browsing import Opened, browser
 
-__all__ = ["ARGUMENTS", "Opened", "browser", "browser_path"]
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "circuits"))  # the made-up circuits
+__all__ = ["browser"]
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from made_up import complete_circuit, random_circuit, small_circuit
 from playwright.sync_api import expect
 
 from headtrace.explorer.page import frame
+from tests.circuits.made_up import complete_circuit, random_circuit, small_circuit
 
 
 def _fragment(page, expected: str) -> None:

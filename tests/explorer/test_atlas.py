@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import headtrace
-from conftest import Opened
 from headtrace.explorer import write_atlas_pages
 from headtrace.interpret.atlas import atlas, open_atlas
+from tests.browsing import Opened
 
 pytestmark = pytest.mark.browser
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from made_up import TOKENS, complete_circuit, content_circuit, random_circuit, small_circuit
 from playwright.sync_api import expect
 
 from headtrace.circuits import Heads, Neuron
+from tests.circuits.made_up import TOKENS, complete_circuit, content_circuit, random_circuit, small_circuit
 
 pytestmark = pytest.mark.browser
 

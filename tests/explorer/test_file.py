@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import TOKENS, random_circuit, small_circuit
 from typer.testing import CliRunner
 
 from headtrace.circuits import LogitDifference, load_circuit
@@ -15,7 +14,8 @@ from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.explorer import page as page_text
 from headtrace.explorer import write_page
-from headtrace.explorer.page import json_for_script, page_data
+from headtrace.explorer.document import json_for_script, page_data
+from tests.circuits.made_up import TOKENS, random_circuit, small_circuit
 
 HOSTILE = (
     "<script>window.hacked=1</script>",

@@ -7,12 +7,12 @@ from importlib.resources import files
 from itertools import pairwise
 
 import pytest
-from made_up import complete_circuit, content_circuit, random_circuit, small_circuit
 
 from headtrace.circuits import Edge
-from headtrace.explorer.modules import inline_modules
+from headtrace.explorer.document import inline_modules
 from headtrace.explorer.page import page_data
 from headtrace.vocabulary import KINDS, SIDES
+from tests.circuits.made_up import complete_circuit, content_circuit, random_circuit, small_circuit
 
 pytestmark = pytest.mark.browser
 

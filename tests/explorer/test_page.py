@@ -7,14 +7,16 @@ import subprocess
 from dataclasses import replace
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
-from made_up import TOKENS, content_circuit, random_circuit, small_circuit
+from PIL import Image
 from playwright.sync_api import expect
 
-from conftest import ARGUMENTS, browser_path
 from headtrace.circuits import Direction, Heads, Likelihood, LogitDifference
 from headtrace.explorer import write_page
 from headtrace.vocabulary import SIDES
+from tests.browsing import ARGUMENTS, browser_path
+from tests.circuits.made_up import TOKENS, content_circuit, random_circuit, small_circuit
 
 pytestmark = pytest.mark.browser
 
@@ -188,7 +190,7 @@ def test_of_a_large_circuit_the_first_frame_has_edges_shapes_and_labels(browser,
     page.goto(write_page(random_circuit(2000), tmp_path / "c.html").as_uri())
     first = page.evaluate("window.atFirst")
     shapes = page.locator(".nodes .node:not(.dot)").count()
-    assert first[".edges .edge"] == 110
+    assert first[".edges .edge"] == page.locator(".edges .edge").count() > 10, "all that will be drawn"
     assert first[".nodes .node"] >= shapes
     assert first[".axis-token"] > 10
     assert first[".tag"] > 10
@@ -204,8 +206,10 @@ def test_a_picture_taken_without_waiting_is_the_finished_one(browser, tmp_path):
         subprocess.run(
             [browser_path(), *arguments, path.as_uri()], check=True, capture_output=True, timeout=60
         )
-        pictures.append(picture.read_bytes())
-    assert pictures[0] == pictures[1]
+        pictures.append(np.asarray(Image.open(picture).convert("RGB"), dtype=int))
+    soon, late = pictures
+    assert np.unique(late).size > 10, "there is something to see"
+    assert (abs(soon - late).max(-1) > 32).mean() < 0.001, "nothing to be seen appears later"
 
 
 def test_a_window_of_another_size_is_filled_at_once(small):

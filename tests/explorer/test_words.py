@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_up import complete_circuit, random_circuit, small_circuit, worded_circuit
 from playwright.sync_api import expect
 
 from headtrace.circuits import Evidence, Example
+from tests.circuits.made_up import complete_circuit, random_circuit, small_circuit, worded_circuit
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\u0000"
 

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 import headtrace
-from headtrace.explorer.server.settings import Settings
-from headtrace.explorer.views.runs import RunSource
+from headtrace.explorer.panels import Settings
+from headtrace.explorer.panels.circuits import RunSource
 from headtrace.tasks import load_task
 from tests.browsing import Opened, browser
 from tests.explorer_server.live import Live, live

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from headtrace.circuits.files import loads
+from headtrace.explorer.panels import circuits
 from tests.explorer_app.conftest import IOI
 from tests.explorer_server.live import LONG
 
@@ -32,8 +33,7 @@ EventSource.prototype.addEventListener = function (name, ...rest) {
 def traced(server, **changes: Any) -> dict[str, Any]:
     """What the server traces, asked for without a browser."""
     root = {"answer": " Mary", "wrong": " John", "kind": "linear"}
-    asked = {"prompt": {"text": IOI}, "root": root, "paths": "attention", **changes}
-    id = server.post("/api/trace", asked).json()["id"]
+    id = server.about("trace", {"text": IOI}, {"root": root, "paths": "attention", **changes}).json()["id"]
     return next(data for _, name, data in server.events(id) if name == "done")
 
 
@@ -83,32 +83,28 @@ def test_reload_restores_the_circuit_and_what_is_pinned(explorer):
     assert page.errors == []
 
 
-def test_a_cancelled_trace_frees_the_queue(explorer, server):
-    explorer_, begun = server.app.state.explorer, Event()
-    inner = explorer_.trace
+def test_a_cancelled_trace_frees_the_queue(explorer, server, monkeypatch):
+    begun, inner = Event(), circuits.trace
 
-    def endless(request: Any, job: Any) -> Any:
+    def endless(*given: Any, progress: Any, **options: Any) -> Any:
         begun.set()
         pause = Event()
         for _ in range(int(LONG / 0.02)):
-            job.check()
+            progress(0, 1)
             pause.wait(0.02)
-        return inner(request, job)
+        return inner(*given, progress=progress, **options)
 
-    explorer_.trace = endless
-    try:
-        page = explorer(**CIRCUIT, traced="yes")
-        assert begun.wait(LONG)
-        page.page.get_by_role("button", name="Cancel").click()
-        expect(page.page.locator(".circuit > .notice")).to_have_text("The trace was cancelled.")
-        expect(page.page.get_by_role("button", name="Trace", exact=True)).to_be_visible()
-        fresh = server.post("/api/record", {"text": "Mary gave a drink to"})
-        assert fresh.status == 200
-        explorer_.trace = inner
-        page.page.get_by_role("button", name="Trace", exact=True).click()
-        expect(page.page.locator(NODE).first).to_be_visible()
-    finally:
-        explorer_.trace = inner
+    monkeypatch.setattr(circuits, "trace", endless)
+    page = explorer(**CIRCUIT, traced="yes")
+    assert begun.wait(LONG)
+    page.page.get_by_role("button", name="Cancel").click()
+    expect(page.page.locator(".circuit > .notice")).to_have_text("The trace was cancelled.")
+    expect(page.page.get_by_role("button", name="Trace", exact=True)).to_be_visible()
+    fresh = server.post("/api/record", {"text": "Mary gave a drink to"})
+    assert fresh.status == 200
+    monkeypatch.undo()
+    page.page.get_by_role("button", name="Trace", exact=True).click()
+    expect(page.page.locator(NODE).first).to_be_visible()
     assert page.errors == []
 
 
@@ -124,11 +120,10 @@ def test_what_is_removed_changes_the_answers_beside_the_clean_ones(explorer, ser
     dest, src = name.split()[1].split("->")
     site = {"kind": "head", "layer": int(layer), "head": int(head), "dest": int(dest), "src": int(src)}
     asked = {
-        "prompt": {"text": IOI},
         "interventions": [{"kind": "component", "site": site, "factor": 0}],
         "root": {"answer": " Mary", "wrong": " John"},
     }
-    found = server.post("/api/intervene", asked).json()
+    found = server.about("intervene", {"text": IOI}, asked).json()
     metric = page.page.locator(".measured-changes p").first
     expect(metric).to_contain_text(found["metric"]["measure"])
     expect(metric.locator("b")).to_contain_text(f"{found['metric']['before']:.2f}")

@@ -69,16 +69,35 @@ def test_a_lost_connection_is_said_and_recovered_from(explorer):
     expect(page.page.locator(".waiting")).to_be_hidden()
 
 
-def test_a_recording_that_the_server_dropped_is_recorded_again(explorer):
+GONE = (404, {}, {"code": "not_kept", "message": "This recording is no longer kept."})
+
+
+@pytest.mark.parametrize(
+    ("address", "state"),
+    [
+        ("**/patterns", {}),
+        ("**/heads/2/1", {"head": "L2H1"}),
+        ("**/api/why", {"head": "L2H1", "cell": "14-10"}),
+        (
+            "**/api/intervene",
+            {"changes": json.dumps([{"kind": "component", "site": {"kind": "mlp", "layer": 1}}])},
+        ),
+        ("**/api/trace", {"view": "circuit", "answer": " Mary", "paths": "attention", "traced": "yes"}),
+    ],
+)
+def test_a_recording_that_the_server_dropped_is_recorded_again(explorer, address, state):
     page = explorer()
-    gone = (404, {}, {"code": "not_kept", "message": "This recording is no longer kept."})
     recorded = in_turn(page, "**/api/record", [])
-    asked = in_turn(page, "**/patterns", [gone])
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
-    expect(count(page)).to_have_text(DONE)
-    assert len(asked) == 2
-    assert len(recorded) >= 2
+    asked = in_turn(page, address, [GONE])
+    page.at(text=IOI, **state)
+    expect(page.page.locator(".tokens li").first).to_be_visible()
+    for _ in range(500):
+        if len(asked) >= 2:
+            break
+        page.page.wait_for_timeout(20)
+    assert len(asked) == 2, "asked again, once"
+    assert len(recorded) == 2, "after it was recorded again"
+    expect(page.page.locator(".notice.busy:visible")).to_have_count(0)
     expect(page.page.locator(".notice.failed:visible")).to_have_count(0)
 
 
@@ -96,23 +115,25 @@ def test_who_types_on_takes_the_old_question_back(explorer):
     assert any("Susan" in body for body in failed), "the outdated request was aborted"
 
 
-LONG_TASKS = """
-window.longest = 0;
-new PerformanceObserver((list) => {
-  for (const { duration } of list.getEntries()) window.longest = Math.max(window.longest, duration);
-}).observe({ type: "longtask", buffered: true });
+# A clock that goes on by a millisecond whenever it is read, and how many heads are drawn in each task of the page.
+COUNTED = """
+let [clock, counting] = [0, false];
+performance.now = () => ++clock;
+window.drawn = [];
+const draw = CanvasRenderingContext2D.prototype.drawImage;
+CanvasRenderingContext2D.prototype.drawImage = function (...given) {
+  if (!counting) {
+    counting = true;
+    window.drawn.push(0);
+    setTimeout(() => (counting = false));
+  }
+  window.drawn[window.drawn.length - 1]++;
+  return draw.apply(this, given);
+};
 """
 
 
-# A task of 120 milliseconds, and time for the observer to be told.
-BUSY = """() => new Promise((resolve) => setTimeout(() => {
-  const began = performance.now();
-  while (performance.now() - began < 120);
-  setTimeout(resolve, 300);
-}))"""
-
-
-def test_270_heads_of_128_tokens_are_drawn_without_stopping_the_page(explorer, server, record_property):
+def test_270_heads_of_128_tokens_are_drawn_in_short_tasks_so_that_the_page_goes_on(explorer, server):
     layers, heads, tokens = 30, 9, 128
     served = server.get("/api/server").json()
     served["models"] = [served["models"][0] | {"n_layers": layers, "n_heads": heads}]
@@ -128,12 +149,11 @@ def test_270_heads_of_128_tokens_are_drawn_without_stopping_the_page(explorer, s
         "python": "",
     }
     weights = bytes(i * 7 % 256 for i in range(layers * heads * tokens * (tokens + 1) // 2))
-    page = explorer(script=LONG_TASKS)
+    page = explorer(script=COUNTED)
     page.page.route("**/api/server", lambda route: route.fulfill(json=served))
     page.page.route("**/api/record", lambda route: route.fulfill(json=view))
     page.page.route("**/patterns", lambda route: route.fulfill(body=weights))
     page.page.reload()
-    page.page.evaluate("window.longest = 0")
     page.page.locator("#text").fill("made up")
     page.page.keyboard.press("Enter")
     expect(page.page.locator(".heads .controls output")).to_have_text("all 270 heads")
@@ -144,9 +164,6 @@ def test_270_heads_of_128_tokens_are_drawn_without_stopping_the_page(explorer, s
             break
         page.page.wait_for_timeout(20)
     assert canvas.evaluate(last), "the last head is drawn"
-    longest = page.page.evaluate("window.longest")
-    record_property("longest_task_ms", longest)
-    print(f"longest task while drawing 270 heads of 128 tokens: {longest:.0f} ms")
-    assert longest < 1000, "200 ms on a quiet machine; tests run on busy ones, too"
-    page.page.evaluate(BUSY)
-    assert page.page.evaluate("window.longest") >= 100, "a task that is long is seen as one"
+    drawn = page.page.evaluate("window.drawn")
+    assert sum(drawn) >= layers * heads
+    assert max(drawn) <= 20, "what a task draws is bounded by the clock, not by how many heads there are"

@@ -115,8 +115,7 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
 
 def test_a_cell_says_why_in_the_numbers_of_the_library(explorer, server):
     firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
-    asked = {"prompt": {"text": IOI}, "firing": firing, "root": ROOT}
-    why = server.post("/api/why", asked).json()
+    why = server.about("why", {"text": IOI}, {"firing": firing, "root": ROOT}).json()
     page = explorer(text=IOI, head="L2H1", cell="14-10", answer=" Mary", wrong=" John")
     panel = page.page.locator(".why-panel")
     expect(panel.locator("h2")).to_be_visible()
@@ -190,8 +189,8 @@ def test_a_hostile_prompt_that_is_refused_runs_nothing_and_asks_nobody(explorer)
 def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
     """What a model with any vocabulary may answer, here made up."""
     record = server.post("/api/record", {"text": IOI}).json()
-    asked = {"prompt": {"text": IOI}, "firing": {"layer": 2, "head": 1, "dest": 14, "src": 10}}
-    why = server.post("/api/why", asked).json()
+    firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
+    why = server.about("why", {"text": IOI}, {"firing": firing}).json()
     record["tokens"] = [HOSTILE[i % len(HOSTILE)] for i in range(len(record["tokens"]))]
     record["python"] = why["python"] = HOSTILE[0]
     for answer, text in zip(record["answers"], HOSTILE, strict=False):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import headtrace
-from headtrace.explorer.server.settings import Settings
+from headtrace.explorer.panels import Settings
 from tests.explorer_server.live import Live, live
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
-from headtrace.explorer.server import serving
-from headtrace.explorer.server.app import create_app
-from headtrace.explorer.server.settings import Settings
+from headtrace.explorer.panels import Settings
+from headtrace.explorer.server.app import Server, bind, create_app
 
 LONG = 30.0
 """Seconds after which something that should come soon did not come."""
@@ -61,6 +60,13 @@ class Live:
     def post(self, path: str, content: Any = None, **how: Any) -> Answer:
         return self.ask("POST", path, content, **how)
 
+    def about(self, name: str, prompt: Any, content: Any) -> Answer:
+        """A request about a prompt, which is recorded first: from then on it goes by the recording's id."""
+        recorded = self.post("/api/record", prompt)
+        if recorded.status != 200:
+            return recorded
+        return self.post(f"/api/{name}", {"recording": recorded.json()["id"], **content})
+
     def events(self, id: str, after: int | None = None) -> Iterator[tuple[int, str, Any]]:
         """Number, name and data of a job's events, as they come."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
@@ -93,7 +99,7 @@ class Live:
 def live(model: Any, settings: Settings | None = None, **beside: Any) -> Iterator[Live]:
     logged: list[str] = []
     app = create_app(model, settings, log=logged.append, **beside)
-    bound, server = serving.bind("127.0.0.1", 0), serving.Server(app)
+    bound, server = bind("127.0.0.1", 0), Server(app)
     thread = Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     found = Live(app, bound.getsockname()[1], logged)
     thread.start()

@@ -14,9 +14,9 @@ import torch
 
 import headtrace
 from headtrace.circuits.files import loads
+from headtrace.explorer.panels import Settings, circuits
+from headtrace.explorer.panels.circuits import RunSource
 from headtrace.explorer.server.jobs import Job
-from headtrace.explorer.server.settings import Settings
-from headtrace.explorer.views.runs import RunSource
 from headtrace.tasks import load_task
 from tests.explorer_server.live import LONG, Answer, Live, live
 
@@ -25,7 +25,7 @@ PROMPT = {"text": IOI}
 LONG_PROMPT = " ".join([IOI] * 3)
 ROOT = {"answer": " Mary", "wrong": " John"}
 FIRING = {"layer": 2, "head": 0, "dest": 14, "src": 10}
-TRACE = {"prompt": PROMPT, "root": ROOT, "paths": "attention"}
+TRACE = {"root": ROOT, "paths": "attention"}
 ABLATION = {"kind": "component", "site": {"kind": "head", "layer": 2, "head": 0, "dest": 14}}
 
 
@@ -43,7 +43,7 @@ def wrong(answer: Answer, status: int, code: str, words: str = "") -> None:
 @pytest.fixture(scope="module")
 def traced(server: Live) -> str:
     """The id of a job that has traced a circuit."""
-    id = good(server.post("/api/trace", TRACE), 202)["id"]
+    id = good(server.about("trace", PROMPT, TRACE), 202)["id"]
     assert [name for _, name, _ in server.events(id)][-1] == "done"
     return id
 
@@ -89,7 +89,7 @@ def test_a_recorded_prompt_is_what_the_model_records(server: Live, builtin) -> N
     assert [answer["id"] for answer in view["answers"]][:1] == [recording.top_answers(1)[0][1]]
     assert len(view["heads"]) == builtin.n_layers * builtin.n_heads
     by_ids = good(server.post("/api/record", {"token_ids": view["token_ids"]}))
-    assert by_ids["id"] == view["id"]
+    assert (by_ids["text"], by_ids["answers"]) == (None, view["answers"])
     assert good(server.post("/api/record", PROMPT | {"model": 1}))["id"] != view["id"]
 
 
@@ -115,11 +115,11 @@ def test_attention_maps_and_single_heads(server: Live, builtin) -> None:
 def test_why_gives_the_causes_that_the_tracer_finds_without_running_the_model_again(
     server: Live, builtin, monkeypatch
 ) -> None:
-    good(server.post("/api/record", PROMPT))
+    recorded = {"recording": good(server.post("/api/record", PROMPT))["id"]}
     ran: list[int] = []
     forward = type(builtin.hf).forward
     monkeypatch.setattr(type(builtin.hf), "forward", lambda *a, **k: ran.append(1) or forward(*a, **k))
-    view = good(server.post("/api/why", {"prompt": PROMPT, "firing": FIRING}))
+    view = good(server.post("/api/why", recorded | {"firing": FIRING}))
     assert ran == []
     expected = headtrace.Tracer(builtin).explain(IOI, "L2H0:14:10")
     assert view["attention"] == pytest.approx(expected.attention, rel=1e-5)
@@ -127,14 +127,24 @@ def test_why_gives_the_causes_that_the_tracer_finds_without_running_the_model_ag
         found = [(c["kind"], c["layer"], c["head"], c["channels"]) for c in view[side]["causes"]]
         sites = [(c.site.kind, c.site.layer, c.site.head, list(c.channels or ())) for c in causes]
         assert found == sites
-    wrong(server.post("/api/why", {"prompt": PROMPT, "firing": FIRING | {"layer": 7}}), 422, "input", "L7H0")
-    wrong(
-        server.post("/api/why", {"prompt": PROMPT, "firing": FIRING | {"src": 15}}), 422, "input", "outside"
-    )
+    for change, words in (({"layer": 7}, "L7H0"), ({"src": 15}, "outside")):
+        wrong(server.post("/api/why", recorded | {"firing": FIRING | change}), 422, "input", words)
+
+
+def test_a_recording_that_was_dropped_is_not_found_by_any_request_until_it_is_recorded_again(builtin) -> None:
+    with live(builtin, Settings(cached_recordings=1)) as server:
+        recorded = {"recording": good(server.post("/api/record", PROMPT))["id"]}
+        good(server.post("/api/record", {"text": "When Mary and John went"}))
+        asked = {"why": {"firing": FIRING}, "intervene": {"interventions": [ABLATION]}, "trace": TRACE}
+        for name, content in asked.items():
+            wrong(server.post(f"/api/{name}", recorded | content), 404, "not_kept", "again")
+        assert good(server.post("/api/record", PROMPT))["id"] == recorded["recording"]
+        for name, content in asked.items():
+            good(server.about(name, PROMPT, content), 202 if name == "trace" else 200)
 
 
 def test_a_trace_tells_how_far_it_is_and_ends_with_the_circuit_of_the_tracer(server: Live, builtin) -> None:
-    job = good(server.post("/api/trace", TRACE), 202)
+    job = good(server.about("trace", PROMPT, TRACE), 202)
     events = list(server.events(job["id"]))
     numbers, names = [number for number, _, _ in events], [name for _, name, _ in events]
     assert numbers == sorted(set(numbers))
@@ -174,12 +184,9 @@ def test_there_is_no_job_and_no_circuit_of_what_does_not_exist(server: Live) -> 
 
 
 def test_a_trace_that_fails_says_why(server: Live) -> None:
-    job = good(server.post("/api/trace", TRACE | {"root": {"answer": " Mary and John"}}), 202)
-    *_, (_, name, data) = server.events(job["id"])
-    if name == "failed":
-        assert data["error"]
-    long = TRACE | {"prompt": {"text": LONG_PROMPT}}
-    job = good(server.post("/api/trace", long), 202)
+    wrong(server.about("trace", {"text": LONG_PROMPT}, TRACE), 422, "input", "40 are served")
+    long = TRACE | {"paths": "complete", "counterfactual": LONG_PROMPT}
+    job = good(server.about("trace", PROMPT, long), 202)
     assert list(server.events(job["id"]))[-1][1:] == (
         "failed",
         {"error": good(server.get(f"/api/jobs/{job['id']}"))["error"]},
@@ -189,8 +196,8 @@ def test_a_trace_that_fails_says_why(server: Live) -> None:
 
 
 def test_interventions_change_what_the_api_says_they_change(server: Live, builtin) -> None:
-    asked = {"prompt": PROMPT, "interventions": [ABLATION], "root": ROOT, "generate": 2}
-    view = good(server.post("/api/intervene", asked))
+    asked = {"interventions": [ABLATION], "root": ROOT, "generate": 2}
+    view = good(server.about("intervene", PROMPT, asked))
     assert view["clean"]["id"] == good(server.post("/api/record", PROMPT))["id"]
     assert view["changed"]["id"] != view["clean"]["id"]
     assert server.get(f"/api/recordings/{view['changed']['id']}/patterns").status == 200
@@ -198,9 +205,11 @@ def test_interventions_change_what_the_api_says_they_change(server: Live, builti
     mary, john = (builtin.token_id(answer, prompt=IOI) for answer in (" Mary", " John"))
     assert view["metric"]["before"] == pytest.approx(float(logits[mary] - logits[john]), rel=1e-4)
     assert view["metric"]["after"] != view["metric"]["before"]
-    wrong(server.post("/api/intervene", asked | {"prompt": {"text": LONG_PROMPT}}), 422, "input", "served")
+    wrong(server.about("intervene", PROMPT, asked | {"generate": 30}), 422, "input", "Generate fewer")
     bad = ABLATION | {"site": {"kind": "head", "layer": 9, "head": 0}}
-    wrong(server.post("/api/intervene", asked | {"interventions": [bad]}), 422, "input")
+    wrong(server.about("intervene", PROMPT, asked | {"interventions": [bad]}), 422, "input")
+    of_changed = {"recording": view["changed"]["id"], "firing": FIRING}
+    wrong(server.post("/api/why", of_changed), 422, "input", "under interventions")
 
 
 def test_without_a_run_its_routes_say_how_to_serve_one(server: Live) -> None:
@@ -282,7 +291,6 @@ def test_what_is_no_prompt_is_refused_in_words(server: Live, body: bytes) -> Non
 def test_a_model_that_is_not_there_is_refused(builtin) -> None:
     with live(builtin) as server:
         wrong(server.post("/api/record", PROMPT | {"model": 1}), 422, "input", "--beside")
-        wrong(server.post("/api/trace", TRACE | {"prompt": PROMPT | {"model": 1}}), 422, "input", "--beside")
 
 
 def test_a_mistake_of_the_server_is_answered_without_its_details_and_logged(builtin, monkeypatch) -> None:
@@ -290,7 +298,7 @@ def test_a_mistake_of_the_server_is_answered_without_its_details_and_logged(buil
         raise RuntimeError("secret detail")
 
     with live(builtin) as server:
-        monkeypatch.setattr(server.app.state.explorer, "record", broken)
+        monkeypatch.setattr(server.app.state.session, "record", broken)
         answer = server.post("/api/record", PROMPT)
         wrong(answer, 500, "internal", "terminal")
         assert b"secret" not in answer.body
@@ -320,11 +328,12 @@ class Busy:
 
 def test_a_full_queue_is_429_with_the_time_to_wait_and_waiting_jobs_can_be_cancelled(builtin) -> None:
     with live(builtin, Settings(max_waiting=2, max_listeners=1)) as server:
+        asked = {"recording": good(server.post("/api/record", PROMPT))["id"], **TRACE}
         with Busy(server):
-            jobs = [good(server.post("/api/trace", TRACE), 202) for _ in range(2)]
+            jobs = [good(server.post("/api/trace", asked), 202) for _ in range(2)]
             assert [job["state"] for job in jobs] == ["queued", "queued"]
             assert [job["ahead"] for job in jobs] == [1, 2]
-            for answer in (server.post("/api/trace", TRACE), server.post("/api/record", PROMPT)):
+            for answer in (server.post("/api/trace", asked), server.post("/api/record", PROMPT)):
                 wrong(answer, 429, "busy", "waiting")
                 assert int(answer.headers["retry-after"]) >= 1
             wrong(server.get(f"/api/jobs/{jobs[0]['id']}/circuit"), 409, "not_yet")
@@ -334,39 +343,34 @@ def test_a_full_queue_is_429_with_the_time_to_wait_and_waiting_jobs_can_be_cance
             assert good(server.ask("DELETE", f"/api/jobs/{jobs[0]['id']}"))["state"] == "cancelled"
             assert next(first)[1:] == ("queued", {"ahead": 1})
             wrong(server.get(f"/api/jobs/{jobs[0]['id']}/circuit"), 409, "cancelled")
-            third = good(server.post("/api/trace", TRACE), 202)
+            third = good(server.post("/api/trace", asked), 202)
             assert good(server.ask("DELETE", f"/api/jobs/{third['id']}"))["state"] == "cancelled"
         assert list(first)[-1][1] == "done"
 
 
-def test_a_running_trace_that_is_cancelled_frees_the_queue(builtin) -> None:
-    begun = Event()
+def test_a_running_trace_that_is_cancelled_frees_the_queue(builtin, monkeypatch) -> None:
+    begun, released, inner = Event(), Event(), circuits.trace
+
+    def slow(*given: Any, progress: Any, **options: Any) -> Any:
+        """The trace itself, held where it first reports progress until it is cancelled."""
+
+        def held(done: int, of: int) -> None:
+            begun.set()
+            assert released.wait(LONG)
+            progress(done, of)
+
+        return inner(*given, progress=held, **options)
 
     with live(builtin) as server:
-        explorer, told = server.app.state.explorer, Event()
-        inner = explorer.trace
-
-        def slow(request: Any, job: Job) -> Any:
-            """The trace itself, held where it first reports progress until it is cancelled."""
-            progress = job.progress
-
-            def held(done: int, of: int) -> None:
-                begun.set()
-                assert told.wait(LONG)
-                progress(done, of)
-
-            job.progress = held  # type: ignore[method-assign]
-            return inner(request, job)
-
-        explorer.trace = slow
-        job = good(server.post("/api/trace", TRACE), 202)
+        monkeypatch.setattr(circuits, "trace", slow)
+        job = good(server.about("trace", PROMPT, TRACE), 202)
         assert begun.wait(LONG)
         assert good(server.get(f"/api/jobs/{job['id']}"))["state"] == "running"
         server.ask("DELETE", f"/api/jobs/{job['id']}")
-        told.set()
+        released.set()
         assert list(server.events(job["id"]))[-1][1] == "cancelled"
-        explorer.trace = inner
-        job = good(server.post("/api/trace", TRACE), 202)
+        monkeypatch.undo()
+        job = good(server.about("trace", PROMPT, TRACE), 202)
         assert list(server.events(job["id"]))[-1][1] == "done"
 
 
@@ -379,22 +383,22 @@ def test_a_client_that_goes_away_takes_its_waiting_work_back(builtin) -> None:
                     b"POST /api/record HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
                 )
-                soon(lambda: len(compute._waiting) == 1)
-            soon(lambda: len(compute._waiting) == 0)
-        assert len(server.app.state.explorer.recordings) == 0
+                soon(lambda: compute.n_waiting == 1)
+            soon(lambda: compute.n_waiting == 0)
+        assert len(server.app.state.session.recordings) == 0
 
 
 def test_a_stopping_server_ends_streams_and_tells_those_who_wait(builtin) -> None:
     answers: list[Answer] = []
     with live(builtin) as server:
-        holding = Busy(server)
-        with holding:
-            job = good(server.post("/api/trace", TRACE), 202)
+        asked = {"recording": good(server.post("/api/record", PROMPT))["id"], **TRACE}
+        with Busy(server):
+            job = good(server.post("/api/trace", asked), 202)
             events = server.events(job["id"])
             next(events)
             asking = Thread(target=lambda: answers.append(server.post("/api/record", PROMPT)))
             asking.start()
-            soon(lambda: len(server.app.state.compute._waiting) == 2)
+            soon(lambda: server.app.state.compute.n_waiting == 2)
             server.app.state.compute.cancel_all()
             assert list(events)[-1][1] == "cancelled"
             asking.join(LONG)

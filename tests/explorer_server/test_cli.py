@@ -6,19 +6,18 @@ import json
 import signal
 import socket
 import urllib.request
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from headtrace.cli import app
-from headtrace.explorer.server import serving
+from headtrace.explorer.server import app as serving
 from tests.explorer_server.live import LONG
 from tests.starting import Started, command
 
-TRACE = {
-    "prompt": {"text": "When Mary and John went to the store, John gave a drink to"},
-    "root": {"answer": " Mary", "wrong": " John"},
-}
+PROMPT = {"text": "When Mary and John went to the store, John gave a drink to"}
+TRACE = {"root": {"answer": " Mary", "wrong": " John"}}
 
 
 def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> None:
@@ -29,12 +28,10 @@ def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> No
         for sent, process in processes.items():
             address = process.stdout.readline().strip()
             assert address.startswith("http://127.0.0.1:")
+            recorded = posted(f"{address}api/record", PROMPT)
             for _ in range(20):
-                request = urllib.request.Request(
-                    f"{address}api/trace", json.dumps(TRACE).encode(), {"Content-Type": "application/json"}
-                )
-                with urllib.request.urlopen(request, timeout=LONG) as answer:
-                    assert answer.status == 202
+                job = posted(f"{address}api/trace", {"recording": recorded["id"], **TRACE})
+                assert job["state"] in ("queued", "running")
             process.send_signal(sent)
             told = process.told()
             assert process.wait(2 * LONG) == ends[sent], told
@@ -43,6 +40,14 @@ def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> No
     finally:
         for process in processes.values():
             process.close()
+
+
+def posted(address: str, content: Any) -> Any:
+    request = urllib.request.Request(
+        address, json.dumps(content).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=LONG) as answer:
+        return json.load(answer)
 
 
 @pytest.fixture
@@ -102,6 +107,6 @@ def test_beyond_the_loopback_there_is_a_token_in_the_address_that_is_printed(mon
 def test_addresses_as_they_are_opened(host: str, loopback: bool) -> None:
     with serving.bind(host, 0) as bound:
         assert serving.is_loopback(bound) == loopback
-        address, port = serving.address(bound), bound.getsockname()[1]
+        address, port = serving.url(bound), bound.getsockname()[1]
         assert address.endswith(f":{port}/")
         assert "0.0.0.0" not in address

@@ -104,22 +104,22 @@ def test_events_come_in_order_with_the_last_of_each_kind_and_an_end(compute) -> 
     def traced(mine: Job) -> Finished:
         for step in range(1, 4):
             mine.progress(step, 3)
-            mine.tell("partial", json.dumps({"circuit": step}))
+            mine.publish("partial", json.dumps({"circuit": step}))
         return Finished('{"circuit": "all"}')
 
     second = compute.submit(traced, keep=True)
-    assert [told.name for told in second.told()] == ["queued"]
-    heard = second.told()[-1].number
+    assert [event.name for event in second.events()] == ["queued"]
+    heard = second.events()[-1].number
     work.let_go.set()
     second.wait(LONG)
-    assert [(told.name, json.loads(told.data)) for told in second.told(heard)] == [
+    assert [(event.name, json.loads(event.data)) for event in second.events(heard)] == [
         ("queued", {"ahead": 0}),
         ("progress", {"done": 3, "of": 3}),
         ("done", {"circuit": "all"}),
     ]
-    numbers = [told.number for told in second.told()]
+    numbers = [event.number for event in second.events()]
     assert numbers == sorted(numbers)
-    assert second.told(numbers[-1]) == []
+    assert second.events(numbers[-1]) == []
     assert second.view().state == "done"
 
 

@@ -42,19 +42,21 @@ SIZES = {
 }
 
 
-def real(value: Any, name: str = "") -> Any:
-    """A made-up request about a prompt and places that exist, so that what lies behind the first checks is reached."""
+def real(value: Any, recording: str, name: str = "") -> Any:
+    """A made-up request about a recording and places that exist, to reach what lies behind the first checks."""
     match value:
         case dict():
-            return {key: {"text": IOI} if key == "prompt" else real(each, key) for key, each in value.items()}
+            return {key: real(each, recording, key) for key, each in value.items()}
         case list():
-            return [real(each, name.removesuffix("s")) for each in value]
+            return [real(each, recording, name.removesuffix("s")) for each in value]
         case bool() | None:
             return value
         case int() if name in SIZES:
             return value % SIZES[name]
         case int() | str() if name in ("answer", "wrong"):
             return " Mary" if name == "answer" else " John"
+        case str() if name == "recording":
+            return recording
         case str() if name in ("text", "counterfactual"):
             return IOI
     return value
@@ -64,7 +66,7 @@ def real(value: Any, name: str = "") -> Any:
 def test_made_up_requests_get_answers_that_the_schema_knows(server) -> None:
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/api/openapi.json")
     recording = server.post("/api/record", {"text": IOI}).json()["id"]
-    job = server.post("/api/trace", {"prompt": {"text": IOI}, "root": {"answer": " Mary"}}).json()["id"]
+    job = server.about("trace", {"text": IOI}, {"root": {"answer": " Mary"}}).json()["id"]
     statuses: Counter[int] = Counter()
 
     def check(case: schemathesis.Case) -> None:
@@ -74,7 +76,7 @@ def test_made_up_requests_get_answers_that_the_schema_knows(server) -> None:
 
     def check_real(case: schemathesis.Case) -> None:
         if isinstance(case.body, dict):
-            case.body = real(case.body)
+            case.body = real(case.body, recording)
         if "id" in (case.path_parameters or {}) and case.method != "DELETE":
             case.path_parameters["id"] = recording if "recordings" in case.path else job
         check(case)

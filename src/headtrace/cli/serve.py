@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from headtrace.explorer.server.serving import Server
-    from headtrace.explorer.server.settings import Settings
+    from headtrace.explorer.panels import Settings
+    from headtrace.explorer.server.app import Server
 
 PORT = 8642
 
@@ -70,8 +70,8 @@ def serve(
 
       HEADTRACE_TOKEN=... headtrace serve smollm2-135m --host 0.0.0.0
     """
-    require("fastapi", "uvicorn", extra="serve", what="The explorer")
-    from headtrace.explorer.server import serving
+    require("fastapi", "uvicorn", "sse_starlette", extra="serve", what="The explorer")
+    from headtrace.explorer.server import app as serving
 
     serving.check_token(token)
     _check_atlas(atlas)
@@ -80,7 +80,7 @@ def serve(
         settings = _settings(bound, host, token, max_tokens, max_waiting)
         names = [name for name in (model, beside) if name is not None]
         app = _application(names, settings, atlas, run, revision, dtype, (device, device_map))
-        _run(serving.Server(app), bound, serving.address(bound, settings.token), open_page)
+        _run(serving.Server(app), bound, serving.url(bound, settings.token), open_page)
     finally:
         bound.close()
 
@@ -98,8 +98,8 @@ def _check_atlas(atlas: str | None) -> None:
 def _settings(bound: socket, host: str, token: str | None, max_tokens: int, max_waiting: int) -> Settings:
     import secrets
 
-    from headtrace.explorer.server import serving
-    from headtrace.explorer.server.settings import Settings
+    from headtrace.explorer.panels import Settings
+    from headtrace.explorer.server import app as serving
 
     loopback = serving.is_loopback(bound)
     if not loopback and token is None:
@@ -124,14 +124,14 @@ def _application(
 
     source = evidence = None
     if run is not None:
-        from headtrace.explorer.views.runs import RunSource
+        from headtrace.explorer.panels.circuits import RunSource
 
         source = RunSource(run)
     first, *others = names
     models = [options.load_model(first, revision, dtype, *where)]
     models += [options.load_model(name, None, dtype, *where) for name in others]
     if atlas is not None:
-        from headtrace.explorer.views.evidence import AtlasEvidence
+        from headtrace.explorer.panels.why import AtlasEvidence
 
         evidence = AtlasEvidence(atlas, models[0])
     return create_app(models, settings, atlas=evidence, run=source, log=_log)

@@ -1,7 +1,8 @@
-"""The explorer: a circuit as a page that opens anywhere, and an atlas as a folder of such pages.
+"""The explorer: circuits, networks and atlases as pages that open anywhere, and a local server to explore a model live.
 
-``page.py`` writes the HTML file of circuits, ``atlas_pages.py`` those of an atlas; ``modules.py`` puts the modules of
-``page/`` and ``atlas/`` into them.
+``page.py`` writes the HTML file of circuits, ``network.py`` that of a network, ``atlas_pages.py`` those of an atlas,
+from the modules in ``page/`` and ``atlas/`` (`document.py`). ``panels/`` computes what the live explorer shows,
+``server/`` serves it, and ``app/`` is its page.
 """
 
 from headtrace.explorer.atlas_pages import write_atlas_pages

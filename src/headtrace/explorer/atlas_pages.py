@@ -1,9 +1,8 @@
-"""The pages of an atlas: a finder of heads, and a page for each head, that open from disk and ask for nothing.
+"""The pages of an atlas: a finder of heads, and a page for each head, which open from disk and load nothing.
 
     headtrace.explorer.write_atlas_pages(headtrace.interpret.open_atlas("atlas"))
 
-Made like the circuit page (`headtrace.explorer.page`): style and script are named by their hashes in a content security
-policy that allows nothing else, and text of a corpus reaches a page as escaped JSON and is only ever shown as text.
+Made like the circuit page (`headtrace.explorer.document`); text of a corpus is only ever shown as text.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.explorer.modules import inline_modules
-from headtrace.explorer.page import document, part
+from headtrace.explorer.document import document, inline_modules, part, scripts
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -166,6 +163,5 @@ def _document(title: str, data: dict[str, Any]) -> str:
 @cache
 def _script() -> str:
     """The modules of the atlas, and those of the circuit page that they use."""
-    own = sorted(i.name for i in (files("headtrace.explorer") / "atlas").iterdir() if i.name.endswith(".js"))
     shared = {name: part(name) for name in ("dom.js", "text.js", "theme.js")}
-    return inline_modules(shared | {name: part(name, "atlas") for name in own}, "main.js", "start")
+    return inline_modules(shared | scripts("atlas"), "main.js", "start")

@@ -1,8 +1,8 @@
-"""The page of a network: its drawing, and its edges as a table, in one HTML file that asks for nothing.
+"""The page of a network: its drawing, and its edges as a table, in one HTML file that loads nothing.
 
-A merged network is no circuit: in sentences of two orders a role may stand before and after another, so the circuit
-page, which lays positions out in a row, cannot draw it. This page has no script at all; the drawing is an image
-inside it, and names of roles and models are only ever text.
+A merged network is not a circuit: in sentences with two word orders a role may come both before and after another, so
+the circuit page, which draws positions in a row, cannot show it. This page has no script; the drawing is an embedded
+image, and names of roles and models are only ever text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headtrace.explorer.page import content_hash, inert
+from headtrace.explorer.document import content_hash, inert
 from headtrace.tables import html_table
 from headtrace.writing import write_text
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from headtrace.runs.network import Network
 
 ROWS = 500
-"""So many edges are in the table: the rest is in the network file."""
+"""Edges in the table; the rest is in the network file."""
 DRAWN = 40
+"""Edges in the drawing."""
 
-_SAID = (
+_CAPTION = (
     "Most frequent first. Frequency is the share of prompts; weight is attention for queries and keys, and in the unit "
     "of the root elsewhere."
 )
@@ -52,7 +53,7 @@ _PAGE = """<!doctype html>
 <p>{about}</p>
 <p><img alt="{alt}" src="data:image/svg+xml;base64,{image}"></p>
 <h2>Edges</h2>
-<p>{said}</p>
+<p>{caption}</p>
 <div class="wide">{edges}</div>
 </body>
 </html>
@@ -73,7 +74,7 @@ def network_page(network: Network) -> str:
     title = escape(inert(f"{what} of {model}"))
     image = svg(network.plot(k=DRAWN))
     left = len(network.edges) - ROWS
-    said = _SAID + (f" {left:,} more are in the network file." if left > 0 else "")
+    caption = _CAPTION + (f" {left:,} more are in the network file." if left > 0 else "")
     return _PAGE.format(
         policy=_POLICY.format(style=content_hash(_STYLE)),
         style=_STYLE,
@@ -81,7 +82,7 @@ def network_page(network: Network) -> str:
         about=escape(inert(about(network))),
         alt=f"{title}, the most frequent edges drawn by layer and role; the table below has them as text.",
         image=base64.b64encode(image).decode(),
-        said=said,
+        caption=caption,
         edges=_table(network),
     )
 

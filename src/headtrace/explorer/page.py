@@ -1,23 +1,16 @@
-"""The circuit page: one HTML file that holds everything and asks for nothing.
+"""The circuit page: one HTML file that holds everything and loads nothing (`headtrace.explorer.document`).
 
     circuit.to_html("c.html")
     headtrace.explorer.write_page([first, second], "both.html")
 
-The modules in ``page/`` are put into one inline script; style and script are named by their hashes in a
-content security policy that allows nothing else. Text from circuits reaches the page as escaped JSON and is
-only ever shown as text.
+Text from circuits is only ever shown as text.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +18,8 @@ from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import to_json
 from headtrace.circuits.summary import html_table, question, size
 from headtrace.errors import InputError
-from headtrace.explorer.modules import inline_modules
+from headtrace.explorer.document import document, inline_modules, part, scripts
 from headtrace.writing import write_text
-
-_POLICY = (
-    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
-    "form-action 'none'"
-)
 
 
 def write_page(circuits: Circuit | Sequence[Circuit], path: str | Path, compare: bool = False) -> Path:
@@ -50,16 +38,9 @@ def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
     return document(part("template.html"), title=title, style=style, script=_script(), data=data)
 
 
-def document(template: str, *, title: str, style: str, script: str, data: Any) -> str:
-    """A template with its style, script and data: it runs nothing else, and loads nothing."""
-    return _fill(
-        template,
-        policy=_POLICY.format(script=content_hash(script), style=content_hash(style)),
-        title=escape(f"{inert(title)[:200]} - headtrace"),
-        style=style,
-        script=script,
-        data=json_for_script(data),
-    )
+@cache
+def _script() -> str:
+    return inline_modules(scripts("page"), "main.js", "start")
 
 
 def page_data(circuit: Circuit) -> dict[str, Any]:
@@ -71,7 +52,7 @@ def page_data(circuit: Circuit) -> dict[str, Any]:
     for node, plain in zip(circuit.nodes, data["nodes"], strict=True):
         plain["name"] = node.name
     return data | {
-        "question": question(circuit, _spoken),
+        "question": question(circuit, _quoted),
         "title": (circuit.prompt.text or " ".join(circuit.prompt.tokens))[:200],
         "size": size(circuit),
         "heads": len(circuit.heads()),
@@ -81,35 +62,9 @@ def page_data(circuit: Circuit) -> dict[str, Any]:
     }
 
 
-_INVISIBLE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202f\u2060-\u206f\ufeff\ud800-\udfff]"
-)
-
-
-def inert(text: str) -> str:
-    r"""Text in which control characters, direction marks and halves of pairs are written out.
-
-    >>> print(inert("a\u202eb"))
-    a\u202eb
-    """
-    return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _spoken(answer: str) -> str:
+def _quoted(answer: str) -> str:
     """An answer in a heading: without its outer space unless it is nothing else, in proper quotation marks."""
     return f"\u201c{answer.strip() or answer.replace(' ', '␣')}\u201d"
-
-
-def json_for_script(data: Any) -> str:
-    r"""JSON that cannot end the script element it stands in, nor break a line where JavaScript sees one.
-
-    >>> print(json_for_script({"token": "</script>"}))
-    {"token":"\u003c/script\u003e"}
-    """
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def frame(circuit: Circuit, height: int = 640) -> str:
@@ -119,30 +74,3 @@ def frame(circuit: Circuit, height: int = 640) -> str:
         f'width="100%" height="{height}" style="border: 0"></iframe>'
         f"<details><summary>Strongest edges as a table</summary>{html_table(circuit)}</details>"
     )
-
-
-@cache
-def part(name: str, folder: str = "page") -> str:
-    """A file that pages are made of."""
-    return (files("headtrace.explorer") / folder / name).read_text(encoding="utf-8")
-
-
-@cache
-def _script() -> str:
-    folder = files("headtrace.explorer") / "page"
-    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".js"))
-    return inline_modules({name: part(name) for name in names}, "main.js", "start")
-
-
-def content_hash(text: str) -> str:
-    """By which a content security policy names a script or style."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _fill(template: str, **values: str) -> str:
-    """Put values in place of ``{{name}}``, in one pass, so that no value is searched for names."""
-    parts: list[str] = []
-    for piece in template.split("{{"):
-        name, closed, tail = piece.partition("}}")
-        parts.append(values[name] + tail if closed and name in values else piece)
-    return "".join(parts)

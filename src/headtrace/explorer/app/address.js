@@ -3,7 +3,6 @@
 
 import { wholeNumber } from "../page/address.js";
 
-export const VIEWS = ["heads", "circuit", "beside", "run"];
 export const ORDERS = ["place", "most", "least"];
 export const MEASURES = ["strongest", "sink", "previous", "entropy"];
 
@@ -26,7 +25,7 @@ function changes(value) {
 }
 
 const FIELDS = {
-  view: one(VIEWS),
+  view: text,
   text,
   model: index,
   order: one(ORDERS),

@@ -6,7 +6,13 @@ import { answerFields } from "./circuit.js";
 import { promptOf, rootOf } from "./library.js";
 import { button, choice, notice, select } from "./pieces.js";
 import { latestOnly } from "./server.js";
-import { traceRequest, traced } from "./tracing.js";
+import { traced } from "./tracing.js";
+
+/** What the view shows, in plain words. */
+const HELP = [
+  "Two circuits side by side: of two prompts, or of one prompt in two models. Lines in grey are in both; lines in colour are only in that one. If the prompts are the same, they are matched by component and position, otherwise by component alone.",
+  "A good second prompt differs from the first in one thing: the names swapped, or one word replaced. What changes in the circuit is then about that thing.",
+];
 
 export function createBeside(app) {
   const said = notice();
@@ -105,7 +111,7 @@ export function createBeside(app) {
       const each = sides.map(async (asked, i) => {
         const told = (words) => said.busy(`${"AB"[i]}: ${words}`);
         const recording = await app.library.record(promptOf(asked), signal);
-        return traced(traceRequest(promptOf(asked), rootOf(asked, recording), along), { told, grown: () => {}, signal });
+        return traced(app.library, recording, { root: rootOf(asked, recording), paths: along }, { told, grown: () => {}, signal });
       });
       found = await Promise.all(each);
       settle();
@@ -122,6 +128,8 @@ export function createBeside(app) {
   }
 
   return {
+    title: "Side by side",
+    help: HELP,
     place,
     update,
     python: () => found?.map(({ python }) => python).join("\n\n"),

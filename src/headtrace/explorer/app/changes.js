@@ -2,7 +2,7 @@
 
 import { el } from "../page/dom.js";
 import { inert, inertLines, number, percent, signed, tokenExact } from "../page/text.js";
-import { promptOf, rootOf } from "./library.js";
+import { rootOf } from "./library.js";
 import { bar, button, notice } from "./pieces.js";
 import { latestOnly } from "./server.js";
 
@@ -54,11 +54,6 @@ function factorWord(factor) {
   return FACTORS.find(([known]) => known === factor)?.[2] ?? `×${number(factor)}`;
 }
 
-/** What the server is asked for the changes of a state. */
-export function changesRequest(state, recording) {
-  return { prompt: promptOf(state), interventions: state.changes, root: rootOf(state, recording), generate: state.generate ?? 0 };
-}
-
 export function createChanges(app) {
   const said = notice();
   const list = el("ul", { class: "change-list" });
@@ -91,7 +86,7 @@ export function createChanges(app) {
     list.replaceChildren(...rows);
     loading(async (signal) => {
       said.busy("Running the model with your changes…");
-      const { view } = await app.changed(signal);
+      const view = await app.changed(signal);
       said.clear();
       shown = view;
       results.replaceChildren(...outcome(view));

@@ -5,7 +5,7 @@ import { componentChange, factorButtons, named, signalChange } from "./changes.j
 import { promptOf, rootOf } from "./library.js";
 import { button, choice, meant, notice, shown } from "./pieces.js";
 import { latestOnly } from "./server.js";
-import { traceRequest, traced } from "./tracing.js";
+import { traced } from "./tracing.js";
 
 /** Fields for an answer and a wrong one, with what the model finds likely to choose from. */
 export function answerFields(name, changed, entered) {
@@ -26,6 +26,13 @@ export function answerFields(name, changed, entered) {
     offer: (answers) => list.replaceChildren(...answers.map(({ token }) => el("option", { value: shown(token) }))),
   };
 }
+
+/** What the view shows, in plain words. */
+const HELP = [
+  "A circuit answers: why this answer? It begins with the answer at the top and goes back to the tokens at the bottom. Boxes are heads and MLPs at a token, lines are what one of them wrote and another one read.",
+  "“Attention” follows why heads attend where they do: blue lines made a query (what a token looks for), orange lines a key (what a token offers). “Complete” also follows what is moved, in green, with its share of the answer: the logit of the answer minus that of the wrong one, or the likelihood of the answer if you give no wrong one.",
+  "Click a box or a line, then ×0, ×½ or ×2: the model is run again with that change, and its answers are shown beside those it gave before.",
+];
 
 export function createCircuit(app) {
   const said = notice();
@@ -110,8 +117,8 @@ export function createCircuit(app) {
         app.showCircuits(host, [graph], { growing: grown });
         grown = true;
       };
-      const body = traceRequest(promptOf(state), rootOf(state, await app.recording(signal)), state.paths);
-      found = await traced(body, { told, grown: grow, signal });
+      const recording = await app.recording(signal);
+      found = await traced(app.library, recording, { root: rootOf(state, recording), paths: state.paths }, { told, grown: grow, signal });
       settle();
       said.clear();
       host.hidden = false;
@@ -151,6 +158,8 @@ export function createCircuit(app) {
   }
 
   return {
+    title: "Circuit",
+    help: HELP,
     place,
     update,
     extra,

@@ -4,7 +4,6 @@ import { el } from "../page/dom.js";
 import { number, plural, tokenExact } from "../page/text.js";
 import { createGrid } from "./grid.js";
 import { createWelcome } from "./welcome.js";
-import { promptOf } from "./library.js";
 import { button, choice, notice, select } from "./pieces.js";
 import { latestOnly } from "./server.js";
 import { createWhy } from "./why.js";
@@ -17,6 +16,13 @@ export const WORDS = {
   previous: { label: "attention to the token before", of: (head) => head.previous, said: "to the token before" },
   entropy: { label: "spread (entropy in bits)", of: (head) => head.entropy, said: "spread" },
 };
+
+/** What the view shows, in plain words. */
+const HELP = [
+  "A language model reads your prompt token by token (a token is a word or a piece of one). In each layer, several attention heads look back: at every token, a head decides from which earlier tokens it takes something along. How much it takes from each are its attention weights; they add up to 1.",
+  "Each small square is one head: rows are the tokens that look, columns the tokens they look at, and the stronger the colour of a cell, the more attention (the scale is above the grid). A strong left edge is a head that mostly looks at the first token, which is its way of doing nothing (a sink). A strong line just below the diagonal looks at the token before.",
+  "Click a square to see that head with its tokens, then a cell to ask why: which few channels of the head matched the two tokens, which components had written what they matched, and what the head carried over. ×0, ×½ and ×2 take such a thing away, halve or double it, in the running model.",
+];
 
 export function createHeads(app) {
   const [said, saidOfHead] = [notice(), notice()];
@@ -99,8 +105,7 @@ export function createHeads(app) {
     loading(async (signal) => {
       const recording = await app.recording(signal);
       if (shown?.recording.id !== recording.id) said.busy("Reading the attention of every head…");
-      const again = app.library.recordAgain(promptOf(state), signal);
-      const patterns = await app.library.patterns(recording, again, signal);
+      const patterns = await app.library.patterns(recording, signal);
       const changed = state.changes.length && state.show ? await changedPatterns(signal) : null;
       said.clear();
       gridHost.hidden = false;
@@ -118,8 +123,8 @@ export function createHeads(app) {
   }
 
   async function changedPatterns(signal) {
-    const { view, again } = await app.changed(signal);
-    return app.library.patterns(view.changed, again, signal);
+    const { changed } = await app.changed(signal);
+    return app.library.patterns(changed, signal);
   }
 
   function showGrid(state) {
@@ -154,7 +159,7 @@ export function createHeads(app) {
     if (!found) throw new Error(`This model has no head L${layer}H${head}. Choose one of the grid.`);
     title.textContent = `L${layer}H${head}`;
     measures.textContent = Object.values(WORDS).map(({ said, of }) => `${said} ${number(of(found))}`).join(" · ");
-    const clean = await app.library.head(recording, app.library.recordAgain(promptOf(state), signal), layer, head, signal);
+    const clean = await app.library.head(recording, layer, head, signal);
     const changing = state.changes.length > 0 && state.show;
     const changed = changing ? await changedHead(layer, head, signal) : null;
     zoom.show({
@@ -168,8 +173,8 @@ export function createHeads(app) {
   }
 
   async function changedHead(layer, head, signal) {
-    const { view, again } = await app.changed(signal);
-    return app.library.head(view.changed, again, layer, head, signal);
+    const { changed } = await app.changed(signal);
+    return app.library.head(changed, layer, head, signal);
   }
 
   function recoloured() {
@@ -178,6 +183,8 @@ export function createHeads(app) {
   }
 
   return {
+    title: "Heads",
+    help: HELP,
     place,
     update,
     recoloured,

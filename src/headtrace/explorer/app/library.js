@@ -1,7 +1,7 @@
 // What was computed already: recordings, their patterns, the model under changes. The latest few of each are kept.
 
 import { Patterns } from "./patterns.js";
-import { ask, ofRecording } from "./server.js";
+import { ask } from "./server.js";
 
 const KEPT = 6;
 
@@ -31,25 +31,43 @@ export function rootOf({ answer, wrong }, { answers }) {
   return wrong ? { answer: meant(answer), wrong: meant(wrong), kind: "linear" } : { answer: meant(answer), kind: "probability" };
 }
 
+/**
+ * Everything about a recorded prompt is asked for by the id of its recording. Where the server no longer keeps it, it is
+ * made once more (`again`), which gives it the same id.
+ */
 export function createLibrary(models) {
-  const heads = (recording) => models[recording.model].n_heads;
-  const record = remembered((prompt, signal) => ask("/api/record", { body: prompt, signal }));
-  const intervene = remembered((body, signal) => ask("/api/intervene", { body, signal }));
-  const at = (recording, rest) => `/api/recordings/${encodeURIComponent(recording.id)}/${rest}`;
-  const patterns = remembered(async (recording, again, signal) => {
-    const bytes = await ofRecording(() => ask(at(recording, "patterns"), { bytes: true, signal }), again);
-    return new Patterns(bytes, heads(recording), recording.tokens.length);
+  const about = async (recording, get, signal) => {
+    try {
+      return await get();
+    } catch (error) {
+      if (error.code !== "not_kept") throw error;
+      await recording.again(signal);
+      return get();
+    }
+  };
+  const at = (recording, rest, options) => about(recording, () => ask(`/api/recordings/${encodeURIComponent(recording.id)}/${rest}`, options), options.signal);
+  const post = (recording, name, body, signal) => about(recording, () => ask(`/api/${name}`, { body: { recording: recording.id, ...body }, signal }), signal);
+
+  const record = remembered(async (prompt, signal) => {
+    const again = (latest) => ask("/api/record", { body: prompt, signal: latest });
+    return { ...(await again(signal)), again };
   });
-  const head = remembered((recording, again, layer, number, signal) =>
-    ofRecording(() => ask(at(recording, `heads/${layer}/${number}`), { signal }), again));
+  const intervene = remembered(async (recording, body, signal) => {
+    const again = (latest) => post(recording, "intervene", body, latest);
+    const view = await again(signal);
+    return { ...view, changed: { ...view.changed, again } };
+  });
+  const patterns = remembered(async (recording, signal) => {
+    const bytes = await at(recording, "patterns", { bytes: true, signal });
+    return new Patterns(bytes, models[recording.model].n_heads, recording.tokens.length);
+  });
+  const head = remembered((recording, layer, number, signal) => at(recording, `heads/${layer}/${number}`, { signal }));
 
   return {
+    post,
     record: (prompt, signal) => record(JSON.stringify(prompt), prompt, signal),
-    intervene: (body, signal) => intervene(JSON.stringify(body), body, signal),
-    /** `again` makes the recording once more, where the server has dropped it. */
-    patterns: (recording, again, signal) => patterns(recording.id, recording, again, signal),
-    head: (recording, again, layer, number, signal) => head(`${recording.id} ${layer} ${number}`, recording, again, layer, number, signal),
-    recordAgain: (prompt, signal) => () => ask("/api/record", { body: prompt, signal }),
-    interveneAgain: (body, signal) => () => ask("/api/intervene", { body, signal }),
+    intervene: (recording, body, signal) => intervene(JSON.stringify([recording.id, body]), recording, body, signal),
+    patterns: (recording, signal) => patterns(recording.id, recording, signal),
+    head: (recording, layer, number, signal) => head(`${recording.id} ${layer} ${number}`, recording, layer, number, signal),
   };
 }

@@ -8,17 +8,14 @@ import { createTheme } from "../page/theme.js";
 import { createView } from "../page/view.js";
 import { toState, toValues } from "./address.js";
 import { createBeside } from "./beside.js";
-import { changesRequest, createChanges, withChange } from "./changes.js";
+import { createChanges, withChange } from "./changes.js";
 import { createCircuit } from "./circuit.js";
 import { createHeads } from "./heads.js";
-import { createHelp } from "./help.js";
-import { createLibrary, promptOf } from "./library.js";
+import { createLibrary, promptOf, rootOf } from "./library.js";
 import { createPrompt } from "./prompt.js";
 import { createRun } from "./run.js";
 import { ask, latestOnly, onWaiting } from "./server.js";
 import { createShare } from "./share.js";
-
-const NAMES = { heads: "Heads", circuit: "Circuit", beside: "Side by side", run: "Run" };
 
 async function start() {
   const waiting = el("p", { class: "waiting", role: "status", hidden: true });
@@ -76,8 +73,10 @@ function createApp(server) {
     }
   };
   app.changed = async (signal) => {
-    const body = changesRequest(app.state, await app.recording(signal));
-    return { view: await app.library.intervene(body, signal), again: app.library.interveneAgain(body, signal) };
+    const { state } = app;
+    const recording = await app.recording(signal);
+    const body = { interventions: state.changes, root: rootOf(state, recording), generate: state.generate ?? 0 };
+    return app.library.intervene(recording, body, signal);
   };
   app.card = (content, x, y) => (content ? placeCard(content, x, y) : hideCard());
   return app;
@@ -88,17 +87,19 @@ function build(app, { bar, nav, theme, waiting }) {
   const views = { heads: createHeads(app), circuit: createCircuit(app), beside: createBeside(app) };
   if (app.server.run) views.run = createRun(app);
   const changes = createChanges(app);
-  const help = createHelp();
+  const help = el("div", { class: "help-words" });
+  const helpPlace = el("details", { class: "help" }, el("summary", {}, "What am I looking at?"), help);
   const share = createShare(app);
   const container = el("div", { class: "circuit-view" });
   const remember = (step) => container.checkVisibility() && app.remember({ look: fragmentOf(circuits.tell()) || undefined }, step);
   const circuits = createView(container, { frame: { level: "h2" }, remember, extra: (...given) => views.circuit.extra(...given) });
-  const main = el("main", {}, el("div", { class: "under-bar" }, help.place, share.place), ...Object.values(views).map(({ place }) => place), changes.place);
+  const main = el("main", {}, el("div", { class: "under-bar" }, helpPlace, share.place), ...Object.values(views).map(({ place }) => place), changes.place);
   bar.insertBefore(el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and ")), theme);
   waiting.after(prompt.place, main);
   const loading = latestOnly();
 
-  app.view = () => views[app.state.view] ?? views.heads;
+  const currentName = () => (Object.hasOwn(views, app.state.view) ? app.state.view : "heads");
+  app.view = () => views[currentName()];
   app.python = () => (changes.place.hidden ? null : changes.python()) ?? app.view().python();
   app.shareable = () => share.update();
 
@@ -119,14 +120,14 @@ function build(app, { bar, nav, theme, waiting }) {
   app.render = () => {
     const { state } = app;
     hideCard();
-    const current = state.view in views ? state.view : "heads";
-    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name, look: name === current ? state.look : undefined }), "aria-current": name === current ? "page" : null, "data-view": name }, NAMES[name])));
+    const current = currentName();
+    nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name, look: name === current ? state.look : undefined }), "aria-current": name === current ? "page" : null, "data-view": name }, views[name].title)));
     prompt.place.hidden = current === "run" || current === "beside";
     prompt.update(state);
     if (state.text) loading(async (signal) => prompt.show(await recorded(signal)), prompt.said.failed);
     else loading.stop();
     for (const [name, view] of Object.entries(views)) view.place.hidden = name !== current;
-    help.update({ view: current });
+    help.replaceChildren(...views[current].help.map((text) => el("p", {}, text)));
     changes.update(state);
     views[current].update(state);
     share.update();

@@ -14,6 +14,12 @@ const STRIP = 12;
 /** Colours of families: far apart on the wheel, whatever their number. */
 const familyColour = (family) => `hsl(${(family * 137.5 + 210) % 360} 55% 52%)`;
 
+/** What the view shows, in plain words. */
+const HELP = [
+  "A run is a folder of circuits of many prompts. The map shows how alike each two of them are: strong colours are pairs with much in common, and the blocks along the diagonal are families, coloured at the edge.",
+  "Click a cell to open the two circuits it compares, or a cell of the diagonal to open one. The representative of a family is the circuit that is most like all others in it.",
+];
+
 export function createRun(app) {
   const said = notice();
   const about = el("p", { class: "kind" });
@@ -196,6 +202,8 @@ export function createRun(app) {
   }).observe(mapHost);
 
   return {
+    title: "Run",
+    help: HELP,
     place,
     update,
     recoloured: () => map && draw(),

@@ -87,17 +87,6 @@ export function latestOnly() {
   return run;
 }
 
-/** Something of a recording; where the server no longer keeps it, `again` makes it once more. */
-export async function ofRecording(get, again) {
-  try {
-    return await get();
-  } catch (error) {
-    if (error.code !== "not_kept") throw error;
-    await again();
-    return get();
-  }
-}
-
 /**
  * Follow a job to its end. `heard(event, data)` is called for queued, progress and partial; resolves with what `done`
  * says, rejects with what `failed` says. Aborting the signal cancels the job at the server.

@@ -1,16 +1,16 @@
 // A circuit, as it is traced: what was asked, how far it is, and the parts that are there already.
 
 import { indexCircuit } from "../page/graph.js";
-import { ask, follow } from "./server.js";
+import { follow } from "./server.js";
 
 const APART = 500; // milliseconds between drawings of a circuit that grows
 
 /**
- * Trace a circuit. `told(words, share)` says how far it is, `grown(graph)` shows a part of it. Resolves with
+ * Trace a circuit of a recorded prompt. `told(words, share)` says how far it is, `grown(graph)` shows a part of it. Resolves with
  * { graph, python, job }; aborting the signal cancels the work at the server.
  */
-export async function traced(body, { told, grown, signal }) {
-  const job = await ask("/api/trace", { body, signal });
+export async function traced(library, recording, request, { told, grown, signal }) {
+  const job = await library.post(recording, "trace", request, signal);
   let [last, waiting, ended] = [0, 0, false];
   const partial = (circuit) => {
     clearTimeout(waiting);
@@ -33,8 +33,4 @@ export async function traced(body, { told, grown, signal }) {
     ended = true;
     clearTimeout(waiting);
   }
-}
-
-export function traceRequest(prompt, root, paths) {
-  return { prompt, root, paths };
 }

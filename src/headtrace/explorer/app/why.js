@@ -5,7 +5,7 @@ import { inert, number, percent, plural, shorten, signed, tokenExact } from "../
 import { componentChange, factorButtons, signalChange } from "./changes.js";
 import { promptOf, rootOf } from "./library.js";
 import { bar, button, notice, token } from "./pieces.js";
-import { ask, latestOnly } from "./server.js";
+import { latestOnly } from "./server.js";
 
 const BARS = 10;
 
@@ -26,8 +26,7 @@ export function createWhy(app) {
     asking(async (signal) => {
       said.busy("Asking why…");
       const recording = await app.recording(signal);
-      const body = { prompt: promptOf(state), firing, root: rootOf(state, recording) };
-      const view = await ask("/api/why", { body, signal });
+      const view = await app.library.post(recording, "why", { firing, root: rootOf(state, recording) }, signal);
       said.clear();
       [shownKey, shown] = [key, view];
       content.replaceChildren(...sections(app, view, recording));

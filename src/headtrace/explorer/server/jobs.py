@@ -1,4 +1,4 @@
-"""One worker that computes, a bounded queue before it, and jobs that say how far they are.
+"""One worker thread that computes, a bounded queue in front of it, and jobs that report their progress.
 
 >>> compute = Compute(max_waiting=4)
 >>> compute.start()
@@ -8,9 +8,9 @@
 ('done', 42)
 >>> compute.stop()
 
-A job is stopped by asking it to: it looks whenever it reports progress (`Job.check` raises `Cancelled` there).
-What a job has to tell is kept as the latest event of each name, numbered: a listener that comes late, or that reads
-slowly, hears everything that still counts, in order, and nothing piles up.
+Cancellation is cooperative: a job that is cancelled stops where it next reports progress (`Job.check` raises
+`Cancelled`). Of the events of a job only the latest of each name is kept, with its number: a listener that comes late
+or reads slowly gets everything that is still current, in order, and events never pile up.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from threading import Condition, Event, Lock, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel
 
 from headtrace.errors import HeadtraceError
-from headtrace.explorer.server.schemas import JobState, JobView
 
 T = TypeVar("T")
 
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 FINAL = ("done", "failed", "cancelled")
 _UNEXPECTED = "The server made a mistake here; what it was is shown in the terminal where it runs."
 
 
 class Cancelled(Exception):
-    """Raised inside a job that is to stop."""
+    """Raised inside a job that was cancelled."""
 
 
 class QueueFullError(HeadtraceError):
-    """As many computations wait as may."""
+    """The queue is full; ``retry_after`` is in seconds."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         self.retry_after = retry_after
@@ -50,17 +52,49 @@ class QueueFullError(HeadtraceError):
         )
 
 
+class JobView(BaseModel):
+    """A computation that takes a while.
+
+    Its events are at ``/api/jobs/{id}/events`` (server-sent): ``queued`` (ahead), ``progress`` (done, of), ``partial``
+    (circuit), and at the end one of ``done`` (circuit, python), ``failed`` (error), ``cancelled``.
+    """
+
+    id: str
+    state: JobState
+    ahead: int = 0
+    done: int = 0
+    of: int = 0
+    error: str | None = None
+
+
 @dataclass(frozen=True)
-class Told:
-    """Something that a job told its listeners: JSON under a name."""
+class JobEvent:
+    """An event for listeners: JSON data under a name, with its number."""
 
     number: int
     name: str
     data: str
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A result whose JSON is sent to listeners with the event ``done``."""
+
+    json: str
+    value: Any = None
+
+
+def public_message(error: Exception) -> str:
+    """What a client may know about an error: its own mistakes in full, those of the server not at all."""
+    if isinstance(error, HeadtraceError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "There is not enough memory for this. Try a shorter prompt."
+    return _UNEXPECTED
+
+
 class Job(Generic[T]):
-    """One computation: its state, its result, what it has told."""
+    """One computation: its state, its result, its events."""
 
     def __init__(self, work: Callable[[Job[T]], T]) -> None:
         self.id = secrets.token_hex(8)
@@ -69,33 +103,30 @@ class Job(Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = None
         self._work: Callable[[Job[T]], T] | None = work
-        self._told, self._count = dict[str, Told](), 0
+        self._events, self._count = dict[str, JobEvent](), 0
         self._lock, self._cancelling, self._ended = Lock(), Event(), Event()
-        self._wakers: set[Callable[[], None]] = set()
+        self._listeners: set[Callable[[], None]] = set()
 
     # -- what the work itself uses -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise `Cancelled` if the job is to stop."""
+        """Raise `Cancelled` if the job was cancelled."""
         if self._cancelling.is_set():
             raise Cancelled
 
     def progress(self, done: int, of: int) -> None:
         self.check()
         self.done, self.of = done, of
-        self.tell("progress", json.dumps({"done": done, "of": of}))
+        self.publish("progress", json.dumps({"done": done, "of": of}))
 
-    def tell(self, name: str, data: str) -> None:
-        """Let listeners know; what was told under this name before is forgotten."""
+    def publish(self, name: str, data: str) -> None:
+        """Send an event to listeners; it replaces the previous one of this name."""
         with self._lock:
-            self._note(name, data)
-            wakers = tuple(self._wakers)
-        for wake in wakers:
-            wake()
-
-    def _note(self, name: str, data: str) -> None:
-        self._count += 1
-        self._told[name] = Told(self._count, name, data)
+            self._count += 1
+            self._events[name] = JobEvent(self._count, name, data)
+            listeners = tuple(self._listeners)
+        for notify in listeners:
+            notify()
 
     # -- what others see ---------------------------------------------------------------------------------------
 
@@ -106,36 +137,33 @@ class Job(Generic[T]):
     def wait(self, seconds: float | None = None) -> None:
         self._ended.wait(seconds)
 
-    def told(self, after: int = 0) -> list[Told]:
-        """What was told since, in order."""
+    def events(self, after: int = 0) -> list[JobEvent]:
+        """Events since the one with this number, in order."""
         with self._lock:
-            return sorted((t for t in self._told.values() if t.number > after), key=lambda told: told.number)
+            found = [event for event in self._events.values() if event.number > after]
+        return sorted(found, key=lambda event: event.number)
 
     @contextmanager
-    def waking(self, wake: Callable[[], None]) -> Generator[None]:
-        """While the block runs, ``wake`` is called (in any thread) whenever there is something new."""
+    def listening(self, notify: Callable[[], None]) -> Generator[None]:
+        """While the block runs, ``notify`` is called (in any thread) whenever there is a new event."""
         with self._lock:
-            self._wakers.add(wake)
+            self._listeners.add(notify)
         try:
             yield
         finally:
             with self._lock:
-                self._wakers.discard(wake)
+                self._listeners.discard(notify)
 
     def view(self) -> JobView:
         ahead = self.ahead if self.state == "queued" else 0
-        return JobView(
-            id=self.id, state=self.state, ahead=ahead, done=self.done, of=self.of, error=self._message()
-        )
-
-    def _message(self) -> str | None:
-        return None if self.error is None else told_to_clients(self.error)
+        error = None if self.error is None else public_message(self.error)
+        return JobView(id=self.id, state=self.state, ahead=ahead, done=self.done, of=self.of, error=error)
 
     # -- what the queue does with it ---------------------------------------------------------------------------
 
     def move(self, ahead: int) -> None:
         self.ahead = ahead
-        self.tell("queued", json.dumps({"ahead": ahead}))
+        self.publish("queued", json.dumps({"ahead": ahead}))
 
     def cancel(self) -> None:
         self._cancelling.set()
@@ -161,42 +189,26 @@ class Job(Generic[T]):
             self.finish("done")
 
     def finish(self, state: JobState) -> None:
-        """The last event, together with the state; a circuit told under way does not count any more."""
-        data = "{}" if self.error is None else json.dumps({"error": self._message()})
-        if state == "done" and isinstance(self.result, Finished):
-            data = self.result.told
-        self._work = None
+        """Set the final state together with the last event, which replaces any partial circuit."""
+        data = "{}" if self.error is None else json.dumps({"error": public_message(self.error)})
         if state != "done":
             self.result = None
+        elif isinstance(self.result, Finished):
+            data = self.result.json
+        self._work = None
         with self._lock:
-            self._told.pop("partial", None)
-            self._note(state, data)
+            self._events.pop("partial", None)
+            self._count += 1
+            self._events[state] = JobEvent(self._count, state, data)
             self.state = state
             self._ended.set()
-            wakers = tuple(self._wakers)
-        for wake in wakers:
-            wake()
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A result that listeners are told, as JSON, and what is kept of it."""
-
-    told: str
-    kept: Any = None
-
-
-def told_to_clients(error: Exception) -> str:
-    """What a client may know of an error: its own mistakes in full, the server's not at all."""
-    if isinstance(error, HeadtraceError):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return "There is not enough memory for this. Try a shorter prompt."
-    return _UNEXPECTED
+            listeners = tuple(self._listeners)
+        for notify in listeners:
+            notify()
 
 
 class Compute:
-    """The worker and its queue: jobs in the order in which they came, one at a time."""
+    """The worker and its queue: jobs in the order in which they were submitted, one at a time."""
 
     def __init__(
         self, max_waiting: int, kept_jobs: int = 32, log: Callable[[str], None] = lambda _: None
@@ -207,20 +219,22 @@ class Compute:
         self._kept: OrderedDict[str, Job[Any]] = OrderedDict()
         self._changed, self._stopping = Condition(), False
         self._seconds = 0.1
-        """What a job took of late."""
+        """Running average of the duration of a job."""
+        self.listeners = 0
+        """Event streams that are open."""
         self._thread = Thread(target=self._serve, name="headtrace-compute", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Cancel everything, and wait for the work under way to notice."""
+        """Cancel everything, and wait for the running job to notice."""
         self.cancel_all()
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def cancel_all(self) -> None:
-        """From now on nothing is computed any more; whoever waits is told."""
+        """Cancel all jobs and accept no more; whoever waits for one is notified."""
         with self._changed:
             self._stopping = True
             waiting, running = [*self._waiting], self._running
@@ -232,53 +246,46 @@ class Compute:
             job.finish("cancelled")
 
     @property
-    def stopping(self) -> bool:
-        return self._stopping
+    def n_waiting(self) -> int:
+        return len(self._waiting)
 
     def submit(self, work: Callable[[Job[T]], T], *, keep: bool = False) -> Job[T]:
-        """Put work into the queue; with ``keep`` it can be found again by its id."""
+        """Put work into the queue; with ``keep``, `find` finds the job by its id."""
         job = Job(work)
         with self._changed:
             if self._stopping:
                 job.finish("cancelled")
                 return job
             if len(self._waiting) >= self.max_waiting:
-                raise QueueFullError(len(self._waiting), self._retry_after())
+                seconds = min(60, max(1, ceil(self._seconds * len(self._waiting))))
+                raise QueueFullError(len(self._waiting), seconds)
             job.move(len(self._waiting) + (self._running is not None))
             self._waiting.append(job)
             if keep:
-                self._keep(job)
+                self._kept[job.id] = job
+                ended = [each.id for each in self._kept.values() if each.ended]
+                for id in ended[: max(0, len(self._kept) - self.kept_jobs)]:
+                    del self._kept[id]
             self._changed.notify()
         return job
 
     def find(self, id: str) -> Job[Any] | None:
-        """A job that is kept."""
+        """A kept job."""
         with self._changed:
             return self._kept.get(id)
 
     def cancel(self, job: Job[Any]) -> None:
-        """Stop a job: at once if it waits, else where it next reports progress."""
+        """Cancel a job: at once if it waits, else where it next reports progress."""
         job.cancel()
         with self._changed:
             waited = job in self._waiting
             if waited:
                 self._waiting.remove(job)
-                self._moved()
+                self._update_places()
         if waited:
             job.finish("cancelled")
 
-    # -- inside ------------------------------------------------------------------------------------------------
-
-    def _retry_after(self) -> int:
-        return min(60, max(1, ceil(self._seconds * len(self._waiting))))
-
-    def _keep(self, job: Job[Any]) -> None:
-        self._kept[job.id] = job
-        ended = [each.id for each in self._kept.values() if each.ended]
-        for id in ended[: max(0, len(self._kept) - self.kept_jobs)]:
-            del self._kept[id]
-
-    def _moved(self) -> None:
+    def _update_places(self) -> None:
         running = self._running is not None
         for place, job in enumerate(self._waiting):
             if job.ahead != place + running:
@@ -291,7 +298,7 @@ class Compute:
             if self._stopping:
                 return None
             self._running = self._waiting.popleft()
-            self._moved()
+            self._update_places()
             return self._running
 
     def _serve(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import headtrace
-from headtrace.explorer.server.schemas import TraceRequest
-from headtrace.explorer.views.tracing import trace_view
+from headtrace.explorer.panels.circuits import TraceRequest, trace
 from tests.tiny import prompts, tiny_model, top_two
 
 PATHS = ("attention", "content", "complete")
@@ -78,7 +77,8 @@ def test_what_a_listener_raises_ends_the_trace_and_leaves_the_model_as_it_was(de
         {"paths": "complete", "min_influence": 0.1},
     ],
 )
-def test_the_python_lines_trace_the_same_circuit(tracer, prompt, root, run_lines, options) -> None:
-    view, circuit = trace_view(tracer, TraceRequest(prompt=prompt, root=root, **options))
+def test_the_python_lines_trace_the_same_circuit(session, recorded, root, run_lines, options) -> None:
+    request = TraceRequest(recording=recorded.id, root=root, **options)
+    view, circuit = trace(session, recorded.prompt, request)
     assert run_lines(view.python)["circuit"] == circuit
     assert [node["name"] for node in view.circuit["nodes"]] == [node.name for node in circuit.nodes]

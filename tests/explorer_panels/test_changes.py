@@ -1,19 +1,19 @@
-"""The view of interventions: clean and changed beside each other, and the lines that compute the same."""
+"""The panel of interventions: clean and changed beside each other, and the lines that compute the same."""
 
 from __future__ import annotations
 
 import pytest
 
 from headtrace.errors import InputError
-from headtrace.explorer.server.schemas import (
+from headtrace.explorer.panels.changes import (
     ComponentIntervention,
-    FiringRequest,
     InterveneRequest,
-    RootRequest,
     SignalIntervention,
     SiteRequest,
+    intervene,
+    text_of,
 )
-from headtrace.explorer.views.changing import intervene_view, text_of
+from headtrace.explorer.panels.session import FiringRequest, RootRequest
 
 HEADS = [
     ComponentIntervention(site=SiteRequest(kind="head", layer=1, head=h, dest=14, src=2)) for h in (2, 3)
@@ -35,19 +35,20 @@ def of_edge(circuit, edge, factor: float, reach: str) -> SignalIntervention:
 
 
 @pytest.mark.parametrize("answer", [" Mary", " Mary and John"])
-def test_the_python_lines_change_the_same(tracer, recording, prompt, run_lines, answer) -> None:
+def test_the_python_lines_change_the_same(session, tracer, recorded, prompt, run_lines, answer) -> None:
     circuit = tracer.trace(prompt.text, answer=" Mary", wrong=" John")
     local, everywhere = circuit.top(2)
     signals = [of_edge(circuit, local, 0.0, "local"), of_edge(circuit, everywhere, 2.0, "global")]
     root = RootRequest(answer=answer)
-    asked = InterveneRequest(prompt=prompt, interventions=[*HEADS, *signals], root=root, generate=3)
-    view, changed = intervene_view(tracer, recording, asked)
+    asked = InterveneRequest(recording=recorded.id, interventions=[*HEADS, *signals], root=root, generate=3)
+    view = intervene(session, asked)
+    recording, changed = recorded.recording, session.recorded(view.changed.id).recording
     names = run_lines(view.python)
     again = names["changed"].top_answers(10)
     assert [a.id for a in view.changed.answers] == [number for _, number, _ in again]
     assert [a.probability for a in view.changed.answers] == pytest.approx([p for *_, p in again], rel=1e-3)
     assert tuple(text_of(tracer.model, ids) for ids in names["generated"]) == view.generated
-    metric, longer = names["metric"], names["asked"]
+    metric, longer = names["metric"], names["subject"]
     after = metric.of(names["rerun"](longer, names["changes"]))
     assert (view.metric.measure, view.metric.before) == (
         metric.name,
@@ -61,24 +62,24 @@ def test_the_python_lines_change_the_same(tracer, recording, prompt, run_lines, 
     assert len(view.firings) >= 3
 
 
-def test_without_the_heads_that_move_mary_the_answer_is_another(tracer, recording, prompt, root) -> None:
-    view, changed = intervene_view(
-        tracer, recording, InterveneRequest(prompt=prompt, interventions=HEADS, root=root)
-    )
+def test_without_the_heads_that_move_mary_the_answer_is_another(session, recorded, root) -> None:
+    view = intervene(session, InterveneRequest(recording=recorded.id, interventions=HEADS, root=root))
     assert view.clean.answers[0].token == "Mary" != view.changed.answers[0].token
     assert view.metric.before > 0 > view.metric.after
     assert view.clean.id != view.changed.id
     assert view.generated is None
-    assert changed.patterns.shape == recording.patterns.shape
+    changed = session.recorded(view.changed.id).recording
+    assert changed.patterns.shape == recorded.recording.patterns.shape
+    with pytest.raises(InputError, match="under interventions"):
+        intervene(session, InterveneRequest(recording=view.changed.id, interventions=HEADS))
 
 
-def test_without_interventions_the_recording_is_the_clean_one(tracer, recording, prompt) -> None:
-    view, changed = intervene_view(tracer, recording, InterveneRequest(prompt=prompt, interventions=[]))
-    assert changed is recording
+def test_without_interventions_the_recording_is_the_clean_one(session, recorded) -> None:
+    view = intervene(session, InterveneRequest(recording=recorded.id, interventions=[]))
     assert view.changed.id == view.clean.id
 
 
-def test_an_edge_of_another_kind_is_refused_in_words(tracer, recording, prompt) -> None:
+def test_an_edge_of_another_kind_is_refused_in_words(session, recorded) -> None:
     site = ComponentIntervention(site=SiteRequest(kind="offset", layer=1, head=1, dest=3))
     with pytest.raises(InputError, match="nothing that writes"):
-        intervene_view(tracer, recording, InterveneRequest(prompt=prompt, interventions=[site]))
+        intervene(session, InterveneRequest(recording=recorded.id, interventions=[site]))

@@ -1,4 +1,4 @@
-"""One small model and one recorded prompt for all views."""
+"""One session with a small model and one recorded prompt, for all panels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import headtrace
-from headtrace.explorer.server.schemas import PromptRequest, RootRequest
-from headtrace.explorer.views.prompts import record
+from headtrace.explorer.panels import Session
+from headtrace.explorer.panels.session import PromptRequest, RootRequest
 from tests.conftest import IOI
 
 
@@ -20,8 +20,13 @@ def model():
 
 
 @pytest.fixture(scope="package")
-def tracer(model):
-    return headtrace.Tracer(model)
+def session(model):
+    return Session([model, model])
+
+
+@pytest.fixture(scope="package")
+def tracer(session):
+    return session.tracers[0]
 
 
 @pytest.fixture(scope="package")
@@ -35,13 +40,18 @@ def root():
 
 
 @pytest.fixture(scope="package")
-def recording(model, prompt):
-    return record(model, prompt)
+def recorded(session, prompt):
+    return session.record(prompt)
+
+
+@pytest.fixture(scope="package")
+def recording(recorded):
+    return recorded.recording
 
 
 @pytest.fixture
 def run_lines(model, monkeypatch):
-    """Runs a view's Python lines, with the loaded model, and gives the names that they define."""
+    """Runs a panel's Python lines, with the loaded model, and gives the names that they define."""
     monkeypatch.setattr(headtrace, "load", lambda *_, **__: model, raising=False)
 
     def run(lines: str) -> dict[str, Any]:

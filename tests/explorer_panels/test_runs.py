@@ -9,9 +9,9 @@ import pytest
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.explorer.views import runs
-from headtrace.explorer.views.evidence import AtlasEvidence
-from headtrace.explorer.views.runs import RunSource, shown_rows
+from headtrace.explorer.panels import circuits
+from headtrace.explorer.panels.circuits import RunSource, shown_rows
+from headtrace.explorer.panels.why import AtlasEvidence
 from headtrace.tasks import load_task
 
 
@@ -38,8 +38,8 @@ def test_a_search_looks_at_text_ids_and_labels_and_pages_through_what_it_finds(s
 
 def test_the_map_is_that_of_the_families_and_is_computed_once(source, monkeypatch) -> None:
     calls = []
-    real = runs.find_families
-    monkeypatch.setattr(runs, "find_families", lambda run: calls.append(1) or real(run))
+    real = circuits.find_families
+    monkeypatch.setattr(circuits, "find_families", lambda run: calls.append(1) or real(run))
     fresh = RunSource(source.place)
     with ThreadPoolExecutor(4) as pool:
         maps = list(pool.map(lambda _: fresh.map(), range(4)))

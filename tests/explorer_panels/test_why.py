@@ -1,13 +1,13 @@
-"""The view of one firing: channels, causes, what was moved, without running the model again."""
+"""The panel of one firing: channels, causes, what was moved, without running the model again."""
 
 from __future__ import annotations
 
 import pytest
 
 from headtrace.errors import InputError
-from headtrace.explorer.server.schemas import Evidence, FiringRequest, RootRequest, WhyRequest
-from headtrace.explorer.views.prompts import record
-from headtrace.explorer.views.why import why_view
+from headtrace.explorer.panels import Session
+from headtrace.explorer.panels.session import FiringRequest, RootRequest
+from headtrace.explorer.panels.why import Evidence, WhyRequest, why
 
 PLACE = FiringRequest(layer=1, head=2, dest=14, src=2)
 
@@ -33,62 +33,54 @@ def compare(view, names) -> None:
 @pytest.mark.parametrize(
     "asked", [None, RootRequest(answer=" Mary", wrong=" John"), RootRequest(answer=" Mary and John")]
 )
-def test_the_python_lines_find_the_same_causes_and_contribution(
-    tracer, recording, prompt, run_lines, asked
-) -> None:
-    view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE, root=asked))
+def test_the_python_lines_find_the_same_causes_and_contribution(session, recorded, run_lines, asked) -> None:
+    view = why(session, WhyRequest(recording=recorded.id, firing=PLACE, root=asked))
     assert sum(bar.term for bar in view.channels) + view.remainder == pytest.approx(view.logit, abs=1e-4)
     assert (view.moved.contribution is None) == (asked is None)
     compare(view, run_lines(view.python))
 
 
-def test_a_contribution_is_the_one_that_a_complete_circuit_shows(tracer, recording, prompt, root) -> None:
+def test_a_contribution_is_the_one_that_a_complete_circuit_shows(
+    session, tracer, recorded, prompt, root
+) -> None:
     circuit = tracer.trace(prompt.text, answer=root.answer, wrong=root.wrong, paths="complete")
     heads = [node for node in circuit.heads() if node.contribution is not None]
     assert heads
     for node in heads[:6]:
         place = FiringRequest(layer=node.layer, head=node.head, dest=node.dest, src=node.src)
-        view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=place, root=root))
+        view = why(session, WhyRequest(recording=recorded.id, firing=place, root=root))
         assert view.moved.contribution == pytest.approx(node.contribution, rel=1e-4, abs=1e-5)
 
 
-def test_the_model_does_not_run_again(tracer, recording, prompt, root, monkeypatch) -> None:
+def test_the_model_does_not_run_again(session, recorded, root, monkeypatch) -> None:
     def fail(*_, **__):
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(type(tracer.model.hf), "forward", fail)
-    why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE, root=root))
+    monkeypatch.setattr(type(session.models[0].hf), "forward", fail)
+    why(session, WhyRequest(recording=recorded.id, firing=PLACE, root=root))
 
 
-def test_every_cell_has_an_answer(tracer, recording, prompt, root) -> None:
+def test_every_cell_has_an_answer(session, recorded, root) -> None:
     for layer, head, dest, src in [(0, 0, 0, 0), (0, 3, 5, 5), (1, 2, 0, 0), (2, 3, 14, 14), (1, 0, 7, 3)]:
         place = FiringRequest(layer=layer, head=head, dest=dest, src=src)
-        view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=place, root=root))
-        expected = float(recording.patterns[layer, 0, head, dest, src])
+        view = why(session, WhyRequest(recording=recorded.id, firing=place, root=root))
+        expected = float(recorded.recording.patterns[layer, 0, head, dest, src])
         assert view.attention == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_is_known_of_a_channel_stands_beside_it(tracer, recording, prompt) -> None:
+def test_what_is_known_of_a_channel_stands_beside_it(model, prompt) -> None:
     class Book:
         def channel(self, layer: int, head: int, channel: int) -> Evidence | None:
             return Evidence(words=f"L{layer}H{head} c{channel}") if channel == 0 else None
 
-    view = why_view(tracer, recording, WhyRequest(prompt=prompt, firing=PLACE), Book())
+    session = Session([model], atlas=Book())
+    view = why(session, WhyRequest(recording=session.record(prompt).id, firing=PLACE))
     told = {bar.channel: bar.evidence for bar in view.channels}
     assert told[0] == Evidence(words="L1H2 c0")
     assert told[1] is None
 
 
-def test_a_cell_outside_the_prompt_is_refused_with_its_place(tracer, recording, prompt) -> None:
+def test_a_cell_outside_the_prompt_is_refused_with_its_place(session, recorded) -> None:
     place = FiringRequest(layer=2, head=1, dest=99, src=2)
     with pytest.raises(InputError, match="99->2 is outside the prompt"):
-        why_view(tracer, recording, WhyRequest(prompt=prompt, firing=place))
-
-
-def test_a_recording_of_another_prompt_is_refused(tracer, model, prompt, root) -> None:
-    other = record(
-        model,
-        prompt.model_copy(update={"text": "When John and Mary went to the store, Mary gave a drink to"}),
-    )
-    with pytest.raises(InputError, match="another prompt"):
-        why_view(tracer, other, WhyRequest(prompt=prompt, firing=PLACE, root=root))
+        why(session, WhyRequest(recording=recorded.id, firing=place))

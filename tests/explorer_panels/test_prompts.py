@@ -1,4 +1,4 @@
-"""The view of a recorded prompt: measures, patterns, the Python lines."""
+"""The panel of a recorded prompt: measures, patterns, the Python lines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import math
 import pytest
 
 from headtrace.errors import InputError
-from headtrace.explorer.server.schemas import PromptRequest
-from headtrace.explorer.views.prompts import head_pattern, pattern_bytes, record, record_view, recording_id
-from headtrace.explorer.views.tasks import examples, task_views
+from headtrace.explorer.panels.prompts import examples, head_pattern, pattern_bytes, record, server_view
+from headtrace.explorer.panels.session import PromptRequest
 
 
-def test_measures_are_those_of_each_pattern_counted_by_hand(model, recording, prompt) -> None:
-    view = record_view(model, recording, 0, prompt)
+def test_measures_are_those_of_each_pattern_counted_by_hand(session, recording, prompt) -> None:
+    view = record(session, prompt)
     assert [(h.layer, h.head) for h in view.heads] == [(l, h) for l in range(3) for h in range(4)]
     for head in view.heads:
         rows = recording.patterns[head.layer, 0, head.head].double().tolist()
@@ -27,12 +26,12 @@ def test_measures_are_those_of_each_pattern_counted_by_hand(model, recording, pr
         assert attention == pytest.approx(best) == pytest.approx(rows[dest][src])
 
 
-def test_patterns_as_bytes_are_read_back_in_the_order_that_is_promised(recording) -> None:
-    layers, _, heads, length, _ = recording.patterns.shape
-    found, at = pattern_bytes(recording), 0
+def test_patterns_as_bytes_are_read_back_in_the_order_that_is_promised(session, recorded) -> None:
+    layers, _, heads, length, _ = recorded.recording.patterns.shape
+    found, at = pattern_bytes(session, recorded.id), 0
     for layer in range(layers):
         for head in range(heads):
-            exact = head_pattern(recording, layer, head).attention
+            exact = head_pattern(session, recorded.id, layer, head).attention
             for dest in range(length):
                 row = found[at : at + dest + 1]
                 at += dest + 1
@@ -40,8 +39,8 @@ def test_patterns_as_bytes_are_read_back_in_the_order_that_is_promised(recording
     assert at == len(found)
 
 
-def test_the_python_lines_record_the_same(model, recording, prompt, run_lines) -> None:
-    view = record_view(model, recording, 0, prompt)
+def test_the_python_lines_record_the_same(session, prompt, run_lines) -> None:
+    view = record(session, prompt)
     names = run_lines(view.python)
     again = names["recording"].top_answers(10)
     assert [a.id for a in view.answers] == [number for _, number, _ in again]
@@ -50,29 +49,28 @@ def test_the_python_lines_record_the_same(model, recording, prompt, run_lines) -
 
 
 @pytest.mark.parametrize("ids", [[2], [2, 7]])
-def test_the_shortest_prompts_have_measures_and_links_to_themselves(model, ids) -> None:
-    asked = PromptRequest(token_ids=ids)
-    view = record_view(model, record(model, asked), 1, asked)
+def test_the_shortest_prompts_have_measures_and_an_address_of_their_own(session, ids) -> None:
+    view = record(session, PromptRequest(token_ids=ids, model=1))
     assert view.text is None
     assert view.token_ids == ids
     assert all(math.isfinite(n) for h in view.heads for n in (h.sink, h.entropy, h.previous))
-    assert view.id == recording_id(1, ids) != recording_id(0, ids)
+    assert view.id != record(session, PromptRequest(token_ids=ids)).id
 
 
-def test_a_head_that_is_not_there_is_said_to_be_missing(recording) -> None:
+def test_a_head_that_is_not_there_is_said_to_be_missing(session, recorded) -> None:
     with pytest.raises(InputError, match="no head L3H0"):
-        head_pattern(recording, 3, 0)
+        head_pattern(session, recorded.id, 3, 0)
 
 
-def test_examples_of_a_task_have_answers_and_counterfactuals(model) -> None:
-    assert "ioi" in {task.name for task in task_views()}
-    found = examples(model, "ioi", count=7, seed=3)
+def test_examples_of_a_task_have_answers_and_counterfactuals(session) -> None:
+    assert "ioi" in {task.name for task in server_view(session).tasks}
+    found = examples(session, "ioi", count=7, seed=3)
     assert len(found) == 7
     assert all(e.answer in f" {e.text}" and e.counterfactual != e.text for e in found)
-    assert len(examples(model, "ioi", count=10_000)) == 300
+    assert len(examples(session, "ioi", count=10_000)) == 300
 
 
 @pytest.mark.parametrize("name", ["nothing", "../secret.jsonl", "/etc/secret.jsonl"])
-def test_no_file_is_read_for_examples(model, name, tmp_path) -> None:
+def test_no_file_is_read_for_examples(session, name) -> None:
     with pytest.raises(InputError, match="no task"):
-        examples(model, name)
+        examples(session, name)

@@ -1,0 +1,360 @@
+"""A session of the explorer: the models that are served, their limits, and the prompts recorded so far.
+
+A prompt is recorded once. From then on every request names the recording by its id, so that a click neither sends the
+prompt again nor runs the model again.
+
+>>> import headtrace
+>>> session = Session([headtrace.load("builtin")])
+>>> recorded = session.record(PromptRequest(text="When Mary and John went"))
+>>> session.recorded(recorded.id) is recorded
+True
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from headtrace.errors import HeadtraceError, InputError
+from headtrace.models.frozen import CONTENT_FIELDS
+from headtrace.tracing import Tracer
+from headtrace.tracing.sweep import Budget
+
+if TYPE_CHECKING:
+    from headtrace.explorer.panels.circuits import RunSource
+    from headtrace.explorer.panels.why import Evidence
+    from headtrace.models import Model, Recording
+    from headtrace.tracing.questions import Question
+
+MAX_TEXT = 100_000
+"""Characters of a prompt; the number of tokens is limited by `Settings.max_tokens`."""
+
+Position = Annotated[int, Field(ge=0, le=1_000_000)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Token = Annotated[str, Field(max_length=1_000)] | Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of the explorer. Every number is at least one; a request beyond a limit is refused with an explanation.
+
+    >>> Settings(max_tokens=64).max_tokens
+    64
+    """
+
+    max_tokens: int = 512
+    """Tokens of a prompt. Memory for attention patterns grows with its square."""
+    max_waiting: int = 32
+    """Computations in the queue."""
+    max_requests: int = 256
+    """Requests answered at the same time, including those that wait in the queue."""
+    max_listeners: int = 64
+    """Event streams open at the same time."""
+    body_bytes: int = 2_000_000
+    """Bytes of a request body."""
+    body_seconds: int = 30
+    """Seconds that a client may take to send a request body."""
+    cached_bytes: int = 1_000_000_000
+    """Memory for recent recordings; the latest one is kept whatever its size."""
+    cached_recordings: int = 32
+    kept_jobs: int = 32
+    """Finished jobs whose circuits can still be requested."""
+    token: str | None = field(default=None, repr=False)
+    """The token that clients must present; required unless only this machine can reach the server."""
+    hosts: tuple[str, ...] = ()
+    """Host names of the server, besides those of the loopback interface."""
+    loopback: bool = True
+    """Whether only this machine can reach the server."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int) and value < 1 and not isinstance(value, bool):
+                raise InputError(f"{each.name}={value}: expected at least 1.")
+        if not self.loopback and not self.token:
+            raise InputError(
+                "A server that other machines can reach needs a token: give one (--token), or serve on 127.0.0.1."
+            )
+
+
+# -- requests that several panels share ------------------------------------------------------------------------
+
+
+class Request(BaseModel):
+    """A request. Unknown fields are refused, so that a misspelt option is not silently ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PromptRequest(Request):
+    """A prompt, as text or as token ids, for one of the models that are served."""
+
+    text: Text | None = None
+    token_ids: Annotated[list[Position], Field(min_length=1, max_length=MAX_TEXT)] | None = None
+    bos: bool | None = None
+    """Whether a beginning-of-sequence token precedes text; None: the model's default."""
+    model: Annotated[int, Field(ge=0, le=1)] = 0
+    """0: the model that is explored; 1: the one beside it (``--beside``)."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> PromptRequest:
+        if (self.text is None) == (self.token_ids is None):
+            raise ValueError("give either text or token_ids")
+        return self
+
+    @property
+    def given(self) -> str | list[int]:
+        """The prompt as the library takes it."""
+        return self.token_ids if self.text is None else self.text  # type: ignore[return-value]
+
+
+class RecordingRequest(Request):
+    """A request about a recorded prompt."""
+
+    recording: Annotated[str, Field(max_length=64)]
+    """The id that ``/api/record`` returned for the prompt."""
+
+
+class RootRequest(Request):
+    """What is explained: the logit difference of two answers (``linear``), or the likelihood of an answer."""
+
+    answer: Token | Annotated[list[Token], Field(min_length=1, max_length=50)]
+    wrong: Token | Annotated[list[Token], Field(min_length=1, max_length=50)] | None = None
+    kind: Literal["linear", "probability"] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The root as options of ``Tracer.trace`` and ``Tracer.ask``."""
+        return {"answer": self.answer, "wrong": self.wrong, "root": self.kind}
+
+
+class FiringRequest(Request):
+    """A head that attends from a destination to a source."""
+
+    layer: Position
+    head: Position
+    dest: Position
+    src: Position
+
+
+# -- recordings ------------------------------------------------------------------------------------------------
+
+
+class NotFoundError(HeadtraceError):
+    """Something that does not exist, or that is not kept any more; ``code`` says which, for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded prompt. Its id is made from the prompt and the interventions, so recording again restores it."""
+
+    prompt: PromptRequest
+    recording: Recording = field(repr=False)
+    interventions: tuple[BaseModel, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return recording_id(self.prompt, self.interventions)
+
+
+def recording_id(prompt: PromptRequest, interventions: Sequence[BaseModel] = ()) -> str:
+    """The address of a recording.
+
+    >>> recording_id(PromptRequest(text="a")) == recording_id(PromptRequest(text="a", model=1))
+    False
+    """
+    parts = [each.model_dump(mode="json") for each in (prompt, *interventions)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+
+
+class Recordings:
+    """A cache of recordings, limited in bytes and in number. Least recently used ones are dropped first."""
+
+    def __init__(self, max_bytes: int, max_count: int) -> None:
+        self.max_bytes, self.max_count = max_bytes, max_count
+        self._kept: OrderedDict[str, Recorded] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def n_bytes(self) -> int:
+        with self._lock:
+            return self._bytes()
+
+    def get(self, id: str) -> Recorded | None:
+        with self._lock:
+            if id in self._kept:
+                self._kept.move_to_end(id)
+            return self._kept.get(id)
+
+    def put(self, id: str, recorded: Recorded) -> None:
+        with self._lock:
+            self._kept[id] = recorded
+            self._kept.move_to_end(id)
+            while len(self._kept) > 1 and (
+                len(self._kept) > self.max_count or self._bytes() > self.max_bytes
+            ):
+                self._kept.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(held_bytes(each.recording) for each in self._kept.values())
+
+
+def held_bytes(recording: Recording) -> int:
+    """Memory that a recording takes now: what was recorded, its masks, and tensors derived from it since."""
+    found = [each for each in tuple(vars(recording).values()) if isinstance(each, Tensor)]
+    derived = {id(each): each for each in found}.values()  # one tensor may have two names
+    masks = {id(mask): mask for mask in recording.visible}.values()
+    return recording.n_bytes + sum(each.numel() * each.element_size() for each in (*derived, *masks))
+
+
+# -- the session -----------------------------------------------------------------------------------------------
+
+
+class ChannelEvidence(Protocol):
+    """What is known about channels, for example from an atlas."""
+
+    def channel(self, layer: int, head: int, channel: int) -> Evidence | None: ...
+
+
+class Session:
+    """One model, or two side by side, with their tracers and recordings; optionally an atlas and a run."""
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        settings: Settings | None = None,
+        *,
+        atlas: ChannelEvidence | None = None,
+        run: RunSource | None = None,
+    ) -> None:
+        if not 1 <= len(models) <= 2:
+            raise InputError(f"{len(models)} models: give one, or two to compare them.")
+        self.models, self.settings = tuple(models), Settings() if settings is None else settings
+        self.atlas, self._run = atlas, run
+        self.tracers = tuple(Tracer(model) for model in models)
+        self.recordings = Recordings(self.settings.cached_bytes, self.settings.cached_recordings)
+
+    @property
+    def run(self) -> RunSource:
+        if self._run is None:
+            raise NotFoundError("no_run", "No run is served: start the server with --run DIR.")
+        return self._run
+
+    @property
+    def has_run(self) -> bool:
+        return self._run is not None
+
+    def record(self, prompt: PromptRequest) -> Recorded:
+        """The recording of a prompt: one forward pass, unless it is in the cache."""
+        if prompt.model >= len(self.models):
+            raise InputError(
+                "There is no second model: start the server with --beside MODEL, or ask for model 0."
+            )
+        found = self._current(recording_id(prompt))
+        if found is None:
+            ids, model = self.token_ids(prompt), self.models[prompt.model]
+            recording = model.record([ids], last_logits=True, keep=CONTENT_FIELDS, patterns="keep")
+            found = Recorded(prompt, recording)
+            self.recordings.put(found.id, found)
+        return found
+
+    def recorded(self, id: str) -> Recorded:
+        """A recording by its id, of the model as it is or under interventions."""
+        found = self._current(id)
+        if found is None:
+            raise NotFoundError(
+                "not_kept", "This recording is not kept any more (or never was). Record the prompt again."
+            )
+        return found
+
+    def clean(self, id: str) -> Recorded:
+        """A recording by its id, of the model as it is."""
+        found = self.recorded(id)
+        if found.interventions:
+            raise InputError(
+                "This recording is of the model under interventions. Ask about the recording of the prompt itself."
+            )
+        return found
+
+    def _current(self, id: str) -> Recorded | None:
+        """A cached recording, unless the model's weights have changed since."""
+        found = self.recordings.get(id)
+        if found is None or found.recording.weights_version is not self.models[found.prompt.model].refresh():
+            return None
+        return found
+
+    def token_ids(self, prompt: PromptRequest) -> list[int]:
+        """The tokens of a prompt that is not too long."""
+        ids, most = self.models[prompt.model].to_ids(prompt.given, bos=prompt.bos), self.settings.max_tokens
+        if len(ids) > most:
+            raise InputError(
+                f"The prompt has {len(ids)} tokens, and {most} are served. Shorten it, or start the server with a "
+                "larger --max-tokens: memory grows with its square."
+            )
+        return ids
+
+    def tracer(self, prompt: PromptRequest) -> Tracer:
+        return self.tracers[prompt.model]
+
+    def question(self, prompt: PromptRequest, root: RootRequest) -> Question:
+        """A root for a prompt. An answer of several tokens makes the prompt longer, up to the limit."""
+        question = self.tracer(prompt).ask(prompt.given, bos=prompt.bos, **root.options)
+        if len(question.ids) > self.settings.max_tokens:
+            raise InputError(
+                f"The prompt and the answer have {len(question.ids)} tokens, and {self.settings.max_tokens} are "
+                "served. Shorten one of them."
+            )
+        return question
+
+    def subject(self, recorded: Recorded, question: Question) -> Recording:
+        """The recording that a root is read from: a longer one for an answer of several tokens."""
+        if question.ids == recorded.recording.token_ids[0].tolist():
+            return recorded.recording
+        model = self.models[recorded.prompt.model]
+        return model.record([question.ids], last_logits=question.logits_needed, keep=CONTENT_FIELDS)
+
+
+# -- Python lines that compute the same ------------------------------------------------------------------------
+
+
+def python_opening(model: Model, prompt: PromptRequest) -> list[str]:
+    """The lines that load the model and state the prompt."""
+    dtype = None if model.own_dtype == "float32" else model.own_dtype
+    load = python_call("headtrace.load", model.name, revision=model.revision, dtype=dtype)
+    return ["import headtrace", "", f"model = {load}", f"prompt = {prompt.given!r}"]
+
+
+def python_call(function: str, *args: Any, raw: str = "", **options: Any) -> str:
+    """A call as Python source. Options that are None are left out; ``raw`` is source for the first argument.
+
+    >>> python_call("model.record", raw="prompt", bos=None, last_logits=True)
+    'model.record(prompt, last_logits=True)'
+    """
+    named = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    return f"{function}({', '.join([*([raw] if raw else []), *map(repr, args), *named])})"
+
+
+def python_tracer(tracer: Tracer) -> str:
+    """The call that makes a tracer, with its method, its budget, and those options that are not the default."""
+    method = tracer.method
+    limit = {} if tracer.max_firings == Budget.max_firings else {"max_firings": tracer.max_firings}
+    limit |= {"min_influence": tracer.min_influence}
+    named = {} if method.name == "acc++" else {"method": method.name}
+    own = {each.name: (getattr(method, each.name), each.default) for each in fields(method)}
+    options = {name: value for name, (value, usual) in own.items() if value != usual and not callable(value)}
+    return python_call("headtrace.Tracer", raw="model", **named, **options, **limit)

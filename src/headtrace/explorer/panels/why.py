@@ -1,0 +1,277 @@
+"""The panel that answers why a head attends here: its channels, the causes of its query and key, and what it moved.
+
+It works on a recording that exists already: the model does not run again.
+
+>>> import headtrace
+>>> session = Session([headtrace.load("builtin")])
+>>> prompt = PromptRequest(text="When Mary and John went to the store, John gave a drink to")
+>>> firing = FiringRequest(layer=2, head=0, dest=14, src=10)
+>>> view = why(session, WhyRequest(recording=session.record(prompt).id, firing=firing))
+>>> view.query.explained, view.attention > view.threshold > (view.query.predicted or 0)
+(True, True)
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from headtrace.errors import InputError
+from headtrace.explorer.panels.session import (
+    FiringRequest,
+    PromptRequest,
+    RecordingRequest,
+    RootRequest,
+    Session,
+    python_call,
+    python_opening,
+    python_tracer,
+)
+from headtrace.tracing.moved import moved
+from headtrace.vocabulary import Firing, Kind, head_name
+
+if TYPE_CHECKING:
+    from headtrace.interpret import Atlas
+    from headtrace.models import Model
+    from headtrace.tracing import Tracer
+    from headtrace.tracing.causes import SideCauses
+
+
+class WhyRequest(RecordingRequest):
+    """Why does this head attend here? With a root, also what the head contributed to it there."""
+
+    firing: FiringRequest
+    root: RootRequest | None = None
+
+
+class Evidence(BaseModel):
+    """What an atlas or an interpretation says about a channel."""
+
+    words: str
+    tokens: list[str] = []
+    examples: list[str] = []
+    p_value: float | None = None
+    supported: bool | None = None
+
+
+class ChannelBar(BaseModel):
+    """What one channel contributes to the firing's attention logit."""
+
+    channel: int
+    term: float
+    relative_term: float
+    singular_value: float
+    in_signal_set: bool
+    evidence: Evidence | None = None
+
+
+class CauseView(BaseModel):
+    """A component without whose signal the head would not attend here."""
+
+    name: str
+    kind: Kind
+    layer: int | None
+    head: int | None
+    dest: int | None
+    src: int | None
+    token: str
+    """The token where it acts; for a head, the token it read."""
+    channels: list[int]
+    weight: float
+
+
+class SideView(BaseModel):
+    """One side of a firing."""
+
+    causes: list[CauseView]
+    predicted: float | None
+    """Attention that would be left without them."""
+    explained: bool
+
+
+class MovedView(BaseModel):
+    """What the head moved from the source to the destination."""
+
+    norm: float
+    """Norm of what it wrote, as a fraction of the norm of the residual stream there."""
+    promotes: list[tuple[str, float]]
+    """Tokens whose logits the write raises most, read directly through the unembedding."""
+    suppresses: list[tuple[str, float]]
+    contribution: float | None = None
+    """Contribution to the root, with attention, norms and gates frozen, in the unit of the root."""
+    measure: str | None = None
+    """The unit of the contribution."""
+
+
+class WhyView(BaseModel):
+    """Why a head attends here."""
+
+    firing: FiringRequest
+    attention: float
+    threshold: float
+    logit: float
+    channels: list[ChannelBar]
+    remainder: float
+    query: SideView
+    key: SideView
+    moved: MovedView
+    python: str
+
+
+def why(session: Session, request: WhyRequest) -> WhyView:
+    """The channels and causes of one firing, what it moved, and what that contributed to a root."""
+    recorded = session.clean(request.recording)
+    prompt, recording, tracer = recorded.prompt, recorded.recording, session.tracer(recorded.prompt)
+    f = request.firing
+    firing = Firing(f.layer, f.head, f.dest, f.src)
+
+    (causes,) = tracer.trace_firings(recording, [firing])
+    terms = tracer.model.decompose(recording, firing)
+    root, subject = None, recording
+    if request.root is not None:
+        question = session.question(prompt, request.root)
+        root, subject = question.root, session.subject(recorded, question)
+    written = moved(subject, firing, root)
+
+    evidence = session.atlas if prompt.model == 0 else None
+    tokens = recording.tokens()
+    return WhyView(
+        firing=request.firing,
+        attention=terms.attention,
+        threshold=causes.threshold or 0.0,
+        logit=terms.logit,
+        channels=[
+            ChannelBar(
+                channel=term.channel,
+                term=term.term,
+                relative_term=term.relative_term,
+                singular_value=term.singular_value,
+                in_signal_set=term.in_signal_set,
+                evidence=None if evidence is None else evidence.channel(f.layer, f.head, term.channel),
+            )
+            for term in terms.top(len(terms.terms))
+        ],
+        remainder=terms.remainder,
+        query=_side(causes.query, tokens),
+        key=_side(causes.key, tokens),
+        moved=MovedView(
+            norm=written.norm,
+            promotes=list(written.promotes),
+            suppresses=list(written.suppresses),
+            contribution=written.contribution,
+            measure=written.measure,
+        ),
+        python=_python(tracer, prompt, request),
+    )
+
+
+def _side(side: SideCauses, tokens: tuple[str, ...]) -> SideView:
+    causes: list[CauseView] = []
+    for cause in side.causes:
+        site = cause.site
+        read = site.dest if site.src is None else site.src
+        view = CauseView(
+            name=str(site),
+            kind=site.kind,
+            layer=site.layer,
+            head=site.head,
+            dest=site.dest,
+            src=site.src,
+            token="" if read is None else tokens[read],
+            channels=list(cause.channels or ()),
+            weight=cause.weight,
+        )
+        causes.append(view)
+    return SideView(causes=causes, predicted=side.predicted, explained=side.explained)
+
+
+def _python(tracer: Tracer, prompt: PromptRequest, request: WhyRequest) -> str:
+    f, root = request.firing, request.root
+    place = f"L{f.layer}H{f.head}:{f.dest}:{f.src}"
+    lines = [*python_opening(tracer.model, prompt), f"tracer = {python_tracer(tracer)}"]
+    if root is None:
+        lines.append(f"recording = {python_call('model.record', raw='prompt', bos=prompt.bos)}")
+    else:
+        lines.insert(1, "from headtrace.models.frozen import CONTENT_FIELDS")
+        question = python_call("tracer.ask", raw="prompt", bos=prompt.bos, **root.options)
+        lines += [f"question = {question}", "recording = model.record(question.ids, keep=CONTENT_FIELDS)"]
+    lines += [
+        f"why = {python_call('tracer.explain', raw='prompt', firing=place, bos=prompt.bos)}",
+        f"channels = model.decompose(recording, {place!r})",
+        f"moved = headtrace.tracing.moved(recording, {place!r}{'' if root is None else ', question.root'})",
+        'print(why, channels, moved, sep="\\n\\n")',
+    ]
+    return "\n".join(lines)
+
+
+# -- what is known about channels ------------------------------------------------------------------------------
+
+EXAMPLES, TOKENS, CACHED = 3, 8, 4096
+
+
+class AtlasEvidence:
+    """Words for channels, from a folder of ``headtrace atlas`` or ``headtrace interpret`` for the model explored.
+
+    An interpretation has descriptions that were tested; an atlas says what stands out among the pairs with the highest
+    scores. A folder may be both: a tested description is then preferred.
+    """
+
+    def __init__(self, folder: str | Path, model: Model) -> None:
+        from headtrace.interpret import open_atlas
+
+        place = Path(folder)
+        interpreted = (place / "interpretation.json").is_file()
+        self.words = read_interpretation(place) if interpreted else {}
+        self.atlas: Atlas | None = None
+        self.in_atlas: frozenset[str] = frozenset()
+        if (place / "atlas.json").is_file():
+            self.atlas = open_atlas(place, model)
+            self.in_atlas = frozenset(self.atlas.channels["channel"])
+        elif not interpreted:
+            raise InputError(
+                f"{str(folder)!r} is neither an atlas nor an interpretation: it has no atlas.json and no "
+                "interpretation.json. Make one: headtrace atlas MODEL --corpus C --out DIR."
+            )
+        self.channel = lru_cache(CACHED)(self._channel)
+
+    def _channel(self, layer: int, head: int, channel: int) -> Evidence | None:
+        """What is known about a channel; None where nothing is."""
+        found = self.words.get((layer, head, channel))
+        named = f"{head_name(layer, head)}:{channel}"
+        if found is not None or self.atlas is None or named not in self.in_atlas:
+            return found
+        entry = self.atlas.channel(layer, head, channel)
+        tokens = [each.what for each in entry.tokens][:TOKENS]
+        return Evidence(
+            words=entry.words, tokens=tokens, examples=[pair.excerpt() for pair in entry.top[:EXAMPLES]]
+        )
+
+
+def read_interpretation(folder: Path) -> dict[tuple[int, int, int], Evidence]:
+    """Descriptions by layer, head and channel; where several signals share a channel, the most specific one."""
+    path = folder / "interpretation.json"
+    found: dict[tuple[int, int, int], Evidence] = {}
+    try:
+        signals: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["signals"]
+        described = [signal for signal in signals if signal["description"]]
+        # Later signals replace earlier ones: those with fewer channels, and supported ones, come last.
+        described.sort(key=lambda signal: (-len(signal["channels"]), signal["supported"]))
+        for signal in described:
+            channels = signal["channels"]
+            several = f" (channels {', '.join(map(str, channels))} together)" if len(channels) > 1 else ""
+            evidence = Evidence(
+                words=signal["description"] + several,
+                examples=[example["marked"] for example in signal.get("examples", [])][:EXAMPLES],
+                p_value=signal["p_value"],
+                supported=signal["supported"],
+            )
+            found |= {(signal["layer"], signal["head"], channel): evidence for channel in channels}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"The interpretation {str(folder)!r} cannot be read ({error}). Make it anew: headtrace interpret."
+        ) from error
+    return found

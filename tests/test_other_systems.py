@@ -9,16 +9,14 @@ import re
 import socket
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from headtrace import writing
 from headtrace.cli.engine_options import command_line
 from headtrace.errors import InputError
-from headtrace.runs import lock, processes
+from headtrace.runs import engines, lock
 from headtrace.runs.store import open_store
 
 ROOT = Path(__file__).parent.parent
@@ -28,45 +26,18 @@ MISSING = re.compile(
     r"sync|statvfs|SIG(KILL|ALRM|HUP|USR[12]|CHLD)|RUSAGE_\w+"
 )
 """Names of ``os``, ``signal`` and ``resource`` that Windows does not have."""
-GUARDED = {("writing.py", "chown")}
+GUARDED: set[tuple[str, str]] = set()
 
 
-@pytest.fixture
-def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    monkeypatch.setattr(lock, "SETTLES", 0.0)
-
-
-@pytest.fixture
-def windows_locks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Windows' locks of bytes, made of the locks that are here; where in the file they were asked for."""
+@pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK], ids=["no locks here", "a network folder without locks"])
+def no_flock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     fcntl = pytest.importorskip("fcntl")
-    asked: list[int] = []
 
-    def locking(descriptor: int, mode: int, count: int) -> None:
-        asked.append(os.lseek(descriptor, 0, os.SEEK_CUR))
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PermissionError(errno.EACCES, "Permission denied") from None
+    def flock(*given: object) -> None:
+        raise OSError(request.param, "No locks available")
 
-    module = ModuleType("msvcrt")
-    module.__spec__ = ModuleSpec("msvcrt", None)
-    module.locking, module.LK_NBLCK = locking, 2  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "msvcrt", module)
-    return asked
-
-
-def test_windows_locks_keep_a_second_run_out_and_say_whose_it_is(tmp_path, windows_locks, no_flock) -> None:
-    store = open_store(tmp_path)
-    with lock.locked(store):
-        with pytest.raises(InputError, match=f"Another run .*process {os.getpid()} on"), lock.locked(store):
-            pass
-        assert not (tmp_path / lock.LEASE).exists()
-    with lock.locked(store):
-        pass
-    assert set(windows_locks) == {lock.BYTE}, "far behind what the second one reads"
-    assert (tmp_path / lock.LOCK).stat().st_size == 0
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(lock, "SETTLES", 0.0)
 
 
 def test_where_nothing_can_be_locked_a_lease_keeps_a_second_run_out(tmp_path, no_flock) -> None:
@@ -78,44 +49,7 @@ def test_where_nothing_can_be_locked_a_lease_keeps_a_second_run_out(tmp_path, no
     assert not (tmp_path / lock.LEASE).exists()
 
 
-def test_a_network_folder_without_locks_gets_a_lease(tmp_path, monkeypatch) -> None:
-    fcntl = pytest.importorskip("fcntl")
-
-    def flock(*given: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(lock, "SETTLES", 0.0)
-    with lock.locked(open_store(tmp_path)):
-        assert (tmp_path / lock.LEASE).exists()
-
-
-def test_a_file_is_written_over_where_files_have_no_owner(tmp_path, monkeypatch) -> None:
-    for name in ("chown", "getuid", "getgid"):
-        monkeypatch.delattr(os, name, raising=False)
-    (tmp_path / "c.json").write_text("before", encoding="utf-8")
-    writing.write_text(tmp_path / "c.json", "after")
-    assert (tmp_path / "c.json").read_text(encoding="utf-8") == "after"
-
-
-def test_a_file_that_cannot_be_moved_over_is_written_in_place(tmp_path, monkeypatch) -> None:
-    """Windows moves nothing over a file that a program has open."""
-
-    def replace(*given: object) -> None:
-        raise PermissionError(errno.EACCES, "Access is denied")
-
-    (tmp_path / "c.json").write_text("a longer one before", encoding="utf-8")
-    monkeypatch.setattr(os, "replace", replace)
-    writing.write_text(tmp_path / "c.json", "after")
-    assert (tmp_path / "c.json").read_text(encoding="utf-8") == "after"
-    assert [each.name for each in tmp_path.iterdir()] == ["c.json"]
-
-
-def test_open_files_by_number_are_known_where_they_are_no_links(monkeypatch) -> None:
-    """On macOS /dev/fd is a folder of its own; on Linux it leads to /proc."""
-    monkeypatch.setattr(os.path, "realpath", lambda path: os.fspath(path))
-    monkeypatch.setattr(os.path, "islink", lambda path: path == "/dev/stdout")
-    monkeypatch.setattr(os, "readlink", lambda path: "fd/1")
+def test_open_files_by_number_are_known_on_every_system() -> None:
     assert writing._descriptor("/dev/stdout") == 1
     assert writing._descriptor("/dev/fd/7") == 7
     assert writing._descriptor("/dev/null") is None
@@ -131,9 +65,9 @@ def test_a_slash_ends_a_folder_where_backslashes_separate_them(monkeypatch) -> N
 
 def test_workers_do_not_hear_interrupts_of_the_keyboard_on_any_system(monkeypatch) -> None:
     monkeypatch.delattr(subprocess, "CREATE_NEW_PROCESS_GROUP", raising=False)
-    assert processes._apart() == {"start_new_session": True}
+    assert engines._own_process_group() == {"start_new_session": True}
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 512, raising=False)
-    assert processes._apart() == {"creationflags": 512}
+    assert engines._own_process_group() == {"creationflags": 512}
 
 
 def test_two_servers_never_share_a_port_on_windows(monkeypatch) -> None:

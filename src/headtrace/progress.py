@@ -1,9 +1,9 @@
-"""How long work says how far it is.
+"""Progress of long work: callbacks that are told how much is done, and how parts of the work report to them.
 
->>> told = []
->>> halfway = part_of(lambda done, of_all: told.append(f"{done}/{of_all}"), before=5, of_all=10)
->>> halfway(2, 5)
->>> told
+>>> reports = []
+>>> second_half = part_of(lambda done, total: reports.append(f"{done}/{total}"), before=5, total=10)
+>>> second_half(2, 5)
+>>> reports
 ['7/10']
 """
 
@@ -14,21 +14,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Progress = Callable[[int, int], None]
-"""Called now and then with how much is done, of how much in all."""
-
+"""Called now and then with how much is done, and how much there is in all. It may raise to cancel the work."""
 
 _COUNTING: ContextVar[Callable[[int], None] | None] = ContextVar("counting", default=None)
 
 
 @contextmanager
-def counting(heard: Callable[[int], None] | None) -> Generator[None]:
-    """While the block runs, ``heard`` is told of every piece of work that is done in it, however deep inside.
+def counting(callback: Callable[[int], None] | None) -> Generator[None]:
+    """While the block runs, ``callback`` gets the number of pieces of work done in it, however deep inside.
 
     >>> with counting(lambda pieces: print("done:", pieces)):
     ...     count(3)
     done: 3
     """
-    before = _COUNTING.set(heard)
+    before = _COUNTING.set(callback)
     try:
         yield
     finally:
@@ -36,28 +35,35 @@ def counting(heard: Callable[[int], None] | None) -> Generator[None]:
 
 
 def count(pieces: int) -> None:
-    """Tell whoever counts that so many pieces are done."""
-    heard = _COUNTING.get()
-    if heard is not None:
-        heard(pieces)
+    """Report finished pieces of work to the enclosing ``counting``."""
+    callback = _COUNTING.get()
+    if callback is not None:
+        callback(pieces)
 
 
-def share_of(progress: Progress | None, before: int, size: int, of_all: int) -> Progress | None:
-    """What a part of the work reports to that counts in a unit of its own; it makes up ``size`` of the whole.
+def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """The progress of a part of the work that counts in the same unit; ``before`` was done already."""
+    if progress is None:
+        return None
+    return lambda done, _: progress(before + done, total)
 
-    >>> share_of(lambda done, of_all: print(done, "of", of_all), before=8, size=4, of_all=12)(50, 100)
+
+def scaled(progress: Progress | None, before: int, size: int, total: int) -> Progress | None:
+    """The progress of a part of the work that counts in a unit of its own, and makes up ``size`` of the whole.
+
+    >>> scaled(lambda done, total: print(done, "of", total), before=8, size=4, total=12)(50, 100)
     10 of 12
     """
     if progress is None:
         return None
-    return lambda done, of: progress(before + size * done // max(of, 1), of_all)
+    return lambda done, of: progress(before + size * done // max(of, 1), total)
 
 
-def never_back(progress: Progress | None) -> Progress | None:
-    """A progress to which only more is told than before: parts may find out on the way that they are longer.
+def monotonic(progress: Progress | None) -> Progress | None:
+    """A progress that never goes back, even if a part turns out to be longer than it said.
 
-    >>> onwards = never_back(lambda done, of_all: print(done, "of", of_all))
-    >>> onwards(4, 9), onwards(3, 9), onwards(5, 9)
+    >>> forward = monotonic(lambda done, total: print(done, "of", total))
+    >>> forward(4, 9), forward(3, 9), forward(5, 9)
     4 of 9
     5 of 9
     (None, None, None)
@@ -66,17 +72,10 @@ def never_back(progress: Progress | None) -> Progress | None:
         return None
     furthest = -1
 
-    def tell(done: int, of: int) -> None:
+    def report(done: int, of: int) -> None:
         nonlocal furthest
         if done >= furthest:
             furthest = done
             progress(done, of)
 
-    return tell
-
-
-def part_of(progress: Progress | None, before: int, of_all: int) -> Progress | None:
-    """What a part of the work is given to report to, when ``before`` is done already."""
-    if progress is None:
-        return None
-    return lambda done, _: progress(before + done, of_all)
+    return report

@@ -6,18 +6,16 @@
 ...     path.read_text(), [each.name for each in path.parent.iterdir()]
 ('{}', ['c.json'])
 
-A regular file is written under another name beside it and then moved into place, so that a reader never sees half of
-it and a full disk leaves what was there. A link is followed, mode and owner stay. A file with several hard links is
-written in place, for a new file would leave the other names behind. Devices, pipes and open descriptors (``/dev/null``,
-``/dev/stdout``) are written through; ``-`` is standard output.
+A file is written under a temporary name beside it, synced and renamed, so that a reader never sees half of it and a
+full disk leaves what was there. Symbolic links are followed, and an existing file keeps its mode. Devices, pipes and
+open descriptors (``/dev/null``, ``/dev/stdout``) are written through; ``-`` is standard output.
 
-``check_writable`` asks beforehand whether all that would work, so that nothing is computed in vain.
+``check_writable`` says beforehand whether all that would work, so that nothing is computed in vain.
 """
 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import secrets
@@ -28,7 +26,6 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 from headtrace.errors import InputError
 
@@ -51,9 +48,9 @@ def write_bytes(target: Target, content: bytes) -> Path:
 
 @contextmanager
 def replacing(target: Target) -> Generator[Path]:
-    """For what can only write to a path: one to write to in the block, whose content then becomes the target's.
+    """A temporary path to write to in the block, which then takes the place of the target.
 
-    It ends like the target does, so that a format chosen by extension is the same. After an error nothing has changed.
+    It has the extension of the target, for libraries that choose a format by it. After an error nothing has changed.
 
     >>> with tempfile.TemporaryDirectory() as folder, suppress(KeyError):
     ...     with replacing(f"{folder}/c.json") as temporary:
@@ -62,21 +59,35 @@ def replacing(target: Target) -> Generator[Path]:
     >>> os.path.exists(folder)
     False
     """
-    place = _place(target)
-    made: list[Path] = []
-    temporary = None
+    path, mode = _destination(target)
+    stream = path is None or (mode is not None and not stat.S_ISREG(mode))
+    folder = Path(tempfile.gettempdir()) if path is None or stream else path.parent
+    name = Path(os.fspath(target)).name
+    temporary = folder / f".{Path(name).stem[:40]}.{secrets.token_hex(6)}{Path(name).suffix[:20]}"
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-        made = _make_folder(place)
-        temporary = _temporary(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        # A new file has the mode that umask gives it; what replaces a private one is at no time open to others.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
         yield temporary
-        _put(temporary, place)
-        made = []
+        if path is None or stream:
+            _write_through(target, path, temporary)
+        else:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            if mode is not None:
+                os.chmod(temporary, stat.S_IMODE(mode))
+            os.replace(temporary, path)
+        created = []
     except BrokenPipeError:
         raise  # nobody reads any more: not an error of the file
     except OSError as error:
         raise _unwritable(target, error) from None
     finally:
-        _remove(temporary, made)
+        temporary.unlink(missing_ok=True)
+        for each in created:
+            with suppress(OSError):  # something else is in it by now
+                each.rmdir()
 
 
 def check_writable(target: Target) -> None:
@@ -86,26 +97,19 @@ def check_writable(target: Target) -> None:
     Traceback (most recent call last):
     headtrace.errors.InputError: '/' cannot be written: it is a folder. Give the name of a file.
     """
-    place = _place(target)
+    path, mode = _destination(target)
     try:
-        if place.path is None:
-            if place.descriptor is not None:
-                os.fstat(place.descriptor)
-        elif place.before is None:
-            _try_folder(place.path.parent)
-        elif place.moved:
-            with suppress(PermissionError):  # then it is written in place
-                _try_folder(place.path.parent)
+        if path is not None and (mode is None or stat.S_ISREG(mode)):
+            _try_folder(path.parent)
     except OSError as error:
         raise _unwritable(target, error) from None
 
 
 def check_folder_writable(folder: Target) -> None:
     """Raise ``InputError`` if files cannot be written into a folder, which need not exist yet; leaves no trace."""
+    _require_name(folder)
     try:
-        _try_folder(Path(os.path.realpath(_text(folder))))
-    except InputError:
-        raise
+        _try_folder(Path(os.path.realpath(folder)))
     except NotADirectoryError:
         raise InputError(
             f"{os.fspath(folder)!r} cannot be a folder: it, or a part of its path, is a file. Give the name of a "
@@ -116,7 +120,7 @@ def check_folder_writable(folder: Target) -> None:
 
 
 def ends_like_a_folder(text: str) -> bool:
-    """Whether a path ends in what separates folders here; where that is a backslash, a slash will do, too.
+    """Whether a path ends in a separator of folders; where that is a backslash, a slash will do, too.
 
     >>> ends_like_a_folder("circuits/"), ends_like_a_folder("circuits")
     (True, False)
@@ -124,78 +128,56 @@ def ends_like_a_folder(text: str) -> bool:
     return text.endswith(tuple(filter(None, (os.sep, os.altsep))))
 
 
-class _Place(NamedTuple):
-    """Where a target leads: a path with links followed, or the number of an open file, or (neither) standard output."""
-
-    path: Path | None = None
-    descriptor: int | None = None
-    before: os.stat_result | None = None
-
-    @property
-    def moved(self) -> bool:
-        """Whether a new file is moved there; else what is there is written to."""
-        if self.path is None:
-            return False
-        return self.before is None or (stat.S_ISREG(self.before.st_mode) and self.before.st_nlink == 1)
-
-
-def _text(target: Target) -> str:
-    text = os.fspath(target)
-    if not text:
+def _require_name(target: Target) -> None:
+    if not os.fspath(target):
         raise InputError("The name of the file to write is empty. Give a path, or - for standard output.")
-    return text
 
 
-def _place(target: Target) -> _Place:
-    text = _text(target)
-    if text == STANDARD_OUTPUT:
-        return _Place()
+def _destination(target: Target) -> tuple[Path | None, int | None]:
+    """The path to write to, with links followed, and the mode of what is there already; no path for an open file."""
+    _require_name(target)
+    text = os.fspath(target)
+    if text == STANDARD_OUTPUT or _descriptor(text) is not None:
+        return None, None
+    mode = None
     try:
-        descriptor = _descriptor(text)
-        if descriptor is not None:
-            return _Place(descriptor=descriptor)
-        before = _stat(text)
         path = Path(os.path.realpath(text))
+        with suppress(FileNotFoundError):
+            mode = os.stat(text).st_mode
+            if not os.access(text, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, ValueError) as error:
         raise _unwritable(target, error) from None
-    if ends_like_a_folder(text) or (before is not None and stat.S_ISDIR(before.st_mode)):
+    if ends_like_a_folder(text) or (mode is not None and stat.S_ISDIR(mode)):
         raise InputError(f"{text!r} cannot be written: it is a folder. Give the name of a file.")
-    return _Place(path, before=before)
-
-
-def _stat(text: str) -> os.stat_result | None:
-    """What is there already, if it may be written."""
-    try:
-        found = os.stat(text)
-    except FileNotFoundError:
-        return None
-    if not os.access(text, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return found
+    return path, mode
 
 
 def _descriptor(text: str) -> int | None:
-    """The open file that a path like ``/dev/stdout`` or ``/dev/fd/3`` names: a file moved there would not reach it."""
-    own = re.compile(rf"/dev/fd|/proc/{os.getpid()}(/task/\d+)?/fd")  # the first where it is no link: macOS
-    for _ in range(40):  # as many links as the system follows
-        folder, name = os.path.split(os.path.abspath(text))
-        folder = os.path.realpath(folder)
-        if own.fullmatch(folder) and name.isdigit():
-            return int(name)
-        text = os.path.join(folder, name)
-        if not os.path.islink(text):
-            return None
-        text = os.path.join(folder, os.readlink(text))
-    return None
+    """The number of an open file that is named by a path: a file moved there would not reach it."""
+    named = {"/dev/stdout": 1, "/dev/stderr": 2}
+    numbered = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text)
+    return int(numbered[1]) if numbered else named.get(text)
 
 
-def _make_folder(place: _Place) -> list[Path]:
-    """Make the folders on the way that are missing, and say which."""
-    if place.path is None:
-        return []
-    missing = [folder for folder in place.path.parents if not folder.exists()]
-    place.path.parent.mkdir(parents=True, exist_ok=True)
-    return missing
+def _write_through(target: Target, path: Path | None, temporary: Path) -> None:
+    """Copy the content to a device, a pipe, an open file or standard output."""
+    sys.stdout.flush()
+    descriptor = _descriptor(os.fspath(target))
+    if path is None and descriptor is None and not hasattr(sys.stdout, "buffer"):
+        # A notebook's standard output takes text only.
+        sys.stdout.write(temporary.read_bytes().decode(errors="replace"))
+        return
+    with temporary.open("rb") as content:
+        if path is not None:
+            with open(path, "wb", buffering=0) as stream:
+                shutil.copyfileobj(content, stream)
+        elif descriptor is not None:
+            with os.fdopen(os.dup(descriptor), "wb") as stream:
+                shutil.copyfileobj(content, stream)
+        else:
+            shutil.copyfileobj(content, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
 
 
 def _try_folder(folder: Path) -> None:
@@ -206,105 +188,6 @@ def _try_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, f"{folder} is not a folder")
     with tempfile.TemporaryFile(dir=folder):
         pass
-
-
-def _temporary(place: _Place) -> Path:
-    """A new empty file: beside its place if it will be moved there, with the mode that a new file has."""
-    name = "" if place.path is None else place.path.name
-    ending = Path(name).suffix[:20]
-    folder = Path(tempfile.gettempdir())
-    if place.path is not None and place.moved:
-        folder = place.path.parent
-        if place.before is not None and not os.access(folder, os.W_OK):
-            folder = Path(tempfile.gettempdir())
-    path = folder / f".{Path(name).stem[:40]}.{secrets.token_hex(6)}{ending}"
-    # An existing file may be private: then its successor is at no time open to others.
-    mode = 0o666 if place.before is None and place.path is not None else 0o600
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
-    return path
-
-
-def _put(temporary: Path, place: _Place) -> None:
-    """Bring the content of the temporary file to its place."""
-    if place.path is None or not (place.before is None or stat.S_ISREG(place.before.st_mode)):
-        with temporary.open("rb") as content, _stream(place) as stream:
-            shutil.copyfileobj(content, stream)
-            stream.flush()
-        return
-    if place.moved and temporary.parent == place.path.parent and _moved(temporary, place):
-        return
-    _overwrite(place.path, temporary)
-
-
-def _moved(temporary: Path, place: _Place) -> bool:
-    """Move it; false where that cannot keep what the file was."""
-    assert place.path is not None
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    try:
-        if place.before is not None:
-            _give_to(temporary, place.before)
-            os.chmod(temporary, stat.S_IMODE(place.before.st_mode))
-        os.replace(temporary, place.path)
-    except OSError as error:
-        if place.before is None or error.errno not in (errno.EPERM, errno.EACCES, errno.EBUSY):
-            raise
-        return False
-    return True
-
-
-def _give_to(temporary: Path, before: os.stat_result) -> None:
-    """Let it belong to whom the file belonged, where files belong to users by number."""
-    if hasattr(os, "chown"):
-        made = os.stat(temporary)
-        if (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
-            os.chown(temporary, before.st_uid, before.st_gid)
-
-
-def _overwrite(path: Path, temporary: Path) -> None:
-    """Write over a file in place; if that fails half way, put back what it held."""
-    before = path.read_bytes()
-    try:
-        _fill(path, temporary.read_bytes())
-    except BaseException:
-        with suppress(OSError):
-            _fill(path, before)
-        raise
-
-
-def _fill(path: Path, content: bytes) -> None:
-    with path.open("rb+") as file:
-        file.write(content)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _stream(place: _Place) -> Generator[BinaryIO]:
-    """What is written through: a device, a pipe, an open file; standard output stays open."""
-    if place.path is not None:
-        with open(place.path, "wb", buffering=0) as stream:
-            yield stream
-    elif place.descriptor is not None:
-        sys.stdout.flush()
-        with os.fdopen(os.dup(place.descriptor), "wb") as stream:
-            yield stream
-    elif hasattr(sys.stdout, "buffer"):
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-    else:  # a notebook's standard output takes text only
-        content = io.BytesIO()
-        yield content
-        sys.stdout.write(content.getvalue().decode(errors="replace"))
-
-
-def _remove(temporary: Path | None, made: list[Path]) -> None:
-    if temporary is not None:
-        temporary.unlink(missing_ok=True)
-    for folder in made:
-        with suppress(OSError):  # something else is in it by now
-            folder.rmdir()
 
 
 _ADVICE = {

@@ -59,7 +59,7 @@ def assert_equal(found: Scan, whole: Scan) -> None:
 
 
 def workers(process: psutil.Process) -> list[psutil.Process]:
-    return [each for each in process.children() if "headtrace.runs.processes" in each.cmdline()]
+    return [each for each in process.children() if "headtrace.runs.engines" in each.cmdline()]
 
 
 def start(corpus: str, out: str) -> None:
@@ -117,7 +117,7 @@ def test_parts_that_are_there_are_used_and_others_are_not(
 ) -> None:
     """Shards come in the wrong order, and a part that is none of this scan lies about."""
     from headtrace.interpret import scan_work
-    from headtrace.runs.jobs import Engines
+    from headtrace.runs.engines import Engines
 
     done: list[int] = []
 

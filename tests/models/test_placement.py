@@ -15,7 +15,7 @@ from accelerate import cpu_offload
 import headtrace
 from headtrace.errors import InputError
 from headtrace.models import devices
-from headtrace.runs.jobs import ModelPlace
+from headtrace.runs.engines import ModelPlace
 from tests.rounding import forward_terms, rounding
 from tests.tiny import prompts, tiny_hf, top_two
 

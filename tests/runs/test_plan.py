@@ -34,7 +34,6 @@ def test_prompts_of_similar_length_are_together_in_an_order_that_is_always_the_s
     assert lengths == sorted(lengths)
     assert sorted(row["index"] for row in rows) == list(range(30))
     assert plan.info("").shards == 4
-    assert [plan.info("").size_of(shard) for shard in range(4)] == [8, 8, 8, 6]
     assert plan.info("").sha256 == make_plan(tracer, list(prompts), shard_size=8).info("").sha256
 
 

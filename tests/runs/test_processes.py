@@ -9,8 +9,7 @@ import pytest
 import headtrace
 from headtrace.errors import InputError
 from headtrace.runs import Run
-from headtrace.runs.jobs import Job, ModelPlace
-from headtrace.runs.processes import TRIES, work_in_processes
+from headtrace.runs.engines import TRIES, Job, ModelPlace, work_in_processes
 from tests.runs.conftest import assert_same
 from tests.runs.killing import workers_of_this_process
 from tests.tiny import tiny_model
@@ -19,7 +18,7 @@ from tests.tiny import tiny_model
 def test_a_worker_of_this_machine_gives_the_circuits_of_this_process(again, undisturbed: Run) -> None:
     """Two of them, and one that is killed: tests/interpret/test_scan_work.py, with another job."""
     assert_same(again(workers=1), undisturbed)
-    assert not workers_of_this_process("runs.processes"), "none is left behind"
+    assert not workers_of_this_process("runs.engines"), "none is left behind"
 
 
 def test_work_that_kills_its_workers_is_an_error_and_not_a_loop() -> None:

@@ -34,7 +34,7 @@ from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, residual_chan
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
-from headtrace.progress import Progress, part_of, share_of
+from headtrace.progress import Progress, part_of, scaled
 from headtrace.statistics import compare
 from headtrace.vocabulary import ATTENTION_SIDES, head_name
 
@@ -105,7 +105,7 @@ def single_edges(
         metric = metric or (None if read is None else read.name)
         for place, reach in enumerate(reaches):
             chosen = within_reach(circuit, choose_edges(circuit, edges, seed + number), reach)
-            part = share_of(progress, number * len(reaches) + place, 1, len(many) * len(reaches))
+            part = scaled(progress, number * len(reaches) + place, 1, len(many) * len(reaches))
             effects = measure_edges(
                 recording,
                 circuit,

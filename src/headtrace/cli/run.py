@@ -98,7 +98,7 @@ def run(
     tracing_options.check_paths(paths)
     check_engine(engine)
     lines = None if prompts is None else _read(prompts, strict)
-    from headtrace.runs.places import check_place
+    from headtrace.runs.manifest import check_place
     from headtrace.runs.store import open_store
 
     check_place(open_store(out))

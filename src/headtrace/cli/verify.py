@@ -15,7 +15,7 @@ from headtrace.cli import options
 from headtrace.cli.export import CircuitSource
 from headtrace.cli.options import console
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.progress import Progress, share_of
+from headtrace.progress import Progress, scaled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -166,7 +166,7 @@ def _test_all(
     tested: list[Tested] = []
     with options.progress_bar("Circuits", len(named)) as progress:
         for place, (name, circuit) in enumerate(named):
-            tested.append(_tested(name, circuit, models, share_of(progress, place, 1, len(named)), how))
+            tested.append(_tested(name, circuit, models, scaled(progress, place, 1, len(named)), how))
             if say:
                 console.print(f"{tested[-1]}", markup=False, highlight=False, soft_wrap=True)
             progress(place + 1, len(named))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
     from headtrace.models import Model
     from headtrace.progress import Progress
-    from headtrace.runs.jobs import Engine
+    from headtrace.runs.engines import Engine
 
 SCHEMA = "headtrace.atlas/2"
 TABLES = ("heads", "channels", "pairs")

@@ -42,7 +42,7 @@ from headtrace.interpret.results import Interpretation
 from headtrace.interpret.scan import scan
 from headtrace.interpret.signals import circuit_signals
 from headtrace.interpret.statistics import FALSE_DISCOVERY_RATE, q_values
-from headtrace.progress import Progress, share_of
+from headtrace.progress import Progress, scaled
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -86,7 +86,7 @@ def interpret(
         signals=list(several),
         seed=seed,
         out=None if folder is None else folder / "scan",
-        progress=share_of(progress, 0, 100, 200),
+        progress=scaled(progress, 0, 100, 200),
     )
     examples = [scanned.examples(each) for each in scanned.signals]
     wanted = [each for each in examples if each.signal.id in chosen]
@@ -96,7 +96,7 @@ def interpret(
         judge=judges,
         siblings=examples,
         seed=seed,
-        progress=share_of(progress, 100, 100, 200),
+        progress=scaled(progress, 100, 100, 200),
     )
     judged = {_read_by(each.signal): each for each in found.signals}
     edges = [replace(judged[_read_by(each.signal)], signal=each.signal) for each in wanted]
@@ -181,16 +181,14 @@ def interpret_examples(
     parts = [split(each, examples if siblings is None else siblings, seed) for each in examples]
     usable = [place for place, (shown, held) in enumerate(parts) if _enough(shown, held)]
     steps = max(1, len(usable))
-    words = explains.explain_all(
-        [parts[place][0] for place in usable], share_of(progress, 0, steps, 3 * steps)
-    )
+    words = explains.explain_all([parts[place][0] for place in usable], scaled(progress, 0, steps, 3 * steps))
     given = [
         (place, found) for place, found in zip(usable, words, strict=True) if isinstance(found, Description)
     ]
     signals = [examples[place].signal for place, _ in given]
     held = [parts[place][1] for place, _ in given]
     texts = [text for _, text in given]
-    judged = judge_all(judges, signals, texts, held, seed, share_of(progress, steps, steps, 3 * steps))
+    judged = judge_all(judges, signals, texts, held, seed, scaled(progress, steps, steps, 3 * steps))
     results: dict[int, Judged] = {place: each for (place, _), each in zip(given, judged, strict=True)}
     for place, found in zip(usable, words, strict=True):
         if not isinstance(found, Description):
@@ -198,7 +196,7 @@ def interpret_examples(
     for place, each in enumerate(examples):
         results.setdefault(place, _too_few(each))
     all_judged = _with_verdicts([results[place] for place in range(len(examples))])
-    exchanged = exchange_words(judges, judged, held, seed, share_of(progress, 2 * steps, steps, 3 * steps))
+    exchanged = exchange_words(judges, judged, held, seed, scaled(progress, 2 * steps, steps, 3 * steps))
     return Interpretation(
         signals=tuple(all_judged),
         controls=measure_controls(all_judged, exchanged, seed),

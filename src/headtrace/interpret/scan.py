@@ -50,8 +50,8 @@ from headtrace.interpret.scoring import Block, Scorer
 from headtrace.interpret.signals import Signals, find_signals
 from headtrace.interpret.tally import Drawn, Hits, Numbers, Places, Tally, prefixes
 from headtrace.models.devices import on_host, rounded
-from headtrace.progress import never_back
-from headtrace.runs.jobs import Engine, Engines
+from headtrace.progress import monotonic
+from headtrace.runs.engines import Engine, Engines
 from headtrace.writing import check_folder_writable
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _run(
     state: Scan, model: Model, corpus: Corpus, out: str | Path | None, every: int, progress: Progress | None
 ) -> None:
     reader = Reader(state, model)
-    tell = never_back(progress)
+    tell = monotonic(progress)
     _tell(state, corpus, tell)
     for number, batch in enumerate(batches(corpus.chunks(state.n_chunks), corpus.length), start=1):
         sums = reader.read(batch)

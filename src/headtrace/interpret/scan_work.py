@@ -25,8 +25,8 @@ from headtrace.interpret.corpus import Chunk, open_corpus
 from headtrace.interpret.heads import HeadSums
 from headtrace.interpret.scan import Reader, Scan, batches, chunks_at_once, finish, tidy
 from headtrace.interpret.tally import Tally
-from headtrace.progress import Progress, never_back
-from headtrace.runs.jobs import Engines, Job, ModelPlace, Shard
+from headtrace.progress import Progress, monotonic
+from headtrace.runs.engines import Engines, Job, ModelPlace, Shard
 from headtrace.runs.lock import locked
 from headtrace.runs.store import StoreError, open_store
 from headtrace.writing import replacing
@@ -76,7 +76,7 @@ def scan_with_workers(
         shards = _written(corpus, out, state.n_chunks, every * chunks_at_once(corpus.length))
         options = {"folder": str(out.resolve()), "model": place.options(), "shards": asdict(shards)}
         job = Job(f"{__name__}:open_work", options)
-        tell = never_back(progress)
+        tell = monotonic(progress)
         try:
             _collect(_Joined(state, model, out, shards), job, engines, tell)
         except StoreError as error:

@@ -1,19 +1,16 @@
-"""Many prompts, one circuit each: a run that can be killed at any moment, goes on where it stopped, and is read back.
+"""Many prompts, one circuit each: a run that can be killed at any moment and resumed, and is read back.
 
     run = headtrace.run(model, examples, out="runs/ioi")
     run = headtrace.open_run("runs/ioi")          # .prompts .nodes .edges .circuit(id) .circuits(filter) .status()
 
-``plan.py`` puts prompts into shards, ``work.py`` traces one shard, ``local.py``, ``processes.py`` and ``ray_data.py``
-are the engines that go through them, or through any other ``Job`` (``jobs.py``), ``running.py`` starts or resumes a
-run. ``store.py`` is the folder or bucket, ``lock.py`` keeps a second run out of it, ``manifest.py`` says what the files
-hold, ``tables.py`` turns circuits into Arrow tables and back, ``signals.py`` the signals into vectors, ``reading.py``
-reads a run. Names are imported on first use: reading needs no torch.
+``plan.py`` puts prompts into shards, ``work.py`` traces one shard, ``engines.py`` goes through them in processes or on
+Ray, ``running.py`` starts or resumes a run. ``store.py`` is the folder or bucket, ``lock.py`` keeps a second run out of
+it, ``manifest.py`` describes its files, ``tables.py`` their columns, ``reading.py`` reads a run. Names are imported on
+first use: reading needs no torch.
 
-``frames.py`` gives the circuits of any source as tables, ``roles.py`` names the positions of their nodes,
-``merging.py`` puts them together into one ``Network`` (``network.py``, ``network_files.py``),
-``trace_network.py`` into the trace
-network of the 2024 paper and its skeleton. ``references.py`` holds published circuits (``references/``),
-``agreement.py`` says how far a network agrees with one.
+``frames.py`` gives the circuits of any source as tables and names positions by their roles, ``merging.py`` merges them
+into one ``Network`` (``network.py``) or into the trace network of the 2024 paper. ``references.py`` holds published
+circuits (``references/``), and says how far a network agrees with one.
 """
 
 from __future__ import annotations

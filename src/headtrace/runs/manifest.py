@@ -1,8 +1,8 @@
-"""What a run's files say: the manifest (``run.json``, schema ``headtrace.run/1``) and the record of each shard.
+"""The JSON files of a run: the manifest (``run.json``, schema ``headtrace.run/1``) and the record of each shard.
 
 The manifest is written once, when the run begins: versions, options, seed, the model's hash, and the plan's. The
 list of prompts by content hash is the plan itself (``plan.parquet``), whose hash is here. A shard's record is
-written after its tables, with their checksums: a shard whose record is there, and true, is done.
+written after its tables, with their checksums: a shard whose record is there, and matches its files, is done.
 
 >>> shard_file(7, "edges"), shard_record(7)
 ('shards/00007.edges.parquet', 'shards/00007.json')
@@ -11,11 +11,14 @@ written after its tables, with their checksums: a shard whose record is there, a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headtrace.errors import InputError, shown
+from headtrace.runs.lock import LEASE, LOCK
+from headtrace.runs.store import Store, checksum
 
 SCHEMA = "headtrace.run/1"
 MANIFEST, PLAN, SHARDS = "run.json", "plan.parquet", "shards"
@@ -60,15 +63,12 @@ class PlanInfo(_Strict):
 
     @property
     def shards(self) -> int:
+        """How many shards there are."""
         return -(-self.prompts // self.shard_size)
-
-    def size_of(self, shard: int) -> int:
-        """How many prompts a shard has."""
-        return min(self.shard_size, self.prompts - shard * self.shard_size)
 
 
 class Manifest(_Strict):
-    """What was asked for: whoever asks for the same in the same place goes on with it."""
+    """The settings of a run: the same call with the same settings in the same place resumes it."""
 
     schema_: Literal["headtrace.run/1"] = Field(default=SCHEMA, alias="schema")
     """The form of the files."""
@@ -85,7 +85,7 @@ class Manifest(_Strict):
     plan: PlanInfo
     """The prompts, in short."""
     made_with: dict[str, str] = Field(default_factory=dict)
-    """Versions of the libraries that computed it: told, not compared."""
+    """Versions of the libraries that computed it: for information, not compared."""
 
     def text(self) -> str:
         return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n"
@@ -108,7 +108,7 @@ class TableFile(_Strict):
 
 
 class ShardRecord(_Strict):
-    """What one shard holds."""
+    """The outcome of one shard, and its files."""
 
     shard: int
     """Its number, from 0."""
@@ -156,31 +156,77 @@ def read_manifest(content: bytes, where: str) -> Manifest:
 
 
 def read_record(content: bytes) -> ShardRecord | None:
-    """A shard's record, or none where it is damaged."""
+    """A shard's record, or None where it is damaged."""
     try:
         return ShardRecord.model_validate_json(content)
     except ValidationError:
         return None
 
 
+def record_of(store: Store, shard: int, sizes: dict[str, int]) -> ShardRecord | None:
+    """A shard's record, if it and all files it names are there, and of the right sizes."""
+    if shard_record(shard) not in sizes:
+        return None
+    record = read_record(store.read(shard_record(shard)))
+    if record is None or record.shard != shard:
+        return None
+    there = all(sizes.get(shard_file(shard, name)) == file.bytes for name, file in record.files.items())
+    return record if there else None
+
+
+def is_intact(store: Store, record: ShardRecord, tables: Sequence[str]) -> bool:
+    """Whether the files of these tables are those that were written, by their checksums."""
+    try:
+        return all(
+            checksum(store.read(shard_file(record.shard, name))) == record.files[name].sha256
+            for name in tables
+        )
+    except (FileNotFoundError, KeyError):
+        return False
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a killed run left it: a file under a temporary name, beside its place.
+
+    >>> is_temporary("shards/.00003.edges.8f3e21.parquet"), is_temporary("shards/00003.edges.parquet")
+    (True, False)
+    """
+    return name.rpartition("/")[2].startswith(".")
+
+
+def check_place(store: Store) -> Manifest | None:
+    """The manifest of an existing run; ``InputError`` for a place that holds other things or cannot be written."""
+    if store.folder is not None and store.folder.exists() and not store.folder.is_dir():
+        raise InputError(f"{store.url!r} is a file; a run is a folder. Give the name of a new one.")
+    sizes = store.sizes()
+    store.check_writable()
+    if MANIFEST in sizes:
+        return read_manifest(store.read(MANIFEST), store.url)
+    others = sorted(name for name in sizes if name not in (LOCK, LEASE, PLAN) and not is_temporary(name))
+    if others:
+        raise InputError(
+            f"{store.url!r} holds other files ({', '.join(others[:3])}{' ...' if others[3:] else ''}) and is not a "
+            f"run: it has no {MANIFEST}. Give a folder that is empty, or new."
+        )
+    return None
+
+
 _NOT_COMPARED = ("made_with", "plan.file_sha256", "task")
 
 
 def differences(kept: Manifest, now: Manifest) -> list[str]:
-    """What is asked for now and was not then, field by field."""
-    before, after = _flat(kept.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    """Where the settings of a run differ from those of an existing one, field by field."""
+
+    def flat(value: Any, name: str = "") -> dict[str, Any]:
+        """Nested mappings as one, by dotted names."""
+        if not isinstance(value, dict):
+            return {name: value}
+        items = [flat(item, f"{name}.{key}" if name else key) for key, item in value.items()]
+        return {key: item for each in items for key, item in each.items()}
+
+    before, after = flat(kept.model_dump(mode="json")), flat(now.model_dump(mode="json"))
     return [
         f"{name}: {shown(before.get(name))} there, {shown(after.get(name))} now"
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name) and not name.startswith(_NOT_COMPARED)
     ]
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted names."""
-    if not isinstance(value, dict):
-        return {name: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= _flat(item, f"{name}.{key}" if name else key)
-    return flat

@@ -29,8 +29,16 @@ import pyarrow as pa
 from headtrace.circuits import Circuit
 from headtrace.circuits.rows import REST, circuit_of
 from headtrace.errors import InputError
-from headtrace.runs.manifest import MANIFEST, SIGNALS, Manifest, ShardRecord, read_manifest, shard_file
-from headtrace.runs.records import is_whole, record_of
+from headtrace.runs.manifest import (
+    MANIFEST,
+    SIGNALS,
+    Manifest,
+    ShardRecord,
+    is_intact,
+    read_manifest,
+    record_of,
+    shard_file,
+)
 from headtrace.runs.store import Place, Store, open_store
 from headtrace.runs.tables import DONE, FAILED, empty_table
 from headtrace.tables import html_table, human
@@ -297,7 +305,7 @@ class Run:
             known[table] = {
                 shard
                 for shard, record in self._records.items()
-                if table in record.files and (trusted or is_whole(self.store, record, [table]))
+                if table in record.files and (trusted or is_intact(self.store, record, [table]))
             }
         return known[table]
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from headtrace import __version__
 from headtrace.errors import InputError, shown
-from headtrace.progress import Progress, never_back
+from headtrace.progress import Progress, monotonic, part_of
 from headtrace.roots import Root
 from headtrace.roots.base import Answer
-from headtrace.runs.jobs import Engine, Engines
-from headtrace.runs.local import trace_locally
+from headtrace.runs.engines import Engine, Engines
 from headtrace.runs.lock import locked
 from headtrace.runs.manifest import (
     MANIFEST,
@@ -33,13 +32,15 @@ from headtrace.runs.manifest import (
     Manifest,
     ShardRecord,
     TracedModel,
+    check_place,
     differences,
+    is_intact,
+    is_temporary,
     read_manifest,
+    record_of,
 )
-from headtrace.runs.places import check_place, is_temporary
 from headtrace.runs.plan import SHARD_SIZE, Examples, Plan, make_plan
 from headtrace.runs.reading import Run, open_run
-from headtrace.runs.records import is_whole, record_of
 from headtrace.runs.store import Place, Store, StoreError, checksum, open_store, parquet_bytes
 from headtrace.runs.work import ShardWork, trace_job
 from headtrace.tasks import TaskSet
@@ -128,7 +129,7 @@ def run(
         plan=plan.info(checksum(content)),
         made_with=_versions(),
     )
-    launch = Launch(store, manifest, tracer, made, engines, never_back(progress), failures)
+    launch = Launch(store, manifest, tracer, made, engines, monotonic(progress), failures)
     _prepare(store)
     with locked(store):
         launch.begin(content, plan)
@@ -235,16 +236,23 @@ class Launch:
 
     def _records(self, left: Sequence[int], done: int) -> Iterator[ShardRecord]:
         if self.engines.here:
-            work = ShardWork(self.store, self.manifest, self.tracer)
-            return trace_locally(work, left, done, self.progress)
+            return self._trace_here(left, done)
         answers = self.engines.answers(trace_job(self.store, self.tracer.model, self.made), left)
         return (ShardRecord.model_validate_json(answer) for answer in answers)
+
+    def _trace_here(self, left: Sequence[int], done: int) -> Iterator[ShardRecord]:
+        """Trace shards in this process; ``done`` prompts were there before."""
+        work = ShardWork(self.store, self.manifest, self.tracer)
+        for shard in left:
+            record = work.trace(shard, part_of(self.progress, done, self.manifest.plan.prompts))
+            done += record.prompts
+            yield record
 
     def _whole(self) -> list[ShardRecord]:
         """Records of the shards that need not be traced again: their checksums are right."""
         sizes = self.store.sizes()
         found = (record_of(self.store, shard, sizes) for shard in range(self.manifest.plan.shards))
-        return [r for r in found if r is not None and is_whole(self.store, r, self.manifest.tables)]
+        return [r for r in found if r is not None and is_intact(self.store, r, self.manifest.tables)]
 
     def _tell(self, done: int, failed: int) -> None:
         if self.failures is not None:

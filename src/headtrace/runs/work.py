@@ -1,27 +1,27 @@
 """One shard, from its prompts to its files: the unit of work of every engine.
 
-Prompts of a shard go through the model in the same batches whenever and wherever it is traced. If a batch fails, its
-prompts are traced one by one; one that fails alone is a row with its reason, and the others are not touched. The tables
-are written before the shard's record, so a shard that is half written is not taken for a whole one; writing it again
+Prompts of a shard go through the model in the same batches whenever and wherever it is traced. If that fails, they are
+traced one by one; a prompt that fails alone is a row with its reason, and the others are not affected. The tables are
+written before the shard's record, so a shard that is half written is not taken for a complete one; writing it again
 writes the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Float
 
-from headtrace.circuits import Circuit
+from headtrace.circuits import Circuit, Edge
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import HeadtraceError, IdentityError, InputError
-from headtrace.progress import Progress, share_of
-from headtrace.prompts import batches
-from headtrace.runs.jobs import Job, ModelPlace, Shard
+from headtrace.progress import Progress, part_of
+from headtrace.runs.engines import Job, ModelPlace, Shard
 from headtrace.runs.manifest import (
     MANIFEST,
     PLAN,
@@ -29,17 +29,20 @@ from headtrace.runs.manifest import (
     Manifest,
     ShardRecord,
     TableFile,
+    is_intact,
     read_manifest,
     read_record,
     shard_file,
     shard_record,
 )
 from headtrace.runs.plan import questions_of
-from headtrace.runs.records import is_whole
 from headtrace.runs.store import Store, open_store
-from headtrace.runs.tables import Outcome, prompt_table, reason_of
+from headtrace.runs.tables import Outcome, prompt_table, reason_of, signal_table
+from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from headtrace.models import Model
     from headtrace.tracing import Tracer
     from headtrace.tracing.questions import Question
@@ -71,9 +74,13 @@ class ShardWork:
             "edges": edge_table(named),
         }
         if SIGNALS in self.manifest.tables:
-            from headtrace.runs.signals import signals_table
-
-            tables[SIGNALS] = signals_table(self.tracer.model, named)
+            signals = [
+                (name, edge, vector.float().cpu().numpy())
+                for name, circuit in named
+                for edge, vector in signals_of(self.tracer.model, circuit)
+            ]
+            keys = [(name, edge) for name, edge, _ in signals]
+            tables[SIGNALS] = signal_table(keys, [vector for *_, vector in signals])
         return self._write(shard, tables, outcomes)
 
     def known(self, shard: int) -> ShardRecord | None:
@@ -82,8 +89,8 @@ class ShardWork:
             record = read_record(self.store.read(shard_record(shard)))
         except FileNotFoundError:
             return None
-        whole = record is not None and is_whole(self.store, record, self.manifest.tables)
-        return record if whole else None
+        intact = record is not None and is_intact(self.store, record, self.manifest.tables)
+        return record if intact else None
 
     def _write(self, shard: int, tables: dict[str, pa.Table], outcomes: Sequence[Outcome]) -> ShardRecord:
         files: dict[str, TableFile] = {}
@@ -99,54 +106,70 @@ class ShardWork:
         self.store.write(shard_record(shard), record.text().encode())
         return record
 
-    # -- tracing -------------------------------------------------------------------------------------------------
-
     def _outcomes(self, rows: Sequence[dict[str, Any]], progress: Progress | None) -> list[Outcome]:
+        """The circuit of each prompt of the plan, or why there is none."""
         outcomes: list[Outcome] = [row["problem"] or "" for row in rows]
-        asked = [place for place, row in enumerate(rows) if row["problem"] is None]
-        questions = questions_of([rows[place] for place in asked])
-        done = len(rows) - len(asked)
-        for group in batches([len(question.ids) for question in questions]):
-            heard = share_of(progress, done, len(group), len(rows))
-            found = self._trace([questions[i] for i in group], heard)
-            for i, outcome in zip(group, found, strict=True):
-                outcomes[asked[i]] = outcome
-            done += len(group)
-            if progress is not None:
-                progress(done, len(rows))
+        places = [place for place, row in enumerate(rows) if row["problem"] is None]
+        questions = questions_of([rows[place] for place in places])
+        found = self._trace(questions, part_of(progress, len(rows) - len(places), len(rows)))
+        for place, outcome in zip(places, found, strict=True):
+            outcomes[place] = outcome
+        if progress is not None:
+            progress(len(rows), len(rows))
         return outcomes
 
     def _trace(self, questions: list[Question], progress: Progress | None) -> list[Outcome]:
-        """The circuits of a batch; where it fails, each prompt by itself."""
+        """The circuits of prompts, traced together; if that fails, one by one."""
+        paths = self.manifest.options["paths"]
         try:
-            return [
-                *self.tracer.trace_batch(questions, paths=self.manifest.options["paths"], progress=progress)
-            ]
+            return [*self.tracer.trace_batch(questions, paths=paths, progress=progress)]
         except Exception as error:
             if len(questions) == 1:
                 return [_reason(error)]
         return [outcome for question in questions for outcome in self._trace([question], None)]
 
 
-def trace_job(store: Store, model: Model, made: dict[str, Any]) -> Job:
-    """The shards of a run as a job: ``made`` is what its tracer was made with."""
-    if not isinstance(made["method"], str) or any(callable(value) for value in made.values()):
+def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Tensor, " d_model"]]]:
+    """Each query and key edge of a circuit with its signal as a vector, from one forward pass of the prompt.
+
+    A signal is the minimal-norm residual vector that carries the edge's channel coefficients and none in the other
+    channels (`headtrace.causal.signals`): on the query side at the firing's destination, on the key side at its source.
+
+    >>> import headtrace
+    >>> model = headtrace.load("builtin")
+    >>> circuit = headtrace.Tracer(model).trace("When Mary and John went to", answer=" the")
+    >>> edge, vector = next(signals_of(model, circuit))
+    >>> edge.side in ("query", "key"), vector.shape[0] == model.d_model
+    (True, True)
+    """
+    from headtrace.causal.signals import signal_vectors
+
+    if not any(edge.side in ATTENTION_SIDES for edge in circuit.edges):
+        return
+    recording = model.record([list(circuit.prompt.token_ids)], last_logits=1)
+    for edge, _, vector in signal_vectors(recording, circuit):
+        yield edge, vector
+
+
+def trace_job(store: Store, model: Model, tracer: dict[str, Any]) -> Job:
+    """The shards of a run as a job: ``tracer`` has the options of its tracer."""
+    if not isinstance(tracer["method"], str) or any(callable(value) for value in tracer.values()):
         raise InputError(
             "Workers take the method by its name, and numbers or text as its options: each makes its own. Use "
             "engine='local' without workers for a method or a function made in this process."
         )
     url = store.url if store.folder is None else str(store.folder)
-    options = {"url": url, "model": ModelPlace.of(model).options(), "made": made}
+    options = {"url": url, "model": ModelPlace.of(model).options(), "tracer": tracer}
     return Job(f"{__name__}:open_work", options)
 
 
-def open_work(url: str, model: dict[str, Any], made: dict[str, Any]) -> Shard:
-    """Open a run where a worker is: what it gives traces a shard, and answers with its record."""
+def open_work(url: str, model: dict[str, Any], tracer: dict[str, Any]) -> Shard:
+    """Open a run where a worker is: returns a function that traces a shard and returns its record."""
     from headtrace.tracing import Tracer
 
     store = open_store(url)
     manifest = read_manifest(store.read(MANIFEST), store.url)
-    work = ShardWork(store, manifest, Tracer(ModelPlace(**model).load(), **made))
+    work = ShardWork(store, manifest, Tracer(ModelPlace(**model).load(), **tracer))
     return lambda shard: (work.known(shard) or work.trace(shard)).text()
 
 

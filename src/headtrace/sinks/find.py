@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headtrace.errors import InputError
-from headtrace.progress import Progress, share_of
+from headtrace.progress import Progress, scaled
 from headtrace.prompts import batches
 from headtrace.sinks.cases import Asked, Case, as_cases
 from headtrace.sinks.collapse import Experiment, collapse_table
@@ -143,7 +143,7 @@ class _Study:
     progress: Progress | None
 
     def told(self, step: int) -> Progress | None:
-        return share_of(self.progress, sum(STEPS[:step]), STEPS[step], sum(STEPS))
+        return scaled(self.progress, sum(STEPS[:step]), STEPS[step], sum(STEPS))
 
     def _recordings(
         self, step: int, wanted: Sequence[int] | None = None, keep: Sequence[str] | None = None

@@ -24,7 +24,7 @@ from headtrace.errors import InputError
 from headtrace.models.checks import require_same_weights
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import roundings_of
-from headtrace.progress import Progress, share_of
+from headtrace.progress import Progress, scaled
 from headtrace.prompts import batches
 from headtrace.roots import Root
 from headtrace.roots.base import Answer
@@ -155,7 +155,7 @@ class Tracer:
         circuits: dict[int, Circuit] = {}
         for group in batches([len(question.ids) for question in questions]):
             against = None if others is None else [others[i] for i in group]
-            inside = share_of(progress, len(circuits), len(group), len(questions))
+            inside = scaled(progress, len(circuits), len(group), len(questions))
             found = self._trace([questions[i] for i in group], paths, against, neurons, inside)
             circuits.update(zip(group, found, strict=True))
             if progress is not None:

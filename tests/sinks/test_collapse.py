@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headtrace.causal.changes import DirectionRemoval
 from headtrace.models import Observer
-from headtrace.sinks.cases import Case
 from headtrace.sinks.collapse import (
     MEASURES,
     NOTHING,
-    Condition,
-    Experiment,
-    Removal,
-    Removing,
+    MeasuredRemoval,
+    RemovalCondition,
+    RemovalExperiment,
     collapse_table,
 )
-from headtrace.sinks.directions import MeanSignals
-from headtrace.sinks.tokens import SinkRule
+from headtrace.sinks.sink_signals import MeanSignals
+from headtrace.sinks.tokens import SinkPrompt, SinkRule
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model
 
@@ -35,6 +34,15 @@ def inputs(name: str):
     sinks = torch.zeros(ids.shape, dtype=torch.bool)
     sinks[:, [0, 3]] = True
     return model, ids, sinks
+
+
+def removals(directions: torch.Tensor, layer: int, sinks: torch.Tensor) -> list[DirectionRemoval]:
+    """Directions removed from queries past the first token and from keys of sinks, in one prompt."""
+    past_first = torch.arange(sinks.shape[1]) > 0
+    return [
+        DirectionRemoval("query", directions, layer, past_first),
+        DirectionRemoval("key", directions, layer, sinks[0]),
+    ]
 
 
 class Reading(Observer):
@@ -56,18 +64,21 @@ def test_what_heads_read_has_nothing_of_a_removed_direction_left(name: str) -> N
     """Queries past the first token, and keys of sinks, are those of a residual without the directions."""
     model, ids, sinks = inputs(name)
     directions = orthonormal(3, model.d_model)
-    removal = Removal(directions, Reading.layer)
-    removing = Removing(sinks, [ids.shape[1]], {"query": removal, "key": removal})
     seen: list[torch.Tensor] = []
 
-    class Watched(Removing):
-        def _without(self, side, layer, residual):
-            changed = super()._without(side, layer, residual)
+    class Watched(MeasuredRemoval):
+        def query_input(self, layer, residual):
+            return self._kept(layer, super().query_input(layer, residual))
+
+        def key_input(self, layer, residual):
+            return self._kept(layer, super().key_input(layer, residual))
+
+        def _kept(self, layer, changed):
             if changed is not None and layer == Reading.layer:
                 seen.append(changed)
             return changed
 
-    watched = Watched(sinks, [ids.shape[1]], removing.removals)
+    watched = Watched(model, [removals(directions, Reading.layer, sinks)], ids.shape[1])
     reading, clean = Reading(), Reading()
     model.run(ids, watched, reading)
     model.run(ids, clean)
@@ -96,8 +107,8 @@ def test_a_direction_that_is_not_there_changes_nothing(name: str) -> None:
         residuals = clean.residuals[3, 0]
         _, size, right = torch.linalg.svd(residuals, full_matrices=True)
         rank = len(size)
-    removal = Removal(right[rank : rank + 2], 3)
-    removing, reading = Removing(sinks, [ids.shape[1]], {"query": removal, "key": removal}), Reading()
+    removing = MeasuredRemoval(model, [removals(right[rank : rank + 2], 3, sinks)], ids.shape[1])
+    reading = Reading()
     reading.layer = 3
     model.run(ids, removing, reading)
     allowed = rounding(F64, forward_terms(model), 10.0)
@@ -108,7 +119,9 @@ def test_a_direction_that_is_not_there_changes_nothing(name: str) -> None:
 def test_random_directions_take_away_as_much_of_every_token() -> None:
     x = torch.randn(2, 5, 16, dtype=F64, generator=torch.Generator().manual_seed(3))
     own, other = orthonormal(2, 16), torch.stack([orthonormal(2, 16, seed) for seed in (1, 2)])
-    signals, control = Removal(own, 1).part(x), Removal(own, 1, other).part(x)
+    every = torch.ones(2, 5, dtype=torch.bool)
+    signals = DirectionRemoval("query", own, 1, every).part(x)
+    control = DirectionRemoval("query", own, 1, every, other).part(x)
     allowed = rounding(F64, 16, float(x.abs().max()))
     assert float((signals.norm(dim=-1) - control.norm(dim=-1)).abs().max()) <= allowed
     outside = control - (control @ other.mT) @ other
@@ -116,18 +129,20 @@ def test_random_directions_take_away_as_much_of_every_token() -> None:
     assert float((signals - control).abs().max()) > 0.1
 
 
-def experiment(name: str = "llama", n: int = 3) -> Experiment:
+def experiment(name: str = "llama", n: int = 3) -> RemovalExperiment:
     model = tiny_model(name)
     ids = prompts(0, (11, 7, 9))[:n]
-    cases = [Case("t", tuple(each), (5,), (7,)) for each in ids]
+    cases = [SinkPrompt("t", tuple(each), (5,), (7,)) for each in ids]
     directions = orthonormal(4, model.d_model).float()
     mean = MeanSignals(((1, 0), (2, 1)), directions[:2], directions, (0.4, 0.3, 0.2, 0.1))
-    return Experiment(model, cases, SinkRule(frozenset(), 0.3), {"query": mean, "key": mean}, seed=0)
+    return RemovalExperiment(model, cases, SinkRule(frozenset(), 0.3), {"query": mean, "key": mean}, seed=0)
 
 
 def test_nothing_removed_is_the_model_itself_and_prompts_do_not_disturb_each_other() -> None:
     study = experiment()
-    together = study.measured([NOTHING, Condition("both", 2, "signals"), Condition("key", 2, "random")])
+    together = study.measured(
+        [NOTHING, RemovalCondition("both", 2, "signals"), RemovalCondition("key", 2, "random")]
+    )
     model = study.model
     for place, case in enumerate(study.cases):
         recording = model.record(list(case.ids))
@@ -139,8 +154,10 @@ def test_nothing_removed_is_the_model_itself_and_prompts_do_not_disturb_each_oth
         allowed = rounding(torch.float32, forward_terms(model), float(logits.abs().max()))
         expected = [mass, loss, difference, float(difference > 0), 0.0]
         assert together[0, place].tolist() == pytest.approx(expected, abs=allowed)
-    alone = Experiment(model, study.cases[:1], study.rule, study.means, 0)
-    mine = alone.measured([NOTHING, Condition("both", 2, "signals"), Condition("key", 2, "random")])
+    alone = RemovalExperiment(model, study.cases[:1], study.rule, study.means, 0)
+    mine = alone.measured(
+        [NOTHING, RemovalCondition("both", 2, "signals"), RemovalCondition("key", 2, "random")]
+    )
     assert mine[:, 0].flatten().tolist() == pytest.approx(together[:, 0].flatten().tolist(), abs=1e-3)
 
 
@@ -155,7 +172,7 @@ def test_conditions_remove_no_more_directions_than_there_are() -> None:
 
 
 def test_the_table_has_intervals_differences_and_tasks_and_leaves_out_what_has_no_answer() -> None:
-    conditions = [NOTHING, Condition("key", 1, "signals"), Condition("key", 1, "random")]
+    conditions = [NOTHING, RemovalCondition("key", 1, "signals"), RemovalCondition("key", 1, "random")]
     values = torch.zeros(3, 4, len(MEASURES), dtype=F64)
     values[1, :, 0], values[2, :, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=F64), 0.5
     values[:, 2:, 2] = torch.nan

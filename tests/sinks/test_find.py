@@ -9,9 +9,8 @@ import torch
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.sinks.files import save_sinks
 from headtrace.sinks.find import find_sinks
-from headtrace.sinks.result import FIGURES
+from headtrace.sinks.result import FIGURES, save_sinks
 from headtrace.tasks import load_task
 from tests.figures.labels import missing_labels
 from tests.figures.untouched import matplotlib_untouched

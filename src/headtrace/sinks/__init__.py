@@ -1,13 +1,11 @@
 """Sinks: tokens that take most attention everywhere, and the control signals that make heads attend there.
 
-``cases.py`` takes prompts in, ``tokens.py`` says which tokens are sinks, ``mass.py`` how much attention they take,
-``signals.py`` traces firings on them, ``directions.py`` compares their signals over prompts and heads, ``collapse.py``
-removes what they have in common inside the running model. ``find.py`` does it all, ``result.py`` and ``files.py``
-keep it.
+``tokens.py`` says which tokens are sinks and how much attention goes where, ``sink_signals.py`` traces firings on
+sinks and compares their signals over prompts and heads, ``collapse.py`` removes what they have in common inside the
+running model. ``find.py`` does it all, ``result.py`` holds and saves the result.
 """
 
-from headtrace.sinks.files import load_sinks
 from headtrace.sinks.find import find_sinks
-from headtrace.sinks.result import Settings, Sinks
+from headtrace.sinks.result import Sinks, SinkSettings, load_sinks
 
-__all__ = ["Settings", "Sinks", "find_sinks", "load_sinks"]
+__all__ = ["SinkSettings", "Sinks", "find_sinks", "load_sinks"]

@@ -1,17 +1,17 @@
-"""What happens to sinks when the common directions are taken away inside the running model.
+"""What happens to sinks when the common directions of their signals are removed inside the running model.
 
 On the query side, every destination past the first token loses its component along the directions before the layer's
 queries are computed; on the key side, every sink does before its keys are. Norms then act on what is left, with scales
 of their own; values, MLPs and the residual stream itself keep everything, so that what changes is where heads attend
 and what follows from that. It is done in every layer from the first one whose heads have signals on that side.
 
-The control takes as much away in other directions: as many random ones, drawn for each prompt, with the removed part
-of every token brought to the length of what the signals' directions would have removed there.
+The control removes as much in other directions: as many random ones, drawn for each prompt, with the removed part of
+every token scaled to the length that the signals' directions would have removed there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,19 +21,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headtrace.causal.changes import DirectionRemoval, Intervention
+from headtrace.causal.execute import Changes
 from headtrace.models.devices import on_host
 from headtrace.models.observer import AttentionCall, Observer
 from headtrace.progress import Progress
 from headtrace.prompts import batches
-from headtrace.sinks.cases import Case
-from headtrace.sinks.mass import sink_mass
-from headtrace.sinks.tokens import SinkRule
+from headtrace.sinks.tokens import SinkPrompt, SinkRule, sink_mass
 from headtrace.statistics import intervals
 from headtrace.vocabulary import AttentionSide
 
 if TYPE_CHECKING:
     from headtrace.models import Model
-    from headtrace.sinks.directions import MeanSignals
+    from headtrace.sinks.sink_signals import MeanSignals
 
 Removed = Literal["nothing", "signals", "random"]
 Sides = Literal["query", "key", "both"]
@@ -46,8 +46,8 @@ TOKENS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Condition:
-    """What is removed in a pass: so many directions, on one side or both."""
+class RemovalCondition:
+    """What is removed in a pass: a number of directions, on one side or both."""
 
     side: Sides
     directions: int
@@ -58,95 +58,73 @@ class Condition:
         return ("query", "key") if self.side == "both" else (self.side,)
 
 
-NOTHING = Condition("both", 0, "nothing")
+NOTHING = RemovalCondition("both", 0, "nothing")
 
 
-@dataclass(frozen=True, eq=False)
-class Removal:
-    """Directions to take away on one side, from a layer on; ``instead``: other directions, for as much."""
+class SinkMass(Observer):
+    """Attention on sinks while the model runs."""
 
-    directions: Float[Tensor, "direction d_model"]
-    first_layer: int
-    instead: Float[Tensor, "batch direction d_model"] | None = None
+    def __init__(self, sinks: Bool[Tensor, "batch token"], lengths: Sequence[int]) -> None:
+        self.sinks, self.lengths, self.by_layer = sinks, lengths, list[Tensor]()
 
-    def part(self, x: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token d_model"]:
-        """What is taken away from residuals."""
-        own = (x @ self.directions.T) @ self.directions
-        if self.instead is None:
-            return own
-        other = (x @ self.instead.mT) @ self.instead
-        size = torch.linalg.vector_norm(other, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        return other * (torch.linalg.vector_norm(own, dim=-1, keepdim=True) / size)
+    def see(self, call: AttentionCall, pattern: Tensor) -> None:
+        self.by_layer.append(sink_mass(pattern, self.sinks, self.lengths).mean(1))
+
+    def mean(self) -> Float[Tensor, " batch"]:
+        """The mean over all heads, for each prompt."""
+        return torch.stack(self.by_layer).mean(0)
 
 
-class Removing(Observer):
-    """Takes directions out of what queries read at destinations and keys at sinks; sums up attention on sinks."""
+class MeasuredRemoval(Changes):
+    """Removes directions from what queries or keys read, and measures how much of the residual that takes away."""
 
-    def __init__(
-        self,
-        sinks: Bool[Tensor, "batch token"],
-        lengths: Sequence[int],
-        removals: Mapping[AttentionSide, Removal],
-    ) -> None:
-        self.sinks, self.lengths, self.removals = sinks, lengths, removals
-        real = torch.arange(sinks.shape[1], device=sinks.device)
-        inside = real < torch.tensor(lengths, device=sinks.device)[:, None]
-        self.where: dict[AttentionSide, Tensor] = {"query": inside & (real > 0), "key": inside & sinks}
-        self.masses: list[Tensor] = []
+    def __init__(self, model: Model, removals: Sequence[Sequence[DirectionRemoval]], length: int) -> None:
+        super().__init__(model, length, [Intervention(tuple(each)) for each in removals])
         self.shares: list[Tensor] = []
 
     def query_input(self, layer: int, residual: Tensor) -> Tensor | None:
-        return self._without("query", layer, residual)
+        return self._measured("query", residual, super().query_input(layer, residual))
 
     def key_input(self, layer: int, residual: Tensor) -> Tensor | None:
-        return self._without("key", layer, residual)
+        return self._measured("key", residual, super().key_input(layer, residual))
 
-    def _without(self, side: AttentionSide, layer: int, residual: Tensor) -> Tensor | None:
-        removal = self.removals.get(side)
-        if removal is None or layer < removal.first_layer:
-            return None
-        where = self.where[side]
-        part = removal.part(residual) * where[..., None]
-        share = torch.linalg.vector_norm(part, dim=-1) / torch.linalg.vector_norm(residual, dim=-1)
-        self.shares.append(share.sum(1) / where.sum(1))
-        return residual - part
-
-    def see(self, call: AttentionCall, pattern: Tensor) -> None:
-        self.masses.append(sink_mass(pattern, self.sinks, self.lengths).mean(1))
-
-    def mass(self) -> Float[Tensor, " batch"]:
-        """Of each prompt, the mean over all heads."""
-        return torch.stack(self.masses).mean(0)
+    def _measured(self, side: AttentionSide, residual: Tensor, changed: Tensor | None) -> Tensor | None:
+        if changed is not None:
+            where = next(removal.positions for _, removal in self.removed if removal.side == side)
+            norm = torch.linalg.vector_norm
+            share = norm(residual - changed, dim=-1) / norm(residual, dim=-1)
+            self.shares.append(share.sum(1) / where.sum(1))
+        return changed
 
     def share(self) -> Float[Tensor, " batch"]:
-        """The share of residuals that was taken away, mean over layers and tokens."""
-        return torch.stack(self.shares).mean(0) if self.shares else torch.zeros(len(self.sinks))
+        """The removed share of residuals by length, for each prompt: the mean over layers, sides and tokens."""
+        return torch.stack(self.shares).mean(0) if self.shares else torch.zeros(len(self.attention))
 
 
 @dataclass(frozen=True)
-class Experiment:
+class RemovalExperiment:
     """A model, its prompts and what its heads have in common."""
 
     model: Model
-    cases: Sequence[Case]
+    cases: Sequence[SinkPrompt]
     rule: SinkRule
     means: Mapping[AttentionSide, MeanSignals]
     seed: int
 
-    def conditions(self, directions: Sequence[int]) -> list[Condition]:
+    def conditions(self, directions: Sequence[int]) -> list[RemovalCondition]:
         """Nothing; then signals and random directions on either side and on both, as many as there are."""
         most = {side: len(found.directions) for side, found in self.means.items()}
         found = [NOTHING]
         for side in SIDES:
-            condition = Condition(side, 0, "signals")
+            condition = RemovalCondition(side, 0, "signals")
             there = max(most[each] for each in condition.sides)
             for k in sorted({min(k, there) for k in directions}):
                 if k:
-                    found += [Condition(side, k, "signals"), Condition(side, k, "random")]
+                    found += [RemovalCondition(side, k, "signals"), RemovalCondition(side, k, "random")]
         return found
 
     def measured(
-        self, conditions: Sequence[Condition], progress: Progress | None = None
+        self, conditions: Sequence[RemovalCondition], progress: Progress | None = None
     ) -> Float[Tensor, "condition prompt measure"]:
         """Every measure of every prompt; NaN where a prompt has no answers."""
         found = torch.full((len(conditions), len(self.cases), len(MEASURES)), torch.nan, dtype=torch.float64)
@@ -162,41 +140,45 @@ class Experiment:
         return found
 
     def _run(
-        self, cases: Sequence[Case], places: Sequence[int], condition: Condition
+        self, cases: Sequence[SinkPrompt], places: Sequence[int], condition: RemovalCondition
     ) -> Float[Tensor, "prompt measure"]:
         lengths = [case.length for case in cases]
         width, device = max(lengths), self.model.device
-        rows = [[*case.ids, *[case.ids[-1]] * (width - case.length)] for case in cases]
-        ids = torch.tensor(rows, device=device)
-        observer = Removing(
-            self.rule.mask(cases, width).to(device), lengths, dict(self._removals(condition, places))
+        ids = torch.tensor(
+            [[*case.ids, *[case.ids[-1]] * (width - case.length)] for case in cases], device=device
         )
-        logits = self.model.run(ids, observer, lengths=lengths)
-        values = [observer.mass(), *_of_logits(logits, ids, cases).T, observer.share()]
+        sinks = self.rule.mask(cases, width).to(device)
+        removals = [
+            self._removals(condition, place, sinks[row], lengths[row]) for row, place in enumerate(places)
+        ]
+        mass, removal = SinkMass(sinks, lengths), MeasuredRemoval(self.model, removals, width)
+        logits = self.model.run(ids, removal, mass, lengths=lengths)
+        values = [mass.mean(), *_of_logits(logits, ids, cases).T, removal.share()]
         return torch.stack([on_host(value) for value in values], dim=1)
 
     def _removals(
-        self, condition: Condition, places: Sequence[int]
-    ) -> Iterator[tuple[AttentionSide, Removal]]:
+        self, condition: RemovalCondition, place: int, sinks: Bool[Tensor, " token"], length: int
+    ) -> list[DirectionRemoval]:
+        """Queries past the first token, and keys of sinks, without the directions; padding stays as it is."""
+        token = torch.arange(len(sinks), device=sinks.device)
+        positions = {"query": (token > 0) & (token < length), "key": sinks & (token < length)}
+        found: list[DirectionRemoval] = []
         for side in condition.sides if condition.removed != "nothing" else ():
             mean = self.means[side]
-            if not mean.heads:
-                continue
-            own = mean.directions[: condition.directions].to(self.model.dtype).to(self.model.device)
-            instead = None
-            if condition.removed == "random":
-                instead = torch.stack([self._random(len(own), place, side) for place in places])
-                instead = instead.to(self.model.dtype).to(self.model.device)
-            yield side, Removal(own, mean.first_layer, instead)
+            if mean.heads:
+                own = mean.directions[: condition.directions].to(self.model.dtype).to(self.model.device)
+                random = self._random(len(own), place, side) if condition.removed == "random" else None
+                found.append(DirectionRemoval(side, own, mean.first_layer, positions[side], random))
+        return found
 
     def _random(self, n: int, place: int, side: AttentionSide) -> Float[Tensor, "direction d_model"]:
         """Orthonormal random directions for one prompt and side."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + 2 * place + (side == "key"))
         drawn = torch.randn(self.model.d_model, n, generator=generator, dtype=torch.float64)
-        return torch.linalg.qr(drawn).Q.T
+        return torch.linalg.qr(drawn).Q.T.to(self.model.dtype).to(self.model.device)
 
 
-def _of_logits(logits: Tensor, ids: Tensor, cases: Sequence[Case]) -> Float[Tensor, "prompt three"]:
+def _of_logits(logits: Tensor, ids: Tensor, cases: Sequence[SinkPrompt]) -> Float[Tensor, "prompt three"]:
     """Cross-entropy, logit difference (answers' probabilities added up) and whether it is above 0."""
     rows: list[list[float]] = []
     for row, case in enumerate(cases):
@@ -212,7 +194,7 @@ def _of_logits(logits: Tensor, ids: Tensor, cases: Sequence[Case]) -> Float[Tens
 
 
 def collapse_table(
-    conditions: Sequence[Condition],
+    conditions: Sequence[RemovalCondition],
     values: Float[Tensor, "condition prompt measure"],
     tasks: Sequence[str],
     seed: int,
@@ -227,7 +209,7 @@ def collapse_table(
         ((c.side, c.directions, c.removed), numbers[row]) for c, row in place.items()
     ]
     for c in conditions:
-        control = Condition(c.side, c.directions, "random")
+        control = RemovalCondition(c.side, c.directions, "random")
         if c.removed == "signals" and control in place:
             difference = numbers[place[c]] - numbers[place[control]]
             named.append(((c.side, c.directions, "signals - random"), difference))

@@ -1,4 +1,4 @@
-"""From prompts to sinks: three passes over the prompts, then one for everything that is taken away.
+"""Finding sinks: three passes over the prompts, then one for each removal of directions.
 
 >>> import headtrace
 >>> model = headtrace.load("builtin")
@@ -19,21 +19,35 @@ from torch import Tensor
 from headtrace.errors import InputError
 from headtrace.progress import Progress, scaled
 from headtrace.prompts import batches
-from headtrace.sinks.cases import Asked, Case, as_cases
-from headtrace.sinks.collapse import Experiment, collapse_table
-from headtrace.sinks.directions import Means, constancy_table, direction_table, group_table, mean_signals
-from headtrace.sinks.mass import kind_masses, mass_table, sink_mass
-from headtrace.sinks.result import Settings, Sinks
-from headtrace.sinks.signals import (
-    Signals,
+from headtrace.sinks.collapse import RemovalExperiment, collapse_table
+from headtrace.sinks.result import Sinks, SinkSettings
+from headtrace.sinks.sink_signals import (
+    Means,
     SignalVectors,
     SinkFiring,
-    choose,
+    SinkSignals,
+    choose_firings,
+    concatenate,
+    constancy_table,
+    direction_table,
+    group_table,
+    mean_signals,
     one_firing_per_head,
-    together,
     traced_signals,
 )
-from headtrace.sinks.tokens import SinkRule, incoming, kinds_of, sinks_in, token_table
+from headtrace.sinks.tokens import (
+    SinkPrompt,
+    SinkPrompts,
+    SinkRule,
+    as_sink_prompts,
+    incoming,
+    kind_masses,
+    kinds_of,
+    mass_table,
+    sink_mass,
+    sinks_in,
+    token_table,
+)
 from headtrace.tracing import Tracer
 from headtrace.tracing.sweep import attention_at
 from headtrace.vocabulary import ATTENTION_SIDES
@@ -52,7 +66,7 @@ STEPS = (5, 5, 40, 50)
 
 def find_sinks(
     model: Model,
-    prompts: Asked,
+    prompts: SinkPrompts,
     *,
     threshold: float = THRESHOLD,
     firings_per_head: int = FIRINGS_PER_HEAD,
@@ -71,8 +85,15 @@ def find_sinks(
     from a destination drawn at random among those with attention above the tracer's threshold. ``directions`` says how
     many common directions are removed, one count after the other; empty, nothing is removed.
     """
-    _check(threshold, firings_per_head, directions)
-    cases = as_cases(model, prompts)
+    if not 0 < threshold <= 1:
+        raise InputError(f"threshold={threshold}: a share of attention is above 0 and at most 1.")
+    if firings_per_head < 2:
+        raise InputError(
+            f"firings_per_head={firings_per_head}: how constant signals are needs at least 2 of each head."
+        )
+    if any(k < 1 for k in directions):
+        raise InputError(f"directions={tuple(directions)}: each is a number of directions, at least 1.")
+    cases = as_sink_prompts(model, prompts)
     if len(cases) < 2:
         raise InputError("One prompt shows nothing of how constant signals are: give at least two.")
     tracer = Tracer(model) if tracer is None else tracer
@@ -87,16 +108,16 @@ def find_sinks(
                 f"these {len(cases)} prompts: there are no signals to study. Give other or longer prompts, or a "
                 "tracer with a lower tau."
             )
-        chosen = choose(found, cases, firings_per_head, seed)
+        chosen = choose_firings(found, cases, firings_per_head, seed)
         signals = study.signals(chosen)
         means: Means = {side: mean_signals(signals, side) for side in ATTENTION_SIDES}
-        experiment = Experiment(model, cases, rule, means, seed)
+        experiment = RemovalExperiment(model, cases, rule, means, seed)
         conditions = experiment.conditions(directions)
         values = experiment.measured(conditions, study.told(3)) if directions else None
     tasks = [case.task for case in cases]
     return Sinks(
         model={"name": model.name, "weights_sha256": model.weights_sha256},
-        settings=Settings(
+        settings=SinkSettings(
             threshold=threshold,
             firings_per_head=firings_per_head,
             seed=seed,
@@ -121,24 +142,13 @@ def find_sinks(
     )
 
 
-def _check(threshold: float, firings_per_head: int, directions: Sequence[int]) -> None:
-    if not 0 < threshold <= 1:
-        raise InputError(f"threshold={threshold}: a share of attention is above 0 and at most 1.")
-    if firings_per_head < 2:
-        raise InputError(
-            f"firings_per_head={firings_per_head}: how constant signals are needs at least 2 of each head."
-        )
-    if any(k < 1 for k in directions):
-        raise InputError(f"directions={tuple(directions)}: each is a number of directions, at least 1.")
-
-
 @dataclass
 class _Study:
     """The passes over the prompts, and what each leaves."""
 
     model: Model
     tracer: Tracer
-    cases: Sequence[Case]
+    cases: Sequence[SinkPrompt]
     seed: int
     progress: Progress | None
 
@@ -148,7 +158,7 @@ class _Study:
     def _recordings(
         self, step: int, wanted: Sequence[int] | None = None, keep: Sequence[str] | None = None
     ) -> Iterator[tuple[list[int], Recording]]:
-        """Recordings of prompts that run together, with the places of their prompts."""
+        """Recordings of prompts that run concatenate, with the places of their prompts."""
         places = list(range(len(self.cases))) if wanted is None else list(wanted)
         told, done = self.told(step), 0
         for group in batches([self.cases[place].length for place in places], TOKENS_AT_ONCE):
@@ -191,13 +201,13 @@ class _Study:
         self.on_sinks = [masses[place] for place in range(len(self.cases))]
         return found
 
-    def signals(self, chosen: Sequence[SinkFiring]) -> Signals:
+    def signals(self, chosen: Sequence[SinkFiring]) -> SinkSignals:
         """The chosen firings traced, recording by recording."""
         vectors = SignalVectors(self.model)
         wanted = sorted({each.prompt for each in chosen})
-        parts: list[Signals] = []
+        parts: list[SinkSignals] = []
         for places, recording in self._recordings(2, wanted):
             where = {place: row for row, place in enumerate(places)}
             mine = [each for each in chosen if each.prompt in where]
             parts.append(traced_signals(self.tracer, vectors, recording, mine, where, self.cases))
-        return together(parts)
+        return concatenate(parts)

@@ -1,7 +1,11 @@
-"""What was found about a model's sinks: tables, directions, figures, a folder to keep them in."""
+"""The result of a study of sinks: tables, directions, figures, and the folder in which they are saved.
+
+The folder has ``sinks.json``, tables as Parquet, directions and mean signals as safetensors.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,24 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from headtrace.errors import InputError
-from headtrace.sinks.directions import SHARED, MeanSignals
+from headtrace.sinks.sink_signals import SHARED, MeanSignals
 from headtrace.sinks.tokens import FIRST, SINKS
-from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide
+from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, parse_head
+from headtrace.writing import replacing, write_bytes, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SCHEMA = "headtrace.sinks/1"
+TABLES = ("tokens", "mass", "firings", "constancy", "directions", "groups", "collapse")
 FIGURES = ("mass", "signals", "constancy", "collapse")
 CONSTANT = 0.9
 """A mean cosine over prompts from which a head's signal counts as constant in a summary."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What was asked, of which prompts."""
+class SinkSettings:
+    """The settings of the study, and its prompts."""
 
     threshold: float
     """Mean incoming attention from which a token is a sink."""
@@ -46,7 +55,7 @@ class Sinks:
     """Attention sinks of a model and their control signals. Made by ``headtrace.find_sinks``."""
 
     model: Mapping[str, str]
-    settings: Settings
+    settings: SinkSettings
     tokens: pl.DataFrame
     """Incoming attention by token, most first: token_id (none: the first place), token, kind, incoming, occurrences."""
     mass: pl.DataFrame
@@ -181,8 +190,6 @@ class Sinks:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``sinks.json``, the tables as Parquet, the directions as safetensors, and the figures."""
-        from headtrace.sinks.files import save_sinks
-
         path = save_sinks(self, folder)
         for name in FIGURES:
             if name != "collapse" or len(self.collapse):
@@ -221,3 +228,89 @@ def _constancy_by_side(table: pl.DataFrame) -> list[dict[str, Any]]:
         )
         .to_dicts()
     )
+
+
+# -- the folder ----------------------------------------------------------------------------------------------
+
+
+def save_sinks(found: Sinks, folder: str | Path) -> Path:
+    """Write everything but the figures."""
+    path = Path(folder)
+    tensors = {
+        f"{side}.{name}": getattr(found.means[side], name).contiguous()
+        for side in ATTENTION_SIDES
+        for name in ("means", "directions")
+    }
+    heads = {side: found.means[side].names for side in ATTENTION_SIDES}
+    content = {"schema": SCHEMA, "heads": heads, **found.to_dict()}
+    tables = {name: getattr(found, name) for name in TABLES}
+    tables |= {f"cosines-{side}": found.cosines(side) for side in ATTENTION_SIDES}
+    for name, table in tables.items():
+        with replacing(path / f"{name}.parquet") as temporary:
+            table.write_parquet(temporary)
+    write_bytes(path / "signals.safetensors", save(tensors))
+    # Last: it says that the rest is there.
+    write_text(path / "sinks.json", json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def load_sinks(folder: str | Path) -> Sinks:
+    """Read what ``Sinks.save`` wrote."""
+    path = Path(folder)
+    content = _read(path / "sinks.json")
+    if content.get("schema") != SCHEMA:
+        raise InputError(
+            f"{str(path / 'sinks.json')!r} has the schema {content.get('schema')!r}, not {SCHEMA!r}: it holds no sinks "
+            "that this version can read. Make them again."
+        )
+    try:
+        settings = dict(content["settings"])
+        settings["sinks"] = tuple(settings["sinks"])
+        heads, shares, model = content["heads"], content["directions"], dict(content["model"])
+        tensors = _read(path / "signals.safetensors")
+        means: dict[AttentionSide, MeanSignals] = {
+            side: _means(side, heads[side], shares, tensors) for side in ATTENTION_SIDES
+        }
+        made = SinkSettings(**settings)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{str(path / 'sinks.json')!r} is damaged: {type(error).__name__} at {error}. Make the sinks again."
+        ) from None
+    tables = {name: _read(path / f"{name}.parquet") for name in TABLES}
+    return Sinks(model=model, settings=made, means=means, **tables)
+
+
+def _read(path: Path) -> Any:
+    """The content of one file of the folder; an error that names the file where it is missing or damaged."""
+    try:
+        if path.suffix == ".parquet":
+            return pl.read_parquet(path)
+        if path.suffix == ".safetensors":
+            return load(path.read_bytes())
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"{str(path)!r} cannot be read: {reason}. Give the folder that was written with .save or --out, or make "
+            "the sinks again."
+        ) from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{str(path)!r} is not JSON: it is damaged. Make the sinks again.") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{str(path)!r} holds no JSON object: it is damaged. Make the sinks again.")
+    return content
+
+
+def _means(
+    side: AttentionSide, heads: list[str], shares: list[dict[str, Any]], tensors: Mapping[str, Tensor]
+) -> MeanSignals:
+    explained = tuple(float(row["explained"]) for row in shares if row["side"] == side)
+    means, directions = tensors[f"{side}.means"], tensors[f"{side}.directions"]
+    if len(means) != len(heads) or len(directions) != len(explained):
+        raise InputError(
+            f"sinks.json names {len(heads)} heads on the {side} side, signals.safetensors has {len(means)}: the files "
+            "do not belong together. Make the sinks again."
+        )
+    return MeanSignals(tuple(parse_head(name) for name in heads), means, directions, explained)

@@ -6,9 +6,18 @@ import polars as pl
 import pytest
 import torch
 
-from headtrace.sinks.cases import Case
-from headtrace.sinks.mass import kind_masses, mass_table, sink_mass
-from headtrace.sinks.tokens import KINDS, SinkRule, incoming, kind_of, sinks_in, token_table
+from headtrace.sinks.tokens import (
+    KINDS,
+    SinkPrompt,
+    SinkRule,
+    incoming,
+    kind_masses,
+    kind_of,
+    mass_table,
+    sink_mass,
+    sinks_in,
+    token_table,
+)
 from tests.rounding import rounding
 from tests.tiny import prompts, tiny_model
 
@@ -62,7 +71,7 @@ def test_incoming_attention_is_the_mean_over_heads_and_later_tokens_that_see_a_t
 
 def test_a_token_that_takes_attention_wherever_it_stands_is_a_sink() -> None:
     model = tiny_model("gpt2")
-    cases = [Case("t", (9, 5, 8, 7, 6)), Case("t", (3, 8, 5, 4, 2))]
+    cases = [SinkPrompt("t", (9, 5, 8, 7, 6)), SinkPrompt("t", (3, 8, 5, 4, 2))]
     received = [torch.tensor([0.7, 0.5, 0.1, 0.9, 0.9]), torch.tensor([0.8, 0.1, 0.6, 0.9, 0.9])]
     model.tokenizer = _Letters()
     table = token_table(model, cases, received)

@@ -1,4 +1,4 @@
-"""Signals of firings on sinks are those of the causal definition; constancy and sharing are what they must be."""
+"""SinkSignals of firings on sinks are those of the causal definition; constancy and sharing are what they must be."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import torch
 
 import headtrace
 from headtrace.causal.signals import Reader, channel_mask
-from headtrace.sinks.cases import Case
-from headtrace.sinks.directions import (
+from headtrace.sinks.sink_signals import (
+    SignalVectors,
+    SinkFiring,
+    SinkSignals,
+    choose_firings,
     constancy_table,
     direction_table,
     group_table,
     mean_of_pairs,
     mean_signals,
-)
-from headtrace.sinks.signals import (
-    Signals,
-    SignalVectors,
-    SinkFiring,
-    choose,
     one_firing_per_head,
 )
+from headtrace.sinks.tokens import SinkPrompt
 from headtrace.vocabulary import ATTENTION_SIDES, Firing
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model
@@ -81,24 +79,24 @@ def test_a_firing_on_a_sink_is_above_the_threshold_and_drawn_alike_for_equal_pro
 
 
 def test_firings_are_chosen_from_all_tasks_alike() -> None:
-    cases = [Case(task, (1, 2, 3)) for task in ("a", "b") for _ in range(10)]
+    cases = [SinkPrompt(task, (1, 2, 3)) for task in ("a", "b") for _ in range(10)]
     found = [SinkFiring(p, Firing(1, h, 2, 0), 0.9) for p in range(20) for h in range(2)]
-    chosen = choose(found, cases, 6, seed=0)
+    chosen = choose_firings(found, cases, 6, seed=0)
     assert len(chosen) == 12
     for head in range(2):
         mine = [cases[each.prompt].task for each in chosen if each.firing.head == head]
         assert mine.count("a") == mine.count("b") == 3
-    assert choose(found, cases, 6, seed=0) == chosen
+    assert choose_firings(found, cases, 6, seed=0) == chosen
 
 
-def made_up(vectors: dict[tuple[int, int], list[tuple[str, list[float]]]]) -> Signals:
+def made_up(vectors: dict[tuple[int, int], list[tuple[str, list[float]]]]) -> SinkSignals:
     rows = [
         {"layer": layer, "head": head, "prompt": prompt, "task": task}
         for (layer, head), each in vectors.items()
         for prompt, (task, _) in enumerate(each)
     ]
     stacked = torch.tensor([v for each in vectors.values() for _, v in each])
-    return Signals(pl.DataFrame(rows), {"query": stacked, "key": stacked})
+    return SinkSignals(pl.DataFrame(rows), {"query": stacked, "key": stacked})
 
 
 def test_constancy_takes_pairs_of_different_tasks() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headtrace.errors import InputError
 from headtrace.errors import shown as _shown
@@ -62,7 +62,7 @@ class Lines(Generic[T]):
     """The name of the file."""
 
     def then(self, parse: Callable[[T, str], U], *, strict: bool = False) -> Lines[U]:
-        """What ``parse`` makes of what the lines hold, as in ``read_lines``: lines that it refuses are skipped, too."""
+        """The results of ``parse`` for what the lines hold; lines that it refuses are skipped, as in ``read_lines``."""
         return _parsed(self.source, self.entries, parse, strict, self.skipped)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
@@ -81,11 +81,11 @@ class Lines(Generic[T]):
         if not self.skipped:
             return ""
         total, more = len(self.entries) + len(self.skipped), len(self.skipped) - first
-        told = [
+        report = [
             f"{len(self.skipped)} of {total} lines skipped:",
             *(f"  {each}" for each in self.skipped[:first]),
         ]
-        return "\n".join([*told, f"  and {more} more."] if more > 0 else told)
+        return "\n".join([*report, f"  and {more} more."] if more > 0 else report)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -94,18 +94,13 @@ class Lines(Generic[T]):
 def read_lines(
     path: str | Path, parse: Callable[[Record, str], T], *, what: str = "prompts", strict: bool = False
 ) -> Lines[T]:
-    """What ``parse`` makes of each object of a file; blank lines are passed over.
+    """The results of ``parse`` for each object of a file; blank lines are ignored.
 
     ``parse`` gets an object and its place (``prompts.jsonl, line 3``), and raises ``InputError`` for one that cannot be
-    used: it is skipped, or with ``strict`` the error is raised. Without a single line of use, it is always an error.
+    used: it is skipped, or with ``strict`` the error is raised. If no line can be used, it is always an error.
     ``what`` says what a line is, for errors.
     """
-
-    def parse_raw(raw: bytes, where: str) -> T | None:
-        record = _record(raw, where)
-        return None if record is None else parse(record, where)
-
-    lines = _parsed(str(path), _raw_lines(path, what), parse_raw, strict)
+    lines = _parsed(str(path), _raw_lines(path, what), _of_raw(parse), strict)
     if not lines.entries:
         raise InputError(f"{str(path)!r} holds no {what}: write one JSON object per line.")
     return lines
@@ -114,8 +109,8 @@ def read_lines(
 def stream_lines(
     path: str | Path, parse: Callable[[Record, str], T], *, what: str = "prompts"
 ) -> Iterator[tuple[int, T | Skipped]]:
-    """As ``read_lines``, one line at a time, for files that do not fit into memory: a line of no use comes as it was
-    skipped, and whoever reads decides whether anything was of use.
+    """As ``read_lines``, one line at a time, for files that do not fit into memory; a line that cannot be used comes as
+    ``Skipped``.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -124,18 +119,11 @@ def stream_lines(
     ...     [type(found).__name__ for _, found in stream_lines(path, prompt_of)]
     ['str', 'Skipped']
     """
-    for number, raw in _raw_lines(path, what):
-        where = f"{path}, line {number}"
-        try:
-            record = _record(raw, where)
-            if record is not None:
-                yield number, parse(record, where)
-        except InputError as error:
-            yield number, Skipped(number, str(error).removeprefix(where).lstrip(" ,:"))
+    return _attempts(str(path), _raw_lines(path, what), _of_raw(parse), strict=False)
 
 
 def read_records(path: str | Path, *, what: str = "prompts", strict: bool = False) -> Lines[Record]:
-    """The objects of a file, as they are."""
+    """The objects of a file, unparsed."""
     return read_lines(path, lambda record, _: record, what=what, strict=strict)
 
 
@@ -148,7 +136,7 @@ def prompt_and_answers(record: Record, where: str) -> dict[str, Any]:
     """The prompt of a line (``text``, ``tokens`` or ``messages``) with its ``answer``, ``wrong`` and
     ``counterfactual`` (text or token ids), if it has them.
 
-    Other fields are for other readers, unless they look like a slip of the pen.
+    Other fields are ignored, unless they look like a misspelling of one of these.
     """
     for name in record:
         meant = get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
@@ -193,16 +181,20 @@ def shown(value: object) -> str:
 # -- inside ------------------------------------------------------------------------------------------------------
 
 
-def _parsed(
-    source: str,
-    lines: Iterable[tuple[int, T]],
-    parse: Callable[[T, str], U | None],
-    strict: bool,
-    before: tuple[Skipped, ...] = (),
-) -> Lines[U]:
-    """Lines sorted into those of use and those without; where none is of use, that is an error."""
-    entries: list[tuple[int, U]] = []
-    skipped = list(before)
+def _of_raw(parse: Callable[[Record, str], T]) -> Callable[[bytes, str], T | None]:
+    """``parse`` for the bytes of a line; None for a blank one."""
+
+    def parse_raw(raw: bytes, where: str) -> T | None:
+        record = _record(raw, where)
+        return None if record is None else parse(record, where)
+
+    return parse_raw
+
+
+def _attempts(
+    source: str, lines: Iterable[tuple[int, T]], parse: Callable[[T, str], U | None], strict: bool
+) -> Iterator[tuple[int, U | Skipped]]:
+    """The result of ``parse`` for each line, or why it was skipped; with ``strict`` that is raised."""
     for number, line in lines:
         where = f"{source}, line {number}"
         try:
@@ -210,12 +202,28 @@ def _parsed(
         except InputError as error:
             reason = str(error).removeprefix(where).lstrip(" ,:")
             if strict:
-                raise InputError(
-                    str(error) if str(error).startswith(where) else f"{where}: {reason}"
-                ) from error
-            skipped.append(Skipped(number, reason))
+                named = str(error).startswith(where)
+                raise InputError(str(error) if named else f"{where}: {reason}") from error
+            yield number, Skipped(number, reason)
             continue
         if found is not None:
+            yield number, found
+
+
+def _parsed(
+    source: str,
+    lines: Iterable[tuple[int, T]],
+    parse: Callable[[T, str], U | None],
+    strict: bool,
+    before: tuple[Skipped, ...] = (),
+) -> Lines[U]:
+    """Lines sorted into those that can be used and those that cannot; an error if none can."""
+    entries: list[tuple[int, U]] = []
+    skipped = list(before)
+    for number, found in _attempts(source, lines, parse, strict):
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        else:
             entries.append((number, found))
     skipped.sort(key=lambda each: each.line)
     if skipped and not entries:
@@ -262,8 +270,9 @@ def _raw_lines(path: str | Path, what: str) -> Iterator[tuple[int, bytes]]:
         with Path(path).open("rb") as file:
             number = 0
             while raw := file.readline(LONGEST + 1):
-                if len(raw) > LONGEST:
-                    _pass_over(file, raw)
+                rest = raw if len(raw) > LONGEST else b"\n"
+                while rest and not rest.endswith(b"\n"):  # go to the end of a line that is too long
+                    rest = file.readline(LONGEST + 1)
                 number += 1
                 yield number, raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
     except (OSError, ValueError) as error:
@@ -271,12 +280,6 @@ def _raw_lines(path: str | Path, what: str) -> Iterator[tuple[int, bytes]]:
         raise InputError(
             f"The file of {what} {str(path)!r} cannot be read: {reason}. Give a file with one JSON object per line."
         ) from error
-
-
-def _pass_over(file: BinaryIO, raw: bytes) -> None:
-    """Go to the end of a line."""
-    while raw and not raw.endswith(b"\n"):
-        raw = file.readline(LONGEST + 1)
 
 
 def _record(raw: bytes, where: str) -> Record | None:
@@ -298,26 +301,17 @@ def _record(raw: bytes, where: str) -> Record | None:
         raise InputError(f"{where} is not JSON that can be read ({error}).") from error
     if not isinstance(value, dict):
         raise InputError(f'{where}: expected a JSON object, like {{"text": "..."}}, got {shown(value)}.')
-    _require_whole(value, where)
+    for name, item in value.items():
+        try:
+            json.dumps({name: item}, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # JSON can spell it (``\\ud800``), and UTF-8 cannot hold it
+            problem = "holds a lone surrogate (half a character; was the text cut in two?)"
+        except RecursionError:
+            problem = "is nested too deeply"
+        else:
+            continue
+        raise InputError(f"{where}: {shown(name)} {problem}, got {shown(item)}.")
     return value
-
-
-def _require_whole(record: Record, where: str) -> None:
-    """No text of the record has half a character, which JSON can spell (``\\ud800``) and UTF-8 cannot hold."""
-    for name, value in record.items():
-        problem = _problem(name, value)
-        if problem:
-            raise InputError(f"{where}: {shown(name)} {problem}, got {shown(value)}.")
-
-
-def _problem(name: str, value: object) -> str:
-    try:
-        json.dumps({name: value}, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return "holds half a character (a lone surrogate; was the text cut in two?)"
-    except RecursionError:
-        return "is nested too deeply"
-    return ""
 
 
 def _finite(text: str) -> float:

@@ -42,7 +42,7 @@ def test_what_is_not_there_is_said(tmp_path) -> None:
     (tmp_path / "empty").mkdir()
     for source, message in (
         (f"{table}#2", "there is no circuit 2 .* which holds 2, numbered from 0"),
-        (table, "holds 2 circuits and one was asked for.*many.parquet#0"),
+        (table, "holds 2 circuits and one is expected.*many.parquet#0"),
         (tmp_path / "empty", "holds no circuit files"),
         (tmp_path / "none.json", "No circuit file"),
         (tmp_path / "none.parquet#1", "No Parquet file"),

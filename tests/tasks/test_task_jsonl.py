@@ -54,7 +54,7 @@ def test_fields_arrive(tmp_path: Path, tokenizer: Any) -> None:
         (GOOD | {"roles": {"end": [0, 3]}}, r"line 2, field 'roles'.*'end'"),
         (GOOD | {"roles": {"a": [False, True]}}, r"line 2, field 'roles'.*got \[false, true\]"),
         ('{"text": "a", "answer": NaN}', r"line 2 is not JSON that can be read"),
-        ('{"text": "a", "answer": "\\ud800"}', r"line 2: .answer. holds half a character"),
+        ('{"text": "a", "answer": "\\ud800"}', r"line 2: .answer. holds a lone surrogate"),
         (GOOD | {"anwser": " x"}, r"line 2: unknown field 'anwser'"),
     ],
 )

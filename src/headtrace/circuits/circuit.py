@@ -185,7 +185,7 @@ class Circuit:
         return save_circuit(self, path)
 
     def summary(self) -> str:
-        """A few lines of text: what was asked, how large the answer is, its strongest edges."""
+        """A few lines of text: the question, the size of the circuit, its strongest edges."""
         from headtrace.circuits.summary import summary
 
         return summary(self)
@@ -223,7 +223,7 @@ class Circuit:
         self, path: str | Path | None = None, slug: str = "headtrace-circuit"
     ) -> dict[str, Any]:
         """Neuronpedia's attribution-graph JSON; written to ``path`` if one is given."""
-        from headtrace.circuits.neuronpedia import to_neuronpedia
+        from headtrace.circuits.exports import to_neuronpedia
 
         return to_neuronpedia(self, path, slug)
 

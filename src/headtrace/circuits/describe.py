@@ -39,7 +39,7 @@ _PAGE = """\
 
 <!-- Made by `python -m headtrace.circuits.describe`: to change it, change the docstrings it is made from. -->
 
-A circuit file says why a model answered a prompt as it did: which components the answer rests on (the nodes), and which
+A circuit file says why a model answered a prompt as it did: which components cause the answer (the nodes), and which
 signals between them made the heads attend where they did (the edges). It is JSON, schema `{schema}`,
 with one node or edge per line, so that two files can be compared line by line; the same circuit always gives the same
 bytes.

@@ -1,15 +1,17 @@
-"""A circuit for other tools: networkx, GraphML, Graphviz; and ``TEXTS``, every format that is text, by its name."""
+"""A circuit for other tools: networkx, GraphML, Graphviz, Neuronpedia; ``TEXTS`` has each format that is text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.files import dumps
-from headtrace.circuits.summary import opposing, question
+from headtrace.circuits.graph import node_influence
+from headtrace.circuits.summary import opposing, place, question
 from headtrace.vocabulary import ATTENTION_SIDES
 from headtrace.writing import write_text
 
@@ -19,15 +21,8 @@ if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Node
 
-_SHAPES = {"head": "ellipse", "mlp": "box", "embedding": "house", "root": "doublecircle"}
-"""Of biases and rounding, which are no more than leaves, each is a diamond."""
-_STYLES = {
-    "query": ("#0072b2", "solid"),
-    "key": ("#d55e00", "dashed"),
-    "value": ("#009e73", "solid"),
-    "input": ("#cc79a7", "dotted"),
-    "root": ("#555555", "bold"),
-}
+
+# -- networkx and GraphML ------------------------------------------------------------------------------------------
 
 
 def to_networkx(circuit: Circuit) -> nx.MultiDiGraph[int]:
@@ -49,34 +44,6 @@ def to_networkx(circuit: Circuit) -> nx.MultiDiGraph[int]:
     return graph
 
 
-def to_graphml(circuit: Circuit, path: str | Path) -> Path:
-    return write_text(path, graphml_text(circuit))
-
-
-def graphml_text(circuit: Circuit) -> str:
-    """The circuit as GraphML."""
-    return graphml(to_networkx(circuit))
-
-
-def graphml(graph: nx.MultiDiGraph[int]) -> str:
-    """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out."""
-    import networkx as nx
-
-    for values in (
-        graph.graph,
-        *(v for _, v in graph.nodes(data=True)),
-        *(v for *_, v in graph.edges(data=True)),
-    ):
-        for key in list(values):
-            if values[key] is None:
-                del values[key]
-            elif isinstance(values[key], (dict, tuple, list)):
-                values[key] = json.dumps(values[key])
-            elif isinstance(values[key], str):
-                values[key] = _xml_text(values[key])
-    return "\n".join(nx.generate_graphml(graph)) + "\n"
-
-
 def networkx_text(circuit: Circuit) -> str:
     """JSON that ``networkx.node_link_graph(data, edges="edges")`` reads."""
     graph = to_networkx(circuit)
@@ -93,18 +60,57 @@ def networkx_text(circuit: Circuit) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _xml_text(text: str) -> str:
-    """XML cannot hold control characters, nor half a surrogate pair."""
-    return "".join(
-        c
-        if c in "\t\n\r" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff")
-        else "\ufffd"
-        for c in text
-    )
+def graphml(graph: nx.MultiDiGraph[int]) -> str:
+    """GraphML knows numbers and text only: lists and mappings become JSON, what is absent is left out.
+
+    XML cannot hold control characters: they become replacement characters.
+    """
+    import networkx as nx
+
+    def xml_text(text: str) -> str:
+        return "".join(
+            c if c in "\t\n\r" or (c >= " " and c not in "\ufffe\uffff") else "\ufffd" for c in text
+        )
+
+    for values in (
+        graph.graph,
+        *(v for _, v in graph.nodes(data=True)),
+        *(v for *_, v in graph.edges(data=True)),
+    ):
+        for key in list(values):
+            if values[key] is None:
+                del values[key]
+            elif isinstance(values[key], (dict, tuple, list)):
+                values[key] = json.dumps(values[key])
+            elif isinstance(values[key], str):
+                values[key] = xml_text(values[key])
+    return "\n".join(nx.generate_graphml(graph)) + "\n"
+
+
+def to_graphml(circuit: Circuit, path: str | Path) -> Path:
+    return write_text(path, graphml(to_networkx(circuit)))
+
+
+# -- Graphviz --------------------------------------------------------------------------------------------------------
+
+_SHAPES = {"head": "ellipse", "mlp": "box", "embedding": "house", "root": "doublecircle"}
+"""Biases and rounding, which are always leaves, are diamonds."""
+_STYLES = {
+    "query": ("#0072b2", "solid"),
+    "key": ("#d55e00", "dashed"),
+    "value": ("#009e73", "solid"),
+    "input": ("#cc79a7", "dotted"),
+    "root": ("#555555", "bold"),
+}
 
 
 def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
     """The circuit in Graphviz's language, leaves at the bottom."""
+
+    def quoted(value: str) -> str:
+        text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
+        return f'"{text}"'.replace("\x00", "\ufffd")
+
     heaviest: dict[bool, float] = {}  # attention, and the unit of the root
     for edge in circuit.edges:
         unit = edge.side in ATTENTION_SIDES
@@ -112,52 +118,125 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
     lines = [
         "digraph circuit {",
         "  rankdir=BT;",
-        f"  label={_quoted(question(circuit))};",
+        f"  label={quoted(question(circuit))};",
         '  node [fontname="sans-serif"];',
     ]
-    lines += [
-        f"  n{node.id} [label={_quoted(_dot_label(circuit, node))}, shape={_SHAPES.get(node.kind, 'diamond')}];"
-        for node in circuit.nodes
-    ]
+    for node in circuit.nodes:
+        label = question(circuit)
+        if node.kind != "root":
+            source = f" -> {circuit.token(node.src)}" if node.src is not None else ""
+            label = f"{node.name}\n{circuit.token(node.dest)}{source}"
+        lines.append(f"  n{node.id} [label={quoted(label)}, shape={_SHAPES.get(node.kind, 'diamond')}];")
     for edge in circuit.edges:
         colour, style = _STYLES[edge.side]
         share = abs(edge.weight) / (heaviest[edge.side in ATTENTION_SIDES] or 1.0)
-        end, said = (", arrowhead=tee", ", opposing") if opposing(edge) else ("", "")
+        end, note = (", arrowhead=tee", ", opposing") if opposing(edge) else ("", "")
         lines.append(
-            f"  n{edge.source} -> n{edge.target} [color={_quoted(colour)}, style={style}{end}, "
-            f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={_quoted(f'{edge.side} {edge.weight:.4g}{said}')}];"
+            f"  n{edge.source} -> n{edge.target} [color={quoted(colour)}, style={style}{end}, "
+            f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={quoted(f'{edge.side} {edge.weight:.4g}{note}')}];"
         )
     text = "\n".join([*lines, "}", ""])
     if path is not None:
-        write_text(path, text.encode(errors="replace").decode())
+        write_text(path, text)
     return text
 
 
-def _dot_label(circuit: Circuit, node: Node) -> str:
+# -- Neuronpedia -----------------------------------------------------------------------------------------------------
+
+_FEATURE_TYPES = {"head": "attention head", "root": "logit"}
+"""Their words, where they are not ours."""
+
+
+def to_neuronpedia(circuit: Circuit, path: str | Path | None, slug: str) -> dict[str, Any]:
+    """Neuronpedia's attribution-graph JSON: metadata, qParams, nodes, links; written to ``path`` if one is given.
+
+    Their schema knows features, embeddings and logits. A head becomes a node of its layer whose feature is its head
+    index; every node says in its ``clerp`` (their word for a label) what it is here. Their ``influence`` is cumulative:
+    a viewer that prunes at 0.8 keeps the nodes at or below 0.8, the most influential first.
+    """
+    own = node_influence(circuit)
+    order = sorted((node.id for node in circuit.nodes), key=lambda i: (-own[i], i))
+    whole = sum(own.values()) or 1.0
+    cumulative = dict(zip(order, accumulate(own[i] for i in order), strict=True))
+    nodes = {
+        node.id: _neuronpedia_node(circuit, node, min(cumulative[node.id] / whole, 1.0))
+        for node in circuit.nodes
+    }
+    data = {
+        "metadata": {
+            "slug": slug,
+            "scan": circuit.model.name,
+            "transcoder_list": [],
+            "prompt_tokens": list(circuit.prompt.tokens),
+            "prompt": circuit.prompt.text or "".join(circuit.prompt.tokens),
+            "schema_version": 1,
+            "info": {
+                "description": circuit.summary(),
+                "generator": {"name": "headtrace", "version": circuit.method.version or ""},
+            },
+            "generation_settings": {"method": circuit.method.name, "tau": circuit.method.tau},
+        },
+        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
+        "nodes": list(nodes.values()),
+        "links": [
+            {
+                "source": nodes[edge.source]["node_id"],
+                "target": nodes[edge.target]["node_id"],
+                "weight": float(edge.weight),
+                "side": edge.side,
+            }
+            for edge in circuit.edges
+        ],
+    }
+    if path is not None:
+        write_text(path, json.dumps(data, indent=1))
+    return data
+
+
+def _neuronpedia_node(circuit: Circuit, node: Node, influence: float) -> dict[str, Any]:
+    position = circuit.root.position if node.kind == "root" else node.dest
+    if position is None:
+        position = len(circuit.prompt.tokens) - 1
+    if node.kind == "embedding":
+        layer = "E"
+    elif node.layer is not None:
+        layer = str(node.layer)
+    else:  # the root, and a bias of its own, are one layer above every component
+        layer = str(max((each.layer for each in circuit.nodes if each.layer is not None), default=0) + 1)
+    # The index of a feature: of a head its number, of the root its answer, of an embedding its token.
+    feature = node.head
     if node.kind == "root":
-        return question(circuit)
-    tokens = circuit.token(node.dest) + (f" -> {circuit.token(node.src)}" if node.src is not None else "")
-    return f"{node.name}\n{tokens}"
-
-
-def _quoted(value: Any) -> str:
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
-    return f'"{text}"'.replace("\x00", "\ufffd")
-
-
-def _neuronpedia_text(circuit: Circuit) -> str:
-    return json.dumps(circuit.to_neuronpedia(), indent=1) + "\n"
-
-
-def _dot_text(circuit: Circuit) -> str:
-    return to_dot(circuit).encode(errors="replace").decode()
+        feature = next(iter(getattr(circuit.root, "answer", ())), None)
+    elif node.kind == "embedding":
+        feature = circuit.prompt.token_ids[node.dest or 0]
+    if node.kind in ("root", "embedding"):
+        name = f"{layer}_{feature or 0}_{position}"
+    elif node.kind == "head":
+        name = f"{layer}_h{node.head}s{node.src}_{position}"
+    else:
+        name = f"{layer}_{node.kind}{'' if node.head is None else node.head}_{position}"
+    return {
+        "node_id": name,
+        "feature": feature,
+        "layer": layer,
+        "ctx_idx": position,
+        "feature_type": _FEATURE_TYPES.get(node.kind, node.kind.replace("_", " ")),
+        "token_prob": 0.0,
+        "is_target_logit": node.kind == "root",
+        "run_idx": 0,
+        "reverse_ctx_idx": 0,
+        "jsNodeId": name,
+        "clerp": node.label or place(circuit, node),
+        "influence": influence,
+        "activation": node.attention,
+    }
 
 
 TEXTS: Mapping[str, Callable[[Circuit], str]] = {
     "json": dumps,
-    "graphml": graphml_text,
+    "graphml": lambda circuit: graphml(to_networkx(circuit)),
     "networkx": networkx_text,
-    "neuronpedia": _neuronpedia_text,
-    "dot": _dot_text,
+    "neuronpedia": lambda circuit: json.dumps(circuit.to_neuronpedia(), indent=1) + "\n",
+    "dot": to_dot,
 }
 """One circuit as text, by the name of the format; ``json`` is the circuit file."""

@@ -39,7 +39,7 @@ def read_circuit(source: str | Path) -> Circuit:
     circuits = named_circuits(source)
     if len(circuits) != 1:
         raise InputError(
-            f"{str(source)!r} holds {len(circuits)} circuits and one was asked for: name it by its number, "
+            f"{str(source)!r} holds {len(circuits)} circuits and one is expected: name it by its number, "
             f"like {str(source) + '#0'!r}."
         )
     return circuits[0][1]

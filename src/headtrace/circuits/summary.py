@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headtrace.validation import Ids
 
 FROM_THE_ROOT: tuple[Side, ...] = tuple(sorted(SIDES, key=lambda side: side != "root"))
-"""The sides in the order in which a circuit is told: the root first."""
+"""The sides in the order in which a circuit is shown: the root first."""
 
 
 def question(circuit: Circuit, quote: Quote = quoted) -> str:
@@ -56,22 +56,22 @@ def size(circuit: Circuit) -> str:
 
 
 def opposing(edge: Edge) -> bool:
-    """Whether an edge speaks against the root."""
+    """Whether an edge counts against the root."""
     return edge.side not in ATTENTION_SIDES and edge.weight < 0
 
 
 def _firings(circuit: Circuit) -> str:
-    """How many firings there are, how many of them were expanded, and what became of the others."""
+    """How many firings there are, how many of them were expanded, and why the others were not."""
     heads = circuit.heads()
     lowest = sum(head.layer == 0 and not head.expanded for head in heads)
     fates = Counter(_fate(circuit, head) for head in heads if not head.expanded and head.layer != 0)
-    told = "; ".join(f"{count} {fate}" for fate, count in fates.most_common())
+    reasons = "; ".join(f"{count} {fate}" for fate, count in fates.most_common())
     expanded = len(heads) - fates.total() - lowest
     parts = [f"{expanded} expanded"]
     if lowest:
         parts.append(f"{lowest} in layer 0 with nothing to expand")
-    if told:
-        parts.append(f"not expanded: {told}")
+    if reasons:
+        parts.append(f"not expanded: {reasons}")
     return f"{len(heads)} firings ({'; '.join(parts)})"
 
 
@@ -132,7 +132,7 @@ def words_text(edge: Edge) -> str:
 
 
 def opening(circuit: Circuit) -> str:
-    """What was asked, how large the answer is, and what the tokens contribute."""
+    """The prompt and the question, the size of the circuit, and what the tokens contribute."""
     value = "" if circuit.root.value is None else f", value {circuit.root.value:.4g}"
     lines = [
         f"{circuit.prompt.text if circuit.prompt.text is not None else list(circuit.prompt.token_ids)}",
@@ -172,7 +172,7 @@ def _tokens(circuit: Circuit, most: int = 6) -> list[str]:
 
 
 def amount(edge: Edge) -> float:
-    """The number of an edge that is told: attention, or what passes through it in the unit of the root.
+    """The number of an edge that is shown: attention, or what passes through it in the unit of the root.
 
     The weight of content that became a signal stands for the signal as well, and has no unit.
     """

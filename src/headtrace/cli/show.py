@@ -52,7 +52,7 @@ def show(
     from headtrace.circuits import named_circuits
 
     found = [(name, each.prune(min_weight=min_weight)) for name, each in named_circuits(circuit)]
-    options.emit(_content(found), as_json=json, show=lambda: _show_all(found, depth, leaves))
+    options.emit(_content(found) if json else {}, as_json=json, show=lambda: _show_all(found, depth, leaves))
 
 
 def _content(found: list[tuple[str, Circuit]]) -> dict[str, object]:

@@ -148,7 +148,7 @@ def trace(
         circuit = tracer.trace(given, **how, progress=progress)
     from headtrace.circuits.files import to_json
 
-    options.emit(to_json(circuit), as_json=json, out=out, show=lambda: show(circuit))
+    options.emit(to_json(circuit) if json else {}, as_json=json, out=out, show=lambda: show(circuit))
     _write(where, [circuit], force)
 
 

@@ -24,7 +24,6 @@ from functools import cached_property
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from headtrace.circuits import Circuit
 from headtrace.circuits.rows import REST, circuit_of
@@ -32,6 +31,7 @@ from headtrace.errors import InputError
 from headtrace.runs.manifest import (
     MANIFEST,
     SIGNALS,
+    TABLES,
     Manifest,
     ShardRecord,
     is_intact,
@@ -51,12 +51,8 @@ _KEY = ("id", "index", "shard", "status", "reason")
 def open_run(place: Place) -> Run:
     """The run in a folder, or at a URL that it was written to."""
     store = open_store(place)
-    return Run(store, _manifest(store))
-
-
-def _manifest(store: Store) -> Manifest:
     try:
-        return read_manifest(store.read(MANIFEST), store.url)
+        return Run(store, read_manifest(store.read(MANIFEST), store.url))
     except FileNotFoundError:
         raise InputError(
             f"{store.url!r} is not a run: it holds no {MANIFEST}. `headtrace run ... --out {store.url}` makes one."
@@ -65,7 +61,7 @@ def _manifest(store: Store) -> Manifest:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run is, and what failed."""
+    """The progress of a run, and what failed."""
 
     prompts: int
     """In the plan."""
@@ -74,13 +70,13 @@ class RunStatus:
     shards: int
     shards_done: int
     damaged: tuple[int, ...]
-    """Shards that were written, and are not what was written any more: the same command traces them again."""
+    """Shards whose files changed after they were written: the same command traces them again."""
     failures: dict[str, int] = field(default_factory=dict[str, int])
     """By kind of failure: how many."""
     examples: dict[str, str] = field(default_factory=dict[str, str])
     """By kind of failure: the first reason, in full, after the id of its prompt."""
     bytes: dict[str, int] = field(default_factory=dict[str, int])
-    """By table: how much the shards hold."""
+    """By table: the size of its files."""
     rows: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -102,6 +98,7 @@ class Run:
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.store, self.manifest = store, manifest
+        self._intact_shards: dict[str, set[int]] = {}
 
     @property
     def path(self) -> str:
@@ -151,14 +148,14 @@ class Run:
         return self._frame(SIGNALS)
 
     def _frame(self, table: str) -> pl.LazyFrame:
-        names = [shard_file(shard, table) for shard in sorted(self._whole(table))]
-        if not names:
-            return _empty(table, self.manifest).lazy()
+        paths = [self.store.path(shard_file(shard, table)) for shard in sorted(self._intact(table))]
+        if not paths:  # no rows yet, but the columns that there will be
+            plan = self.manifest.plan
+            return pl.LazyFrame(pl.from_arrow(empty_table(table, plan.labels, plan.roles)))
         if self.store.folder is not None:
-            return pl.scan_parquet([self.store.path(name) for name in names], glob=False)
+            return pl.scan_parquet(paths, glob=False)
         from pyarrow import dataset
 
-        paths = [self.store.path(name) for name in names]
         return pl.scan_pyarrow_dataset(
             dataset.dataset(paths, format="parquet", filesystem=self.store.filesystem)
         )
@@ -225,21 +222,23 @@ class Run:
 
     def _circuits(self, shard: int, ids: Sequence[str]) -> list[tuple[str, Circuit]]:
         """The circuits of prompts of one shard, in the shard's order; those that have none are left out."""
-        if any(shard not in self._whole(table) for table in ("prompts", "nodes", "edges")):
-            raise InputError(
-                f"{self.path}: shard {shard} is damaged: start the run again, and it is traced again."
-            )
-        rows = self._rows(shard, "prompts", "id", ids)
-        parts = {table: _by_prompt(self._rows(shard, table, "prompt", ids)) for table in ("nodes", "edges")}
+        rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for table in TABLES:
+            if shard not in self._intact(table):
+                raise InputError(
+                    f"{self.path}: shard {shard} is damaged: start the run again, and it is traced again."
+                )
+            key = "id" if table == "prompts" else "prompt"
+            found = self.store.open(shard_file(shard, table)).read(use_threads=False)
+            chosen = pl.LazyFrame(pl.from_arrow(found)).filter(pl.col(key).is_in(ids)).collect()
+            by_prompt = rows[table] = {name: [] for name in chosen[key]}
+            for row in chosen.iter_rows(named=True):
+                by_prompt[row[key]].append(row)
         return [
-            (row["id"], circuit_of(row, parts["nodes"].get(row["id"], []), parts["edges"].get(row["id"], [])))
-            for row in rows
+            (name, circuit_of(row, rows["nodes"].get(name, []), rows["edges"].get(name, [])))
+            for name, (row,) in rows["prompts"].items()
             if row[f"{REST}root"] is not None
         ]
-
-    def _rows(self, shard: int, table: str, key: str, ids: Sequence[str]) -> list[dict[str, Any]]:
-        found = self.store.open(shard_file(shard, table)).read(use_threads=False)
-        return _frame_of(found).filter(pl.col(key).is_in(ids)).to_dicts()
 
     # -- status --------------------------------------------------------------------------------------------------
 
@@ -248,7 +247,7 @@ class Run:
         whole = [
             record
             for shard, record in self._records.items()
-            if all(shard in self._whole(table) for table in self.manifest.tables)
+            if all(shard in self._intact(table) for table in self.manifest.tables)
         ]
         failures = Counter[str]()
         bytes_, rows = Counter[str](), Counter[str]()
@@ -284,7 +283,7 @@ class Run:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Shards that have a record, whatever it says."""
+        """Shards that have a record, valid or not."""
         names = (
             name.removeprefix("shards/").removesuffix(".json")
             for name in self._sizes
@@ -297,35 +296,16 @@ class Run:
         found = ((shard, record_of(self.store, shard, self._sizes)) for shard in sorted(self._written))
         return {shard: record for shard, record in found if record is not None}
 
-    def _whole(self, table: str) -> set[int]:
-        """The shards whose file of a table is what was written. A store other than a folder checks that itself."""
-        known: dict[str, set[int]] = self.__dict__.setdefault("_known", {})
-        if table not in known:
+    def _intact(self, table: str) -> set[int]:
+        """The shards whose file of a table is the one that was written. Object stores check that themselves."""
+        if table not in self._intact_shards:
             trusted = self.store.folder is None
-            known[table] = {
+            self._intact_shards[table] = {
                 shard
                 for shard, record in self._records.items()
                 if table in record.files and (trusted or is_intact(self.store, record, [table]))
             }
-        return known[table]
-
-
-def _by_prompt(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["prompt"], []).append(row)
-    return found
-
-
-def _empty(table: str, manifest: Manifest) -> pl.DataFrame:
-    """A frame without rows, with the columns that it will have."""
-    return _frame_of(empty_table(table, manifest.plan.labels, manifest.plan.roles))
-
-
-def _frame_of(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
+        return self._intact_shards[table]
 
 
 def named_circuits_of_run(place: Place, which: str | None) -> list[tuple[str, Circuit]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from study_figures import faithfulness_panels
 
 import headtrace
 from headtrace.causal.experiments import (
@@ -27,7 +28,6 @@ from headtrace.causal.experiments import (
 )
 from headtrace.causal.faithfulness import faithfulness
 from headtrace.circuits import Circuit
-from headtrace.figures.causal import faithfulness_panels
 from headtrace.tasks import load_task
 
 MODEL, PROMPTS, EDGES, CONTROLS = "smollm2-135m", 10, "random:20", 8

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-
-import headtrace
-from headtrace.channels import condition_numbers
-from headtrace.channels.emergence import emergence, strongest_cases
-from headtrace.channels.survey import Survey, rotation_test, separation, survey, token_strengths
-from headtrace.figures.channels import plot_condition_numbers
-from headtrace.figures.emergence import plot_early_and_late, plot_emergence
-from headtrace.figures.survey import (
+from study_figures import (
+    plot_condition_numbers,
     plot_rotations,
     plot_signal_sizes,
     plot_slices_used,
     plot_token_strengths,
 )
+
+import headtrace
+from headtrace.channels import condition_numbers
+from headtrace.channels.emergence import emergence, strongest_cases
+from headtrace.channels.survey import Survey, rotation_test, separation, survey, token_strengths
+from headtrace.figures.channels import plot_early_and_late, plot_emergence
 from headtrace.tasks import TaskSet, load_task
 from headtrace.vocabulary import head_name
 

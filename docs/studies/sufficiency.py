@@ -25,7 +25,7 @@ from headtrace.causal import Curve, Sufficiency, sufficiency
 from headtrace.causal.rankings import Ranked
 from headtrace.causal.sufficiency_result import SHARES, SHOWN
 from headtrace.circuits import Circuit
-from headtrace.figures.sufficiency import sufficiency_by_method
+from headtrace.figures.causal import sufficiency_by_method
 from headtrace.tasks import TASKS, Counterfactual, Example, load_task
 
 BASELINES = ("random", "attention", "attribution patching", "integrated gradients")

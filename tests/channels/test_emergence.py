@@ -13,8 +13,7 @@ from headtrace.channels import decompose
 from headtrace.channels.cases import Case, read_cases
 from headtrace.channels.emergence import emergence, step_of, strongest_cases
 from headtrace.errors import InputError
-from headtrace.figures.channels import plot_decomposition
-from headtrace.figures.emergence import plot_early_and_late
+from headtrace.figures.channels import plot_decomposition, plot_early_and_late
 from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Firing
 from tests.channels.counts import assert_reaches

@@ -5,6 +5,13 @@ from __future__ import annotations
 import polars as pl
 import pytest
 import torch
+from docs.studies.study_figures import (
+    plot_condition_numbers,
+    plot_rotations,
+    plot_signal_sizes,
+    plot_slices_used,
+    plot_token_strengths,
+)
 
 from headtrace.channels import decompose, layer_svd
 from headtrace.channels.survey import (
@@ -15,13 +22,6 @@ from headtrace.channels.survey import (
     token_strengths,
 )
 from headtrace.errors import InputError
-from headtrace.figures.channels import plot_condition_numbers
-from headtrace.figures.survey import (
-    plot_rotations,
-    plot_signal_sizes,
-    plot_slices_used,
-    plot_token_strengths,
-)
 from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Firing
 from tests.channels.counts import assert_reaches, assert_signal

@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 import polars as pl
 import pytest
+from docs.studies.study_figures import faithfulness_panels
 
 from headtrace.errors import InputError
 from headtrace.figures import causal
@@ -118,10 +119,6 @@ CAUSAL: dict[str, tuple[Any, ...]] = {
     "additivity_scatter": (_additivity(),),
     "residual_distributions": (_residual_changes(),),
     "faithfulness_curves": ([_curve()],),
-    "faithfulness_panels": (
-        _curve().curve.with_columns(way=pl.lit("zero"), circuit=pl.lit(0)),
-        "logit difference",
-    ),
 }
 
 
@@ -130,6 +127,12 @@ def test_causal_figures_are_drawn_from_tables_and_leave_matplotlib_alone(name: s
     with matplotlib_untouched():
         getattr(causal, name)(*CAUSAL[name], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_of_many_circuits_are_drawn_for_the_study() -> None:
+    table = _curve().curve.with_columns(way=pl.lit("zero"), circuit=pl.lit(0))
+    with matplotlib_untouched():
+        assert missing_labels(faithfulness_panels(table, "logit difference")) == []
 
 
 @pytest.mark.parametrize("name", CAUSAL)

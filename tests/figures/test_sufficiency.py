@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 
 from headtrace.causal import sufficiency
-from headtrace.figures.sufficiency import HIGHEST, LOWEST, sufficiency_by_method, sufficiency_curves
+from headtrace.figures.causal import HIGHEST, LOWEST, sufficiency_by_method, sufficiency_curves
 from tests.causal.traced import traced
 from tests.figures.untouched import matplotlib_untouched
 from tests.tiny import prompts

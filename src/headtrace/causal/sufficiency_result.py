@@ -316,7 +316,7 @@ class Sufficiency:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """The curve beside those of the baselines."""
-        from headtrace.figures.sufficiency import sufficiency_curves
+        from headtrace.figures.causal import sufficiency_curves
 
         return sufficiency_curves(self, path)
 

@@ -77,7 +77,7 @@ class Emergence:
 
     def plot(self, path: str | None = None) -> Figure:
         """Sparseness and ``n_recon`` over training, true basis and rotated ones, with intervals."""
-        from headtrace.figures.emergence import plot_emergence
+        from headtrace.figures.channels import plot_emergence
 
         return plot_emergence(self, path)
 

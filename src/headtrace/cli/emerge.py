@@ -91,7 +91,7 @@ def emerge(
         found.plot(png)
         options.note(f"Wrote {png}")
     if bars is not None:
-        from headtrace.figures.emergence import plot_early_and_late
+        from headtrace.figures.channels import plot_early_and_late
 
         plot_early_and_late(found, path=bars)
         options.note(f"Wrote {bars}")

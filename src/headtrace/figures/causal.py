@@ -1,12 +1,14 @@
-"""Figures of interventions: what claimed signals do, beside random channels of the same head."""
+"""Figures of interventions: single edges beside random channels, circuits kept alone, sufficiency."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from headtrace.figures.style import (
     BLUE,
@@ -17,19 +19,20 @@ from headtrace.figures.style import (
     VERMILION,
     headline,
     house_style,
+    log_scale,
     new_figure,
     save,
     with_unit,
 )
 
 if TYPE_CHECKING:
-    import polars as pl
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from headtrace.causal import Report
     from headtrace.causal.experiments import Additivity, EdgesIntoHead, ResidualChanges, SingleEdges
     from headtrace.causal.faithfulness import Faithfulness
+    from headtrace.causal.sufficiency_result import Curve, Sufficiency
 
 
 VIOLINS = (
@@ -100,26 +103,33 @@ def _density(data: np.ndarray, linear: float) -> tuple[np.ndarray, np.ndarray] |
     return np.sinh(grid) * linear, width / width.max()
 
 
+def _actions(changes: Callable[[str], tuple[list[float], list[float]]]) -> list[Group]:
+    """Violins of ablation and of boost, each beside that of random channels."""
+    groups: list[Group] = []
+    for action, colour in (("ablate", VERMILION), ("boost", BLUE)):
+        claimed, random = changes(action)
+        groups += [(action, claimed, colour), (f"{action}\nrandom", random, GREY)]
+    return groups
+
+
 def edge_effects(reports: Sequence[Report], path: str | Path | None = None) -> Figure:
     """Ablation and boost of every measured edge beside random channels: change of attention, change of the metric."""
     effects = [effect for report in reports for effect in report.effects]
     metric = next((report.metric for report in reports if report.metric), None)
-    names = ["attention"] + ([] if metric is None else ["metric"])
+    names = {"attention": "attention"} | ({} if metric is None else {"metric": metric})
+
+    def changes(name: str, action: str) -> tuple[list[float], list[float]]:
+        claimed = [getattr(effect, f"{action}_{name}") for effect in effects]
+        random = [value for effect in effects for value in getattr(effect, f"control_{action}_{name}")]
+        return [v for v in claimed if v is not None], [v for v in random if v is not None]
+
     with house_style():
         figure, axes = new_figure(3.9 * max(2, len(names)) + 0.6, 4.2, columns=len(names))
-        for axis, name in zip(axes[0], names, strict=True):
-            groups: list[Group] = []
-            for action, colour in (("ablate", VERMILION), ("boost", BLUE)):
-                own = [v for e in effects if (v := getattr(e, f"{action}_{name}")) is not None]
-                random = [v for e in effects for v in getattr(e, f"control_{action}_{name}") if v is not None]
-                groups += [(action, own, colour), (f"{action}\nrandom", random, GREY)]
-            violins(axis, [g for g in groups if g[1]])
-            axis.set_ylabel(
-                f"change of {with_unit(name if metric is None or name == 'attention' else metric)}"
-            )
+        for axis, (name, measure) in zip(axes[0], names.items(), strict=True):
+            violins(axis, [group for group in _actions(partial(changes, name)) if group[1]])
+            axis.set_ylabel(f"change of {with_unit(measure)}")
             axis.set_xlabel(DONE)
-        first = reports[0] if reports else None
-        how = "" if first is None else f" ({first.reach}, scope {first.scope})"
+        how = f" ({reports[0].reach}, scope {reports[0].scope})" if reports else ""
         headline(figure, f"{len(effects)} edges{how}: claimed signals and random channels", VIOLINS)
         return save(figure, path)
 
@@ -128,37 +138,27 @@ def single_edge_violins(found: SingleEdges, path: str | Path | None = None) -> F
     """Rows: attention, metric. Columns: local, global. Violins: ablate, boost, and each with random channels."""
     reaches = found.table["reach"].unique(maintain_order=True).to_list()
     measures = found.table["measure"].unique(maintain_order=True).to_list()
+
+    def changes(reach: str, measure: str, action: str) -> tuple[list[float], list[float]]:
+        part = found.table.filter(reach=reach, action=action, measure=measure)
+        return part["change"].to_list(), part["randoms"].explode().drop_nulls().to_list()
+
     with house_style():
-        figure, axes = new_figure(
-            3.9 * max(2, len(reaches)) + 0.6,
-            2.6 * len(measures) + 1.1,
-            len(measures),
-            len(reaches),
-            sharey="row",
-        )
+        width, height = 3.9 * max(2, len(reaches)) + 0.6, 2.6 * len(measures) + 1.1
+        figure, axes = new_figure(width, height, len(measures), len(reaches), sharey="row")
         for row, measure in zip(axes, measures, strict=True):
-            groups = [_four(found, reach, measure) for reach in reaches]
+            groups = [_actions(partial(changes, reach, measure)) for reach in reaches]
             scale = symlog_scale([group for four in groups for group in four])
             for axis, reach, four in zip(row, reaches, groups, strict=True):
                 violins(axis, four, scale)
                 edges = found.table.filter(reach=reach, action="ablate", measure=measure).height
                 axis.set_title(f"{reach}: {edges} edges", loc="left")
-            row[0].set_ylabel(
-                f"change of {with_unit((found.metric or 'metric') if measure == 'metric' else measure)}"
-            )
+            name = (found.metric or "metric") if measure == "metric" else measure
+            row[0].set_ylabel(f"change of {with_unit(name)}")
         for axis in axes[-1]:
             axis.set_xlabel(DONE)
         headline(figure, "Single edges: claimed signals, and random channels of the same heads", VIOLINS)
         return save(figure, path)
-
-
-def _four(found: SingleEdges, reach: str, measure: str) -> list[Group]:
-    groups: list[Group] = []
-    for action, colour in (("ablate", VERMILION), ("boost", BLUE)):
-        part = found.table.filter(reach=reach, action=action, measure=measure)
-        randoms = part["randoms"].explode().drop_nulls().to_list()
-        groups += [(action, part["change"].to_list(), colour), (f"{action}\nrandom", randoms, GREY)]
-    return groups
 
 
 def edges_into_head_bars(found: EdgesIntoHead, path: str | Path | None = None) -> Figure:
@@ -255,43 +255,125 @@ def faithfulness_curves(found: Sequence[Faithfulness], path: str | Path | None =
         return save(figure, path)
 
 
-def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | None = None) -> Figure:
-    """Curves of many circuits, one panel per way of ablating: the share of each circuit kept, thin lines per prompt."""
-    ways = table["way"].unique(maintain_order=True).to_list()
-    columns = 3
-    rows = -(-len(ways) // columns)
-    grid = np.linspace(0, 1, 41)
-    with house_style():
-        figure, axes = new_figure(7.4, 2.4 * rows + 0.6, rows, columns, sharex=True, sharey=True)
-        for axis, way in zip([a for row in axes for a in row], ways, strict=False):
-            lines: dict[str, list[np.ndarray]] = {"faithfulness": [], "random": []}
-            for (_,), part in table.filter(way=way).group_by("circuit", maintain_order=True):
-                share = np.asarray(part["firings"].to_list()) / max(1, int(part["firings"].max()))  # type: ignore[arg-type]
-                for name, colour in (("faithfulness", BLUE), ("random", GREY)):
-                    lines[name].append(np.interp(grid, share, part[name].to_list()))
-                    axis.plot(share, part[name].to_list(), color=colour, alpha=0.3, linewidth=0.7)
-            for name, colour, label in (
-                ("faithfulness", BLUE, "circuit"),
-                ("random", GREY, "random firings"),
-            ):
-                axis.plot(grid, np.mean(lines[name], axis=0), color=colour, linewidth=2.2, label=label)
-            _faithfulness_axis(axis)
-            axis.set_ylim(-1.5, 1.5)  # where the metric hardly changes at all, the ratio can be anything
-            axis.set_title(way, loc="left", fontsize=8)
-        axes[0][0].legend(loc="lower left")
-        for row in axes:
-            row[0].set_ylabel("faithfulness\n(1: whole model)")
-        flat = [a for row in axes for a in row]
-        for spare in flat[len(ways) :]:
-            spare.set_visible(False)
-        for axis in flat[max(0, len(ways) - columns) : len(ways)]:  # the lowest shown panel of each column
-            axis.set_xlabel("share of firings kept")
-            axis.tick_params(labelbottom=True)
-        note = "Thin: one prompt each. Thick: their mean. Dashed line: the whole model."
-        headline(figure, f"Keeping only the circuit: share of the {metric} that attention brings", note)
-        return save(figure, path)
-
-
 def _faithfulness_axis(axis: Axes) -> None:
     axis.axhline(0, color=INK, linewidth=0.6)
     axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
+
+
+# -- circuits kept alone -------------------------------------------------------------------------------------
+
+
+LOWEST, HIGHEST = -1.0, 3.0
+"""Curves may leave this range (a random set can do anything); the panel does not."""
+
+
+def sufficiency_curves(found: Sufficiency, path: str | Path | None = None) -> Figure:
+    """The circuit's curve and those of its baselines; dashed where a circuit is continued by attention."""
+    with house_style():
+        figure, [[axis]] = new_figure(8.6, 4.2)
+        colours = iter((*SEQUENCE[1:], INK) * (1 + len(found.compared)))
+        for name, curve in found.compared.items():
+            _line(axis, curve, name, GREY if name == "random" else next(colours), 1.2)
+        _line(axis, found.kept, f"this circuit ({found.size} components)", BLUE, 2.4)
+        axis.scatter([found.size], [found.sufficiency], s=46, color=BLUE, edgecolor="white", zorder=5)
+        axis.axhline(0, color=INK, linewidth=0.6)
+        axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, LOWEST), min(high, HIGHEST))
+        log_scale(axis, "x")
+        axis.set_xlabel(f"head components kept, of {len(found.case.places):,}; others {_rest(found)}")
+        axis.set_ylabel(f"sufficiency: share of the {found.metric}")
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="kept in the order of")
+        nothing = "counterfactual" if found.ablation == "counterfactual" else "nothing kept"
+        figure.suptitle(
+            f"Is the circuit enough? {found.metric} {found.clean:.2f} (1), {nothing} {found.counterfactual:.2f} (0)",
+            fontsize=11,
+        )
+        axis.set_title(
+            _short(found.circuit.prompt.text or "".join(found.circuit.prompt.tokens)), loc="left", fontsize=8
+        )
+        return save(figure, path)
+
+
+def _line(axis: Axes, curve: Curve, name: str, colour: str, width: float) -> None:
+    """Solid up to what the method ranks itself, dashed beyond."""
+    every = sorted(dict([*curve.points, *curve.continued]).items())
+    own = [point for point in every if 0 < point[0] <= curve.own]
+    beyond = [point for point in every if point[0] >= curve.own]
+    label = f"{name}: CPR {curve.cpr:.2f}, CMD {curve.cmd:.2f}"
+    axis.plot(*zip(*own, strict=True), color=colour, linewidth=width, marker="o", ms=2.5, label=label)
+    if len(beyond) > 1:
+        axis.plot(*zip(*beyond, strict=True), color=colour, linewidth=width, linestyle=(0, (3, 2)))
+
+
+def _rest(found: Sufficiency) -> str:
+    if found.ablation == "counterfactual":
+        return "from the counterfactual prompt"
+    return f"replaced by {found.ablation}"
+
+
+def _short(text: str, width: int = 90) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+COMPARED = {
+    "random": (GREY, ":"),
+    "attention": (GREY, "--"),
+    "attribution patching": (INK, "--"),
+    "integrated gradients": (INK, "-."),
+}
+"""What circuits are compared with: neither in a colour nor solid."""
+
+
+def _styles(methods: Sequence[str]) -> list[tuple[str, Any]]:
+    """A colour and a line for each method: no two alike."""
+    fresh = ((colour, line) for line in ("-", (0, (5, 1)), (0, (1, 1))) for colour in SEQUENCE)
+    return [COMPARED[method] if method in COMPARED else next(fresh) for method in methods]
+
+
+def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -> Figure:
+    """Median sufficiency over the number of components, a panel per task and a line per method.
+
+    Bands are quartiles, for what is drawn solid.
+
+    ``table`` has a row per task, prompt, method and number of components, with its sufficiency.
+    """
+    tasks = table["task"].unique(maintain_order=True).to_list()
+    methods = table["method"].unique(maintain_order=True).to_list()
+    with house_style():
+        figure, [axes] = new_figure(3.3 * len(tasks) + 1.6, 3.4, columns=len(tasks), sharey=True)
+        for axis, task in zip(axes, tasks, strict=True):
+            part = table.filter(pl.col("task") == task)
+            for method, (colour, dashes) in zip(methods, _styles(methods), strict=True):
+                rows = part.filter(method=method).group_by("components").agg(
+                    pl.col("sufficiency").median().alias("median"),
+                    pl.col("sufficiency").quantile(0.25, "linear").alias("low"),
+                    pl.col("sufficiency").quantile(0.75, "linear").alias("high"),
+                ).sort("components")  # fmt: skip
+                x = rows["components"].to_list()
+                axis.plot(
+                    x,
+                    rows["median"].to_list(),
+                    color=colour,
+                    linestyle=dashes,
+                    marker="o",
+                    ms=3,
+                    label=method,
+                )
+                if dashes == "-":  # bands of all would hide each other
+                    axis.fill_between(
+                        x, rows["low"].to_list(), rows["high"].to_list(), color=colour, alpha=0.12
+                    )
+            axis.axhline(0, color=INK, linewidth=0.6)
+            axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
+            log_scale(axis, "x")
+            axis.set_title(f"{task} ({part['prompt'].n_unique()} prompts)", loc="left")
+            axis.set_xlabel("head components kept")
+        low, high = axes[0].get_ylim()
+        axes[0].set_ylim(max(low, LOWEST), min(high, HIGHEST))
+        axes[0].set_ylabel("median sufficiency")
+        axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.suptitle(
+            "What is enough: components kept, all others from a counterfactual prompt", fontsize=11
+        )
+        return save(figure, path)

@@ -1,18 +1,19 @@
-"""Figures of one firing and of one model: terms per channel, condition numbers."""
+"""Figures of channels: terms of one firing, and how sparse they are as a model trains."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
+import polars as pl
 
 from headtrace.figures.style import (
     BLUE,
     GREY,
-    HEAT,
     INK,
+    ORANGE,
     VERMILION,
+    headline,
     house_style,
     new_figure,
     save,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headtrace.channels import Decomposition
-    from headtrace.models import Model
+    from headtrace.channels.emergence import Emergence
 
 
 def plot_decomposition(why: Decomposition, path: str | Path | None = None) -> Figure:
@@ -89,32 +90,91 @@ def bars(axis: Axes, values: list[float], marked: set[int], colour: str, label: 
         )
 
 
-def plot_condition_numbers(model: Model, path: str | Path | None = None) -> Figure:
-    """Condition numbers of every W_Q and W_K as heat maps: layers up, heads across, one scale for both."""
-    from headtrace.channels import condition_numbers
+LINES = (
+    ("true", "singular basis", VERMILION, "-", "o"),
+    ("basis", "rotated basis, same logit", BLUE, "--", "s"),
+    ("spectrum", "rotated U and V, same spectrum", ORANGE, ":", "^"),
+)
+LABELS = {"sparseness": "sparseness (smaller is sparser)", "n_recon": "channels to reconstruct (n_recon)"}
 
-    pair = [numbers.numpy() for numbers in condition_numbers(model)]
-    finite = np.concatenate([n[np.isfinite(n)] for n in pair])
+
+def plot_emergence(found: Emergence, path: str | Path | None = None, title: str = "") -> Figure:
+    """Sparseness and n_recon at each checkpoint: means over heads, shaded 95% intervals, true and rotated."""
+    summary = found.summary()
     with house_style():
-        from matplotlib.colors import LogNorm
+        figure, axes = new_figure(7.2, 3.5, columns=2)
+        for axis, measure in zip(axes[0], ("sparseness", "n_recon"), strict=True):
+            _lines(axis, summary.filter(pl.col("measure") == measure), found.checkpoints)
+            axis.set_ylabel(LABELS[measure])
+        heads = found.frame.select("layer", "head").n_unique()
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        note = "Lines: means over heads; bands: 95% intervals."
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, title=note, title_fontsize=8)
+        shown = title or f"{len(found.cases)} firings of {heads} heads over training"
+        headline(figure, shown)
+        return save(figure, path)
 
-        height = max(2.6, 0.17 * model.n_layers + 1.2)
-        figure, axes = new_figure(
-            7.2, height, columns=2, sharey=True, width_ratios=[float(n.shape[1]) for n in pair]
+
+def _lines(axis: Axes, rows: pl.DataFrame, checkpoints: list[str]) -> None:
+    """Against the training step where checkpoints have one (early steps spread out), else in order."""
+    steps = rows["step"].to_list()
+    numbered = None not in steps and len(set(steps)) == len(checkpoints)
+    for basis, label, colour, line, marker in LINES:
+        part = rows.filter(pl.col("basis") == basis)
+        if part.is_empty():
+            continue
+        x = part["step"].to_list() if numbered else [checkpoints.index(c) for c in part["checkpoint"]]
+        axis.plot(x, part["mean"], color=colour, linestyle=line, marker=marker, markersize=3, label=label)
+        interval = part.with_columns(x=pl.Series(x)).drop_nulls(["low", "high"])
+        axis.fill_between(
+            interval["x"].to_numpy(),
+            interval["low"].to_numpy(),
+            interval["high"].to_numpy(),
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
         )
-        norm = LogNorm(vmin=max(1.0, float(finite.min())), vmax=float(finite.max()))
-        for axis, numbers, name in zip(axes[0], pair, ("W_Q", "W_K"), strict=True):
-            axis.imshow(numbers, origin="lower", aspect="auto", cmap=HEAT, norm=norm)
-            axis.set_title(
-                f"{name}\nmedian {np.median(numbers):.0f}, largest {numbers.max():.0f}", loc="left"
+    if not numbered:
+        axis.set_xticks(range(len(checkpoints)), checkpoints, rotation=45, ha="right")
+        axis.set_xlabel("checkpoint")
+        return
+    positive = sorted({s for s in steps if s > 0})
+    if positive and positive[-1] / positive[0] >= 30:
+        axis.set_xscale("symlog", linthresh=positive[0])
+        axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("training step")
+
+
+def plot_early_and_late(
+    found: Emergence, cases: list[int] | None = None, path: str | Path | None = None
+) -> Figure:
+    """Terms of relative attention of some firings: first checkpoint, last one, and the last one rotated."""
+    if cases is None:
+        last = found.frame.filter(pl.col("checkpoint") == found.checkpoints[-1])
+        chosen = last.sort("sparseness")["case"].head(4).to_list()
+    else:
+        chosen = cases
+    with house_style():
+        figure, axes = new_figure(2.1 * len(chosen) + 0.6, 4.4, rows=3, columns=len(chosen), sharex=True)
+        stages = (
+            (found.checkpoints[0], found.relative_terms[0]),
+            (found.checkpoints[-1], found.relative_terms[-1]),
+            ("rotated U and V", found.rotated_terms),
+        )
+        for column, case in enumerate(chosen):
+            f, (dest, src) = found.cases[case].firing, found.labels[case]
+            name = found.cases[case].name or head_name(f.layer, f.head)
+            for row, (stage, terms) in enumerate(stages):
+                values = terms[case].tolist()
+                largest = max(range(len(values)), key=lambda k: values[k])
+                bars(axes[row][column], values, {largest}, (GREY, VERMILION, ORANGE)[row] if row else BLUE)
+                if column == 0:
+                    axes[row][0].set_ylabel(f"relative attention\n{stage}", fontsize=8)
+            axes[0][column].set_title(
+                f"{name}\n{token_label(dest, 10)} → {token_label(src, 10)}", loc="left", fontsize=9
             )
-            axis.set_xlabel(
-                "head" if name == "W_Q" or model.n_kv_heads == model.n_heads else "key-value head"
-            )
-            axis.set_xticks(range(0, numbers.shape[1], 1 + numbers.shape[1] // 13))
-            for layer, head in zip(*np.nonzero(~np.isfinite(numbers)), strict=True):
-                axis.text(head, layer, "∞", ha="center", va="center", fontsize=7)  # rank-deficient
-        axes[0][0].set_ylabel("layer")
-        figure.colorbar(axes[0][0].images[0], ax=axes[0], label="condition number", format="%g", pad=0.02)
-        figure.suptitle(f"{Path(model.name).name}: how far each head is from low rank", fontsize=11)
+            axes[2][column].set_xlabel("channel")
+        headline(
+            figure, "Terms of relative attention, early and late in training", "In colour: the largest term."
+        )
         return save(figure, path)

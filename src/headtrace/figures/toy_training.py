@@ -1,4 +1,4 @@
-"""Figures of what happens while a toy model trains: alignment and sparsity."""
+"""Figures of the toy lab: what happens while models train, and alignment over many settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from headtrace.figures.style import (
     BLUE,
@@ -20,6 +21,7 @@ from headtrace.figures.style import (
     save,
 )
 from headtrace.toy.experiments.dynamics import in_order
+from headtrace.toy.experiments.robustness import ALIGNED, DEFAULT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,5 +187,171 @@ def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
             figure,
             "Relative attention follows how strongly the features of a pair are present",
             "Upper rows: five token pairs, one per column. Below: every token pair is a dot.",
+        )
+        return save(figure, path)
+
+
+LABELS = {
+    "probability": "feature probability p",
+    "attention_weight": "loss weight λ",
+    "n_features": "features N (D = 10)",
+    "d_head": "head dimension H",
+    "context": "context length m",
+}
+TICKS: dict[str, list[float]] = {
+    "probability": [0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
+    "attention_weight": [0.4, 1.0, 4.0, 10.0, 40.0],
+    "context": [2.0, 4.0, 8.0, 16.0, 32.0],
+}
+"""Sweeps over ratios: a logarithmic axis with these ticks."""
+
+
+def _pairs(axis: Axes, part: pl.DataFrame, column: str) -> None:
+    """Mean over seeds of each pair's number, and the range over seeds."""
+    numbers = pl.col(column)
+    for (pair, logit), rows in part.group_by("pair", "target_logit", maintain_order=True):
+        curve = rows.group_by("value").agg(
+            numbers.mean(), numbers.min().alias("low"), numbers.max().alias("high")
+        )
+        value, mean, low, high = (curve.sort("value")[name] for name in ("value", column, "low", "high"))
+        colour, label = SEQUENCE[int(str(pair))], f"pair {pair} (logit {logit:g})"
+        axis.plot(value, mean, color=colour, marker="o", ms=3, label=label)
+        axis.fill_between(value, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _plain_log_axis(axis: Axes, ticks: list[float]) -> None:
+    log_scale(axis, "x")
+    axis.set_xticks(ticks)
+    axis.minorticks_off()
+
+
+def _sweeps(experiment: Experiment, column: str, ylabel: str) -> tuple[Figure, list[Axes]]:
+    """One panel per sweep, and one for the seeds of the default setting; the legend below them."""
+    table = _first_training(experiment)
+    names = [name for name in LABELS if (table["sweep"] == name).any()]
+    figure, grid = new_figure(9.6, 5.2, rows=2, columns=3, sharey=True)
+    axes = [axis for line in grid for axis in line]
+    for axis, name in zip(axes, names, strict=False):
+        part = table.filter(pl.col("sweep") == name)
+        _pairs(axis, part, column)
+        axis.set_xlabel(LABELS[name])
+        if name in TICKS:
+            _plain_log_axis(axis, TICKS[name])
+        else:
+            axis.set_xticks(sorted(set(part["value"].to_list())))
+    seeds = table.filter(pl.col("sweep") == "probability", pl.col("value") == DEFAULT.probability)
+    last = axes[len(names)]
+    _pairs(last, seeds.with_columns(pl.col("seed").cast(pl.Float64).alias("value")), column)
+    last.set_xlabel("seed (default setting)")
+    last.set_xticks(sorted(set(seeds["seed"].to_list())))
+    for axis in axes[len(names) + 1 :]:
+        axis.set_visible(False)
+    for line in grid:
+        line[0].set_ylabel(ylabel)
+    handles, labels = last.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=4, title=_spread(experiment), title_fontsize=8
+    )
+    return figure, axes
+
+
+def _spread(experiment: Experiment) -> str:
+    table = experiment.table
+    seeds, steps = table["seed"].n_unique(), table["steps"].min()
+    spread = f"Dots: mean over {seeds} seeds; bands: smallest to largest. " if seeds > 1 else ""
+    return f"{spread}Each panel changes one thing of the default setting; {steps:,} training steps."
+
+
+def _first_training(experiment: Experiment) -> pl.DataFrame:
+    table = experiment.table.filter(pl.col("steps") == pl.col("steps").min())
+    return table.with_columns(
+        pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"),
+        (pl.col("singular_value") / pl.col("target_logit")).alias("ratio"),
+    )
+
+
+def robustness(experiment: Experiment, path: str | Path | None = None) -> Figure:
+    """The smaller cosine of every pair with the channel of its rank."""
+    with house_style():
+        figure, axes = _sweeps(experiment, "cosine", "smaller |cosine| of pair")
+        axes[0].set_ylim(-0.03, 1.03)
+        headline(figure, "Alignment of each pair with the channel of its rank (1: aligned)")
+        return save(figure, path)
+
+
+def values(experiment: Experiment, path: str | Path | None = None) -> Figure:
+    """Singular values as a share of their target logits."""
+    with house_style():
+        figure, _ = _sweeps(experiment, "ratio", "singular value / target logit")
+        headline(figure, "Singular values against their target logits (1: reached)")
+        return save(figure, path)
+
+
+def probability(experiment: Experiment, path: str | Path | None = None) -> Figure:
+    """Alignment against p for both lengths of training: on the own channel, and on any; and when it arises."""
+    table = experiment.table.filter(pl.col("sweep") == "probability")
+    table = table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
+    with house_style():
+        figure, [axes] = new_figure(8.6, 3.5, columns=2)
+        _medians(axes[0], table)
+        short = table.filter(pl.col("steps") == pl.col("steps").min(), pl.col("pair") == 0)
+        reached = short.filter(pl.col("all_aligned_at").is_not_null())
+        axes[1].scatter(reached["value"], reached["all_aligned_at"], color=GREY, alpha=0.6, linewidth=0)
+        axes[1].set_ylabel(
+            f"step at which all pairs reach {ALIGNED:g},\neach on the channel of its rank (each seed)"
+        )
+        for axis in axes:
+            axis.set_xlabel(LABELS["probability"])
+            _plain_log_axis(axis, TICKS["probability"])
+            axis.set_xlim(0.017, 1.2)
+        headline(figure, "Alignment and how often features occur, for two lengths of training")
+        return save(figure, path)
+
+
+def _medians(axis: Axes, table: pl.DataFrame) -> None:
+    """Medians over pairs and seeds for each length of training."""
+    kinds = (("nearest_cosine", "-", "o", "any channel"), ("cosine", ":", "s", "channel of its rank"))
+    by_steps = table.group_by("steps", maintain_order=True)
+    for ((steps,), part), colour in zip(by_steps, SEQUENCE, strict=False):
+        curve = part.group_by("value").agg(pl.col(name).median() for name, *_ in kinds).sort("value")
+        for column, line, marker, name in kinds:
+            axis.plot(
+                curve["value"],
+                curve[column],
+                color=colour,
+                linestyle=line,
+                marker=marker,
+                ms=4,
+                label=f"{name}, {steps:,} steps",
+            )
+    axis.axvline(0.038, color=INK, linestyle="--", linewidth=0.8, label="paper: aligned down to 0.038")
+    axis.set_ylabel("median over pairs and seeds of |cosine|")
+    axis.set_ylim(0, 1.03)
+    axis.legend(loc="lower right")
+
+
+def capacity(experiment: Experiment, path: str | Path | None = None) -> Figure:
+    """|cosine| of every query feature of interest with every left singular vector, for ever more pairs."""
+    names = [name.removeprefix("left_") for name in experiment.arrays if name.startswith("left_")]
+    rows = sorted({int(name.split("_")[0]) for name in names})
+    by_row = [[name for name in names if name.startswith(f"{row}_")] for row in rows]
+    columns = max(len(line) for line in by_row)
+    with house_style():
+        figure, grid = new_figure(1.5 * columns + 1, 2.9 * len(rows), rows=len(rows), columns=columns)
+        for d_head, axes, line in zip(rows, grid, by_row, strict=True):
+            for axis, name in zip(axes, line, strict=False):
+                matrix = experiment.arrays[f"left_{name}"]
+                axis.imshow(matrix, cmap=HEAT, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+                axis.set_title(f"H = {d_head},\n{len(matrix)} pairs")
+                axis.set_xlabel("channel")
+                axis.locator_params(axis="x", nbins=5, integer=True)
+                axis.locator_params(axis="y", integer=True)
+            for spare in axes[len(line) :]:
+                spare.set_visible(False)
+            axes[0].set_ylabel("query feature, by falling logit")
+        everywhere = [axis for axes in grid for axis in axes]
+        figure.colorbar(grid[0][0].images[0], ax=everywhere, shrink=0.6, label="|cosine|")
+        headline(
+            figure, "Query features and left singular vectors, with ever more pairs than head dimensions"
         )
         return save(figure, path)

@@ -1,5 +1,4 @@
-"""Figures of many firings: slices used, signal-set sizes, token strengths, true against rotated
-sparseness."""
+"""Figures that only the studies draw: channels in use, signal sizes, token strengths, condition numbers, curves."""
 
 from __future__ import annotations
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headtrace.channels.survey import Survey
+    from headtrace.models import Model
 
 
 def plot_slices_used(
@@ -187,4 +187,73 @@ def plot_rotations(found: Survey, path: str | Path | None = None) -> Figure:
         axis.set_title(f"{len(heads)} heads: below the line is sparser", loc="left")
         axis.legend(loc="upper left")
         headline(figure, "Sparseness in the head's own basis and in rotated ones")
+        return save(figure, path)
+
+
+def plot_condition_numbers(model: Model, path: str | Path | None = None) -> Figure:
+    """Condition numbers of every W_Q and W_K as heat maps: layers up, heads across, one scale for both."""
+    from headtrace.channels import condition_numbers
+
+    pair = [numbers.numpy() for numbers in condition_numbers(model)]
+    finite = np.concatenate([n[np.isfinite(n)] for n in pair])
+    with house_style():
+        from matplotlib.colors import LogNorm
+
+        height = max(2.6, 0.17 * model.n_layers + 1.2)
+        figure, axes = new_figure(
+            7.2, height, columns=2, sharey=True, width_ratios=[float(n.shape[1]) for n in pair]
+        )
+        norm = LogNorm(vmin=max(1.0, float(finite.min())), vmax=float(finite.max()))
+        for axis, numbers, name in zip(axes[0], pair, ("W_Q", "W_K"), strict=True):
+            axis.imshow(numbers, origin="lower", aspect="auto", cmap=HEAT, norm=norm)
+            axis.set_title(
+                f"{name}\nmedian {np.median(numbers):.0f}, largest {numbers.max():.0f}", loc="left"
+            )
+            axis.set_xlabel(
+                "head" if name == "W_Q" or model.n_kv_heads == model.n_heads else "key-value head"
+            )
+            axis.set_xticks(range(0, numbers.shape[1], 1 + numbers.shape[1] // 13))
+            for layer, head in zip(*np.nonzero(~np.isfinite(numbers)), strict=True):
+                axis.text(head, layer, "∞", ha="center", va="center", fontsize=7)  # rank-deficient
+        axes[0][0].set_ylabel("layer")
+        figure.colorbar(axes[0][0].images[0], ax=axes[0], label="condition number", format="%g", pad=0.02)
+        figure.suptitle(f"{Path(model.name).name}: how far each head is from low rank", fontsize=11)
+        return save(figure, path)
+
+
+def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | None = None) -> Figure:
+    """Curves of many circuits, one panel per way of ablating: the share of each circuit kept, thin lines per prompt."""
+    ways = table["way"].unique(maintain_order=True).to_list()
+    columns = 3
+    rows = -(-len(ways) // columns)
+    grid = np.linspace(0, 1, 41)
+    with house_style():
+        figure, axes = new_figure(7.4, 2.4 * rows + 0.6, rows, columns, sharex=True, sharey=True)
+        for axis, way in zip([a for row in axes for a in row], ways, strict=False):
+            lines: dict[str, list[np.ndarray]] = {"faithfulness": [], "random": []}
+            for (_,), part in table.filter(way=way).group_by("circuit", maintain_order=True):
+                share = np.asarray(part["firings"].to_list()) / max(1, int(part["firings"].max()))  # type: ignore[arg-type]
+                for name, colour in (("faithfulness", BLUE), ("random", GREY)):
+                    lines[name].append(np.interp(grid, share, part[name].to_list()))
+                    axis.plot(share, part[name].to_list(), color=colour, alpha=0.3, linewidth=0.7)
+            for name, colour, label in (
+                ("faithfulness", BLUE, "circuit"),
+                ("random", GREY, "random firings"),
+            ):
+                axis.plot(grid, np.mean(lines[name], axis=0), color=colour, linewidth=2.2, label=label)
+            axis.axhline(0, color=INK, linewidth=0.6)
+            axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
+            axis.set_ylim(-1.5, 1.5)  # where the metric hardly changes at all, the ratio can be anything
+            axis.set_title(way, loc="left", fontsize=8)
+        axes[0][0].legend(loc="lower left")
+        for row in axes:
+            row[0].set_ylabel("faithfulness\n(1: whole model)")
+        flat = [a for row in axes for a in row]
+        for spare in flat[len(ways) :]:
+            spare.set_visible(False)
+        for axis in flat[max(0, len(ways) - columns) : len(ways)]:  # the lowest shown panel of each column
+            axis.set_xlabel("share of firings kept")
+            axis.tick_params(labelbottom=True)
+        note = "Thin: one prompt each. Thick: their mean. Dashed line: the whole model."
+        headline(figure, f"Keeping only the circuit: share of the {metric} that attention brings", note)
         return save(figure, path)

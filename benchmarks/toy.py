@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headtrace.toy.experiments.robustness import distinct
+from headtrace.toy.model import Setting
 from headtrace.toy.reference import train_one
-from headtrace.toy.setting import Setting
 from headtrace.toy.train import Group, train
 
 

@@ -13,12 +13,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headtrace.toy.data import BatchShape, UniformStream, strengths
 from headtrace.toy.gradient import Batch, Teacher, losses, write_gradient
+from headtrace.toy.model import FOUR_PAIRS, BatchShape, Pair, Setting, UniformStream, Weights, strengths
 from headtrace.toy.reference import PlainToyModel, train_one
-from headtrace.toy.setting import FOUR_PAIRS, Pair, Setting
 from headtrace.toy.train import LEARNING_RATE, train
-from headtrace.toy.weights import Weights
 
 SETTINGS = [
     Setting(),

@@ -8,16 +8,27 @@ import torch
 from scipy.stats import kstest
 
 from headtrace.errors import InputError
-from headtrace.toy.alignment import align, channels
-from headtrace.toy.closed_form import minimise_expected_loss
-from headtrace.toy.data import BatchShape, UniformStream, strengths
+from headtrace.toy.alignment import (
+    align,
+    antipodal_pairs,
+    channels,
+    channels_in_use,
+    ideal_omega,
+    isotropy_error,
+    recover,
+)
 from headtrace.toy.experiments.dynamics import settled
 from headtrace.toy.experiments.sparsity import TokenPairs
-from headtrace.toy.frames import FRAMES, deviation, orthogonal, unit_columns
-from headtrace.toy.geometry import antipodal_pairs, isotropy_error
-from headtrace.toy.orthogonalisation import FixedHead, minimise
-from headtrace.toy.recovery import channels_in_use, ideal_omega, recover
-from headtrace.toy.setting import Pair, Setting, falling_pairs
+from headtrace.toy.model import BatchShape, Pair, Setting, UniformStream, falling_pairs, strengths
+from headtrace.toy.theory import (
+    FRAMES,
+    FixedHead,
+    deviation,
+    minimise,
+    minimise_expected_loss,
+    orthogonal,
+    unit_columns,
+)
 
 # Everything here is made of at most 12 x 12 numbers of size 1 in float64, multiplied a few times: 1e-14 or less.
 ROUNDING = 100 * 12 * torch.finfo(torch.float64).eps

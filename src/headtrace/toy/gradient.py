@@ -19,9 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headtrace.toy.data import BatchShape
-from headtrace.toy.setting import Setting
-from headtrace.toy.weights import Weights
+from headtrace.toy.model import BatchShape, Setting, Weights
 
 
 @dataclass(frozen=True)

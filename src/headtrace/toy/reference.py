@@ -10,10 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headtrace.toy.data import BatchShape, UniformStream, strengths
-from headtrace.toy.setting import Setting
+from headtrace.toy.model import BatchShape, Setting, UniformStream, Weights, strengths
 from headtrace.toy.train import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY
-from headtrace.toy.weights import Weights
 
 
 class PlainToyModel(nn.Module):

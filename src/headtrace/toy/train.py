@@ -22,10 +22,8 @@ from torch import Tensor
 
 from headtrace.errors import InputError
 from headtrace.progress import Progress, part_of
-from headtrace.toy.data import BatchShape, UniformStream, strengths
 from headtrace.toy.gradient import Batch, Room, Teacher, losses, write_gradient
-from headtrace.toy.setting import Setting
-from headtrace.toy.weights import Weights
+from headtrace.toy.model import BatchShape, Setting, UniformStream, Weights, strengths
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
@@ -102,7 +100,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """Neighbouring sets of equally many models, few enough for one pass."""
 
     sets: slice
@@ -130,10 +128,10 @@ class Group:
         self.parts = self._parts([len(members) for members in sets], min(most, len(settings)))
         self.streams = {seed: UniformStream(seed, self.shape) for seed in seeds}
 
-    def _parts(self, sizes: list[int], most: int) -> list[Part]:
+    def _parts(self, sizes: list[int], most: int) -> list[_Part]:
         """Sets of one size side by side, at most `most` models to a part."""
         room = Room(most, most, self.shape)
-        parts: list[Part] = []
+        parts: list[_Part] = []
         first_set = first_model = 0
         for size, alike in groupby(sizes):
             left = len(list(alike))
@@ -141,7 +139,7 @@ class Group:
                 count = min(left, most // size)
                 sets = slice(first_set, first_set + count)
                 models = slice(first_model, first_model + count * size)
-                parts.append(Part(sets, models, Batch.within(room, count, size)))
+                parts.append(_Part(sets, models, Batch.within(room, count, size)))
                 first_set, first_model, left = sets.stop, models.stop, left - count
         return parts
 

@@ -10,11 +10,9 @@ from headtrace.toy.experiment import Experiment
 from headtrace.toy.experiments import (
     capacity,
     dynamics,
-    isotropy,
-    multi,
+    features,
     recovery,
     robustness,
-    single,
     sparsity,
     theorems,
 )
@@ -38,9 +36,9 @@ class Entry:
 
 
 EXPERIMENTS: dict[str, Entry] = {
-    "isotropy": Entry(isotropy.isotropy, "without a head, features spread out isotropically"),
-    "single": Entry(single.single, "one feature pair becomes the top singular pair"),
-    "multi": Entry(multi.multi, "twenty feature pairs, twenty singular pairs"),
+    "isotropy": Entry(features.isotropy, "without a head, features spread out isotropically"),
+    "single": Entry(features.single, "one feature pair becomes the top singular pair"),
+    "multi": Entry(features.multi, "twenty feature pairs, twenty singular pairs"),
     "dynamics": Entry(dynamics.dynamics, "pairs align one by one, highest logit first"),
     "sparsity": Entry(sparsity.sparsity, "attention is sparse where features of interest are"),
     "robustness": Entry(robustness.robustness, "alignment over p, lambda, N, H, m and seeds"),

@@ -14,7 +14,7 @@ import polars as pl
 from headtrace.progress import Progress, part_of
 from headtrace.toy.alignment import channels, cosines
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.setting import Setting, falling_pairs
+from headtrace.toy.model import Setting, falling_pairs
 from headtrace.toy.train import ToyModel, train
 
 ATTENTION_WEIGHT = 20.0

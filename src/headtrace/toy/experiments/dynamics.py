@@ -22,7 +22,7 @@ from torch import Tensor
 from headtrace.progress import Progress
 from headtrace.toy.alignment import Channels, align, channels, cosines
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.setting import Setting
+from headtrace.toy.model import Setting
 from headtrace.toy.train import ToyModel, train
 
 CLOSE, HALF = 0.9, 0.5

@@ -16,11 +16,10 @@ import torch
 
 from headtrace.progress import Progress
 from headtrace.statistics import Proportion
+from headtrace.toy.alignment import Recovered, ideal_omega, interference, recover
 from headtrace.toy.experiment import Experiment
-from headtrace.toy.frames import orthogonal, unit_columns
-from headtrace.toy.geometry import interference
-from headtrace.toy.recovery import Recovered, ideal_omega, recover
-from headtrace.toy.setting import Setting
+from headtrace.toy.model import Setting
+from headtrace.toy.theory import orthogonal, unit_columns
 from headtrace.toy.train import train
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

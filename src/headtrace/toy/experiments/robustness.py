@@ -18,7 +18,7 @@ import polars as pl
 from headtrace.progress import Progress, part_of
 from headtrace.toy.alignment import alignment
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.setting import Setting
+from headtrace.toy.model import Setting
 from headtrace.toy.train import ToyModel, train
 
 DEFAULT = Setting()

@@ -22,7 +22,7 @@ from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.toy.alignment import Channels, channels
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.setting import Pair, Setting
+from headtrace.toy.model import Pair, Setting
 from headtrace.toy.train import ToyModel, train
 
 CLASSES = {"one": 1, "two": 2, "none": 0}

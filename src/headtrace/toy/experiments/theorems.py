@@ -13,10 +13,21 @@ import polars as pl
 import torch
 
 from headtrace.progress import Progress
-from headtrace.toy.closed_form import closed_form, minimise_expected_loss, sine
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.frames import FRAMES, deviation, pushed_frame, relaxed_frame, unit_columns
-from headtrace.toy.orthogonalisation import FixedHead, attention_loss, bound, minimise
+from headtrace.toy.theory import (
+    FRAMES,
+    FixedHead,
+    attention_loss,
+    bound,
+    closed_form,
+    deviation,
+    minimise,
+    minimise_expected_loss,
+    pushed_frame,
+    relaxed_frame,
+    sine,
+    unit_columns,
+)
 
 ROWS = pl.Schema(
     {

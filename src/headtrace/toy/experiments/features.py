@@ -1,0 +1,295 @@
+"""Where features and singular vectors stand after training, with no head, one pair of interest, and twenty.
+
+- `isotropy`: no head at all. Features spread out as antipodal pairs, and W W^T is a multiple of the identity.
+- `single`: one pair of interest, (w0, w1) with target logit 1. The top singular vectors align with it.
+- `multi`: twenty pairs among 100 features in 50 dimensions. All align, in the order of their target logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import torch
+
+from headtrace.progress import Progress
+from headtrace.toy.alignment import (
+    alignment,
+    antipodal_pairs,
+    channels,
+    cosines,
+    interference,
+    isotropy_error,
+    kept,
+)
+from headtrace.toy.experiment import Experiment, against_paper
+from headtrace.toy.model import Pair, Setting, falling_pairs
+from headtrace.toy.train import ToyModel, train
+
+PROBABILITIES = (0.1, 0.2, 0.52)
+SHOWN = 0.2
+"""The probability that the figures show: the paper does not say which it used."""
+
+
+def _isotropy_plan(quick: bool) -> tuple[list[Setting], int, int]:
+    chosen = (SHOWN,) if quick else PROBABILITIES
+    settings = [Setting(pairs=(), attention_weight=0.0, probability=p) for p in chosen]
+    return settings, 2 if quick else 5, 2500 if quick else 6000
+
+
+def isotropy(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
+    """Train autoencoders without a head, over feature probabilities, and measure their geometry."""
+    settings, n_seeds, steps = _isotropy_plan(quick)
+    trained = train(settings, range(seed, seed + n_seeds), steps, progress=progress)
+    rows = [
+        {
+            "probability": model.setting.probability,
+            "seed": model.seed,
+            "antipodal_pairs": antipodal_pairs(model.features[-1]),
+            "isotropy_error": isotropy_error(model.features[-1]),
+            "features_kept": int(kept(model.features[-1]).sum()),
+            "smallest_norm": float(model.features[-1].norm(dim=0).min()),
+            "largest_norm": float(model.features[-1].norm(dim=0).max()),
+            "reconstruction_loss": float(model.reconstruction_loss[-1]),
+        }
+        for model in trained.models
+    ]
+    table = pl.DataFrame(rows)
+    shown = table.filter(pl.col("probability") == SHOWN)
+    features = trained.of([s.probability for s in settings].index(SHOWN), seed).features[-1]
+    arrays = {
+        "cosines": cosines(features, features).numpy(),
+        "moment": (features @ features.T).numpy(),
+        "order": _paired_order(cosines(features, features).numpy()),
+    }
+    return Experiment(
+        "isotropy", _isotropy_findings(table, shown, quick, seed, n_seeds, steps), table, arrays
+    )
+
+
+def _isotropy_findings(
+    table: pl.DataFrame, shown: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: int
+) -> dict[str, object]:
+    pairs = [int(n) for n in shown["antipodal_pairs"]]
+    error = float(shown["isotropy_error"].to_numpy().max())
+    by_probability = {
+        f"{p[0]:g}": {
+            "antipodal_pairs": part["antipodal_pairs"].to_list(),
+            "worst_isotropy_error": float(part["isotropy_error"].to_numpy().max()),
+        }
+        for p, part in table.group_by("probability", maintain_order=True)
+    }
+    return {
+        "quick": quick,
+        "seeds": list(range(seed, seed + n_seeds)),
+        "steps": steps,
+        "shown_probability": SHOWN,
+        "by_probability": by_probability,
+        "paper": [
+            against_paper("antipodal pairs of 20 features in 10 dimensions", 10, pairs, set(pairs) == {10}),
+            against_paper(
+                "W W^T is a multiple of the identity",
+                "isotropic",
+                error,
+                error < 0.01,
+                "largest ||W W^T / c - I|| over seeds; at p = 0.52 some features stay short and it is not",
+            ),
+        ],
+    }
+
+
+def _paired_order(among: np.ndarray) -> np.ndarray:
+    """Features with each one's opposite next to it, so that the pairs are seen."""
+    left, order = set(range(len(among))), list[int]()
+    while left:
+        first = min(left)
+        second = min(left, key=lambda other: among[first, other])
+        order += [first] if second == first else [first, second]
+        left -= {first, second}
+    return np.array(order)
+
+
+PAIR = (Pair(0, 1, 1.0),)
+ONE_PAIR = Setting(pairs=PAIR, attention_weight=20.0, probability=0.52)
+"""Where the pair is aligned, orthogonal to all other features and has a singular value of 1.
+The paper does not say which lambda and p it used."""
+WEAK_HEAD = Setting(pairs=PAIR, attention_weight=4.0, probability=0.2)
+"""Where the head is too weak against reconstruction to break up the antipodal pairs."""
+
+
+def _single_plan(quick: bool) -> tuple[int, int]:
+    return (2, 3000) if quick else (5, 10_000)
+
+
+def single(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
+    """Train the one-pair head where it wins and where it is weak."""
+    n_seeds, steps = _single_plan(quick)
+    trained = train([ONE_PAIR, WEAK_HEAD], range(seed, seed + n_seeds), steps, progress=progress)
+    table = pl.DataFrame([_single_row(model) for model in trained.models])
+    model = trained.of(0, seed)
+    found = channels(model.query[-1], model.key[-1])
+    features = model.features[-1]
+    arrays = {
+        "left": cosines(found.left, features).numpy(),
+        "right": cosines(found.right, features).numpy(),
+        "values": found.values.numpy(),
+        "cosines": (cosines(features, features) * kept(features) * kept(features)[:, None]).numpy(),
+        "moment": (features @ features.T).numpy(),
+    }
+    return Experiment("single", _single_findings(table, quick, seed, n_seeds, steps), table, arrays)
+
+
+def _single_row(model: ToyModel) -> dict[str, object]:
+    aligned, features = alignment(model), model.features[-1]
+    values = channels(model.query[-1], model.key[-1]).values
+    return {
+        "attention_weight": model.setting.attention_weight,
+        "probability": model.setting.probability,
+        "seed": model.seed,
+        "query_cosine": float(aligned.query[-1, 0]),
+        "key_cosine": float(aligned.key[-1, 0]),
+        "first_value": float(values[0]),
+        "second_value": float(values[1]),
+        "interference": float(interference(features, [0, 1]).max()),
+        "features_kept": int(kept(features).sum()),
+        "isotropy_error": isotropy_error(features),
+        "excess_attention_loss": float(model.attention_loss[-1] - model.attention_floor[-1]),
+    }
+
+
+def _single_summary(table: pl.DataFrame, setting: Setting) -> dict[str, object]:
+    part = table.filter(
+        pl.col("attention_weight") == setting.attention_weight, pl.col("probability") == setting.probability
+    )
+    return {
+        "lambda": setting.attention_weight,
+        "p": setting.probability,
+        "smallest_cosine": float(part.select(pl.min_horizontal("query_cosine", "key_cosine").min()).item()),
+        "first_singular_values": part["first_value"].to_list(),
+        "second_singular_values": part["second_value"].to_list(),
+        "largest_interference_of_the_pair": float(part["interference"].to_numpy().max()),
+        "features_kept": part["features_kept"].to_list(),
+    }
+
+
+def _single_findings(
+    table: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: int
+) -> dict[str, object]:
+    strong, weak = _single_summary(table, ONE_PAIR), _single_summary(table, WEAK_HEAD)
+    cosine = float(str(strong["smallest_cosine"]))
+    ratio = float((table["second_value"] / table["first_value"]).to_numpy().max())
+    apart = float(str(strong["largest_interference_of_the_pair"]))
+    return {
+        "quick": quick,
+        "seeds": list(range(seed, seed + n_seeds)),
+        "steps": steps,
+        "aligned": strong,
+        "weak_head": weak,
+        "paper": [
+            against_paper("w0 is u0 and w1 is v0", "aligned", cosine, cosine >= 0.99, "smallest cosine"),
+            against_paper(
+                "one large singular value", "single", ratio, ratio < 0.05, "second over first, worst"
+            ),
+            against_paper(
+                "w0 and w1 are orthogonal to all other features",
+                "orthogonal",
+                apart,
+                apart < 0.1,
+                "largest |cosine| with a kept feature; with the weak head the pair stays antipodal",
+            ),
+        ],
+    }
+
+
+TWENTY_PAIRS = Setting(
+    falling_pairs(20, 26.0),
+    n_features=100,
+    d_model=50,
+    d_head=50,
+    attention_weight=25.0,
+    probability=0.35,
+)
+"""Lambda and p are not in the paper. At lambda = 4 the pairs of lowest logit are not learned."""
+THREE_PAIRS = Setting(tuple(Pair(i, i + 3, 24.0 - 6 * i) for i in range(3)))
+ALIGNED = 0.95
+
+
+def _multi_plan(quick: bool) -> tuple[Setting, int, int]:
+    return (THREE_PAIRS, 1, 5000) if quick else (TWENTY_PAIRS, 3, 60_000)
+
+
+def multi(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
+    """Train the head with twenty pairs (three when quick) and match pair k with singular pair k."""
+    setting, n_seeds, steps = _multi_plan(quick)
+    trained = train([setting], range(seed, seed + n_seeds), steps, progress=progress)
+    rows: list[dict[str, object]] = []
+    for model in trained.models:
+        aligned, features = alignment(model), model.features[-1]
+        for place, pair in enumerate(setting.ordered_pairs):
+            rows.append(
+                {
+                    "seed": model.seed,
+                    "pair": place,
+                    "target_logit": pair.logit,
+                    "singular_value": float(aligned.values[-1, place]),
+                    "query_cosine": float(aligned.query[-1, place]),
+                    "key_cosine": float(aligned.key[-1, place]),
+                    "interference": float(interference(features, [pair.query, pair.key]).max()),
+                    "features_kept": int(kept(features).sum()),
+                }
+            )
+    table = pl.DataFrame(rows)
+    model = trained.of(0, seed)
+    found, features = channels(model.query[-1], model.key[-1]), model.features[-1]
+    present = kept(features)
+    arrays = {
+        "left": cosines(found.left, features).numpy(),
+        "right": cosines(found.right, features).numpy(),
+        "values": found.values.numpy(),
+        "logits": torch.tensor([pair.logit for pair in setting.ordered_pairs]).numpy(),
+        "cosines": (cosines(features, features) * present * present[:, None]).numpy(),
+    }
+    return Experiment("multi", _multi_findings(table, setting, quick, steps), table, arrays)
+
+
+def _multi_findings(table: pl.DataFrame, setting: Setting, quick: bool, steps: int) -> dict[str, object]:
+    worst = table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
+    aligned = worst.filter(pl.col("cosine") >= ALIGNED).height
+    ratio = (table["singular_value"] / table["target_logit"]).to_numpy()
+    by_seed = worst.group_by("seed").agg(pl.col("cosine").min()).sort("seed")
+    return {
+        "quick": quick,
+        "seeds": by_seed["seed"].to_list(),
+        "steps": steps,
+        "lambda": setting.attention_weight,
+        "p": setting.probability,
+        "pairs_of_all_seeds": table.height,
+        "pairs_aligned_in_order": aligned,
+        "smallest_cosine": float(worst["cosine"].to_numpy().min()),
+        "mean_cosine": float(worst["cosine"].to_numpy().mean()),
+        "smallest_cosine_by_seed": by_seed["cosine"].to_list(),
+        "singular_value_over_logit": [float(ratio.min()), float(ratio.max())],
+        "correlation_of_values_and_logits": float(
+            np.corrcoef(table["singular_value"], table["target_logit"])[0, 1]
+        ),
+        "largest_interference_of_a_pair": float(table["interference"].to_numpy().max()),
+        "features_kept": table.group_by("seed")
+        .agg(pl.col("features_kept").first())
+        .sort("seed")["features_kept"]
+        .to_list(),
+        "paper": [
+            against_paper(
+                f"all {len(setting.pairs)} pairs align, pair k with singular pair k",
+                table.height,
+                aligned,
+                aligned == table.height,
+                f"pairs of all seeds with both cosines at least {ALIGNED}",
+            ),
+            against_paper(
+                "singular values reflect the target logits",
+                "decline with the logits",
+                [float(ratio.min()), float(ratio.max())],
+                bool(ratio.max() / ratio.min() < 1.5),
+                "range of singular value over target logit",
+            ),
+        ],
+    }

@@ -11,9 +11,8 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Place, along
-from headtrace.tracing.amounts import contributions_of_units
 from headtrace.tracing.attribute_root import attribute_root
-from headtrace.tracing.content import Content
+from headtrace.tracing.content import Content, contributions_of_units
 from headtrace.tracing.questions import ask
 from headtrace.vocabulary import ROOT
 from tests.tiny import NAMES, prompts, tiny_model, top_two

@@ -9,8 +9,7 @@ import headtrace
 from headtrace.errors import InputError
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing.attribute_root import attribute_root
-from headtrace.tracing.content import Content
-from headtrace.tracing.moved import attention_gradient, moved
+from headtrace.tracing.content import Content, attention_gradient, moved
 from headtrace.vocabulary import Firing
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 

@@ -13,7 +13,6 @@ from headtrace.errors import InputError
 from headtrace.tracing.attribute_root import RootAttribution, attribute_root
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import METHODS, Method, make_method
-from headtrace.tracing.unhashed import same_weights
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def check_prompt(check: Checking) -> None:
     if circuit.model.architecture is not None:
         own = model.architecture.model_type
         ledger.require("model.architecture", "", in_file=circuit.model.architecture, measured=own)
-    if same_weights(circuit.model, model) is None:
+    if circuit.model.weights_sha256 is None:
         ledger.skip("whether the weights are those that were traced: the file has no hash of them")
     labels = model.token_labels(circuit.prompt.token_ids)
     agree = sum(a == b for a, b in zip(circuit.prompt.tokens, labels, strict=True))

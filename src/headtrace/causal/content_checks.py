@@ -23,10 +23,9 @@ from headtrace.models.forward import forward
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenNorm
 from headtrace.models.observer import Observer
 from headtrace.models.weights import norm_eps, norm_scale
-from headtrace.tracing.amounts import contributions_of_units, passing, strongest_units
 from headtrace.tracing.causes import Cause
-from headtrace.tracing.content import Content
-from headtrace.tracing.signals import signals_of, writes_at
+from headtrace.tracing.content import Content, contributions_of_units, passing, strongest_units
+from headtrace.tracing.signal_directions import signals_of, writes_at
 from headtrace.vocabulary import ATTENTION_SIDES, Site
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
 from headtrace.models.devices import available_bytes
-from headtrace.tracing.unhashed import same_weights
 from headtrace.validation import fail
 from headtrace.vocabulary import Firing, head_name, parse_head
 
@@ -39,7 +38,7 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
 
 def require_own_model(circuit: Circuit, model: Model) -> None:
     """Raise ``InputError`` if a circuit was traced on other weights; one without a hash is taken on trust."""
-    if same_weights(circuit.model, model) is False:
+    if circuit.model.weights_sha256 not in (None, model.weights_sha256):
         raise InputError(
             f"The circuit was traced on {circuit.model.name!r} with weights {str(circuit.model.weights_sha256)[:12]}"
             f"..., but {model.name!r} has {model.weights_sha256[:12]}.... A circuit can only be tested on its own "

@@ -45,10 +45,10 @@ from headtrace.runs.store import Place, Store, StoreError, checksum, open_store,
 from headtrace.runs.work import ShardWork, trace_job
 from headtrace.tasks import TaskSet
 from headtrace.tracing import Tracer
+from headtrace.tracing.assemble import model_info
 from headtrace.tracing.complete import Paths
 from headtrace.tracing.methods import Method
 from headtrace.tracing.sweep import Budget
-from headtrace.tracing.unhashed import model_info
 from headtrace.validation import plain
 
 if TYPE_CHECKING:

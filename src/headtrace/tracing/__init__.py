@@ -9,9 +9,9 @@ and their contributions), ``components.py`` (what heads read of each component),
 from headtrace.tracing.accpp import ACCpp
 from headtrace.tracing.causes import Cause, Causes, Explanation, SideCauses
 from headtrace.tracing.components import Firings
+from headtrace.tracing.content import Moved, moved
 from headtrace.tracing.earlier_methods import ACC, SVT
 from headtrace.tracing.methods import METHODS, Method, Option, make_method, method_options, register_method
-from headtrace.tracing.moved import Moved, moved
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.sweep import Budget
 from headtrace.tracing.tracer import Tracer

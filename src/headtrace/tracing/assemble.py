@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, MethodInfo, ModelInfo, Node, PromptInfo
-from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
-from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
+from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Site
+
+if TYPE_CHECKING:
+    from headtrace.models import Model
 
 RESTS_ON_ROUNDING = 0.02
-"""A firing whose attention would move by more than this without rounding says so."""
+"""A firing whose attention would change by more than this without rounding is marked."""
+
+
+def model_info(model: Model) -> ModelInfo:
+    """What a circuit says of its model. The hash of the weights is computed once, and kept by the model."""
+    return ModelInfo(model.name, model.revision, model.architecture.model_type, model.weights_sha256)
 
 
 def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:
     """The circuit of one prompt. Nodes are numbered from the root down, so equal traces give equal files."""
-    edges: list[tuple[Cause, Site, Side]] = [
+    found = [
         (cause, target, side)
-        for target, found in trace.causes.items()
-        for side, part in found.sides.items()
+        for target, causes in trace.causes.items()
+        for side, part in causes.sides.items()
         for cause in part.in_graph
     ]
-    sites = {ROOT} | {cause.site for cause, *_ in edges} | {target for _, target, _ in edges}
+    sites = {ROOT} | {cause.site for cause, *_ in found} | {target for _, target, _ in found}
     numbers = {site: i for i, site in enumerate(sorted(sites, key=_order))}
+    edges: list[Edge] = []
+    for cause, target, side in found:
+        through = trace.mlp_signals.get((cause.site, target, side)) if trace.mlp_signals else None
+        edges.append(
+            Edge(
+                source=numbers[cause.site],
+                target=numbers[target],
+                side=side,
+                weight=cause.weight,
+                channels=cause.channels,
+                contribution=None if side in ATTENTION_SIDES else trace.shares.get((cause.site, target)),
+                through=None if through is None else tuple(numbers[c.site] for c in through.causes),
+                left=None if through is None else through.left,
+            )
+        )
     reason = trace.seeds.reason
     return Circuit(
         model=model,
@@ -31,24 +53,9 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
         root=trace.seeds.root,
         method=method,
         nodes=tuple(_node(site, number, trace) for site, number in numbers.items()),
-        edges=tuple(_edge(cause, target, side, numbers, trace) for cause, target, side in edges),
+        edges=tuple(edges),
         reason=reason,
         influence_kept=None if reason else trace.influence_kept,
-    )
-
-
-def _edge(cause: Cause, target: Site, side: Side, numbers: dict[Site, int], trace: PromptTrace) -> Edge:
-    passage = trace.passages.get((cause.site, target, side)) if trace.passages else None
-    through = None if passage is None else tuple(numbers[found.site] for found in passage.causes)
-    return Edge(
-        source=numbers[cause.site],
-        target=numbers[target],
-        side=side,
-        weight=cause.weight,
-        channels=cause.channels,
-        contribution=None if side in ATTENTION_SIDES else trace.shares.get((cause.site, target)),
-        through=through,
-        left=None if passage is None else passage.left,
     )
 
 
@@ -66,17 +73,15 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
     found = trace.causes.get(site)
     if found is not None and site != ROOT:
         predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}
-        elsewhere = [c for part in found.sides.values() for c in part.elsewhere]
+        elsewhere = tuple(
+            CompetingKeySignal(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
+            for part in found.sides.values()
+            for c in part.elsewhere
+        )
         extra |= {"expanded": True, "explained": found.explained, "predicted": predicted or None}
+        extra["elsewhere"] = elsewhere or None
         if found.rounding is not None and found.rounding > RESTS_ON_ROUNDING:
             extra["rounding"] = found.rounding
-        extra["elsewhere"] = (
-            tuple(
-                CompetingKeySignal(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
-                for c in elsewhere
-            )
-            or None
-        )
     return Node(
         id=number,
         kind=site.kind,

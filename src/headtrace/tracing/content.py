@@ -3,6 +3,9 @@
 With patterns, norms and gates frozen, every component has a contribution to the root in the root's own unit
 (`headtrace.models.frozen`), and so has every way into it: a head's value reads its source along one direction, an MLP
 its own token along another. A node's contribution is the sum of what comes in, and of its own biases.
+
+`Content` has the contributions of a batch of prompts; `add_amounts` fills in those of the edges and hidden units of a
+circuit, and `moved` says what one firing moved.
 """
 
 from __future__ import annotations
@@ -15,16 +18,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headtrace.errors import IdentityError
-from headtrace.models.frozen import Gradients, gradients
-from headtrace.models.identities import tolerance_for
+from headtrace.circuits import Neuron
+from headtrace.errors import IdentityError, InputError
+from headtrace.models.frozen import FrozenMLP, Gradients, Level, gradients, levels, mlp_rounding
+from headtrace.models.identities import rounding_bound, tolerance_for
+from headtrace.roots import Root
 from headtrace.tracing.along import Along, Place, along
-from headtrace.tracing.attribute_root import RootPart
-from headtrace.tracing.causes import Cause
-from headtrace.vocabulary import Site
+from headtrace.tracing.attribute_root import ReadPoint, RootPart, attribute_root
+from headtrace.tracing.causes import Cause, PromptSite
+from headtrace.tracing.firing import IG_STEPS
+from headtrace.tracing.signal_directions import writes_at
+from headtrace.vocabulary import ROOT, Firing, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
+    from headtrace.tracing.sweep import PromptTrace
 
 SHARES_AT_ONCE = 16_000_000
 """Shares of many places are computed together as long as they number at most this many (64 MB in float32)."""
@@ -102,22 +110,20 @@ class Content:
             self.look_at([(prompt, site)], there=there)
         return self._known[prompt, site, there]
 
-    def look_at(self, sites: Iterable[tuple[int, Site]], *, there: bool = False) -> None:
+    def look_at(self, sites: Iterable[PromptSite], *, there: bool = False) -> None:
         """Read what many sites contribute: all of them together, so that a device is waited for once."""
         rec = self.counterfactual if there else self.recording
         new = [spot for spot in dict.fromkeys(sites) if (*spot, there) not in self._known]
         if not new or rec is None:
             return
-        kinds: dict[str, list[tuple[int, Site]]] = {}
+        kinds: dict[str, list[PromptSite]] = {}
         for prompt, site in new:
             kinds.setdefault(site.kind, []).append((prompt, site))
         found = torch.cat([self._contributions(kind, spots, rec) for kind, spots in kinds.items()]).tolist()
         ordered = [spot for spots in kinds.values() for spot in spots]
         self._known.update({(*spot, there): value for spot, value in zip(ordered, found, strict=True)})
 
-    def _contributions(
-        self, kind: str, spots: list[tuple[int, Site]], rec: Recording
-    ) -> Float[Tensor, " site"]:
+    def _contributions(self, kind: str, spots: list[PromptSite], rec: Recording) -> Float[Tensor, " site"]:
         """What sites of one kind contribute: what each wrote, along its gradient."""
         g = self.gradients
         if kind == "root":
@@ -167,7 +173,7 @@ class Content:
             return g.through_mlp[layer, prompt, dest]
         return g.value_direction(layer, site.head or 0, prompt, dest, site.src or 0)
 
-    def constants(self, sites: Sequence[tuple[int, Site]]) -> Float[Tensor, " site"]:
+    def constants(self, sites: Sequence[PromptSite]) -> Float[Tensor, " site"]:
         """What each node's own biases contribute (a head's are in its layer's attention bias), and in half precision
         what rounding did while it read."""
         g, half, found = self.gradients, self.recording.model.half, list[Tensor]()
@@ -188,7 +194,7 @@ class Content:
         g, layer, dest = self.gradients, site.layer or 0, site.dest or 0
         return (g.mlp if site.kind == "mlp" else g.attention)[layer, prompt, dest]
 
-    def causes(self, sites: Sequence[tuple[int, Site]]) -> list[Strongest]:
+    def causes(self, sites: Sequence[PromptSite]) -> list[Strongest]:
         """What each site's content comes from: the strongest shares of its contribution, and what opposes them."""
         places = [self.place(prompt, site) for prompt, site in sites]
         directions = [self.direction(prompt, site) for prompt, site in sites]
@@ -205,7 +211,7 @@ class Content:
         self,
         places: Sequence[Place],
         directions: Sequence[Tensor],
-        sites: Sequence[tuple[int, Site]] | None = None,
+        sites: Sequence[PromptSite] | None = None,
     ) -> list[Strongest]:
         """What the residual at each place has along its direction, from the strongest shares.
 
@@ -213,7 +219,9 @@ class Content:
         """
         found: list[Strongest] = []
         rec, other = self.recording, self.counterfactual
-        size = max(p.attention_layers for p in places) * rec.model.n_heads * rec.token_ids.shape[1]
+        size = (
+            max((p.attention_layers for p in places), default=0) * rec.model.n_heads * rec.token_ids.shape[1]
+        )
         step = max(1, SHARES_AT_ONCE // max(size, 1))
         for first in range(0, len(places), step):
             some = slice(first, first + step)
@@ -226,7 +234,7 @@ class Content:
             found += strongest(part)
         return found
 
-    def _conserve(self, part: Along, sites: Sequence[tuple[int, Site]]) -> None:
+    def _conserve(self, part: Along, sites: Sequence[PromptSite]) -> None:
         """A node's contribution is the sum of the shares that enter it and of its own bias terms."""
         sums = (part.shares.sum(dim=1) + self.constants(sites), part.shares.abs().sum(dim=1))
         allowed = tolerance_for(self.recording.model.dtype)
@@ -242,29 +250,253 @@ class Content:
 
 
 def strongest(part: Along) -> list[Strongest]:
-    """The strongest shares of each place, for and against."""
+    """The strongest shares of each place: the largest positive ones, then the most negative ones."""
     shares = part.shares
     k = min(FIRST_LOOK, shares.shape[1])
-    speaking, against = shares.topk(k, dim=1), shares.topk(k, dim=1, largest=False)
-    totals = shares.clamp_min(0).sum(dim=1, keepdim=True)
-    numbers = torch.cat((speaking.indices, against.indices), dim=1).tolist()
-    values = torch.cat((speaking.values, against.values, totals), dim=1).tolist()
-    return [
-        Strongest(_causes(part, row, numbers[row], values[row][:-1]), values[row][-1])
-        for row in range(len(part.places))
-    ]
-
-
-def _causes(part: Along, row: int, numbers: list[int], values: list[float]) -> tuple[Cause, ...]:
-    """Components with their shares: the first half as far as they speak for something, the second as far as against."""
-    position, half = part.places[row].position, len(numbers) // 2
-    return tuple(
-        Cause(part.index.component(number).at(position), value)
-        for place, (number, value) in enumerate(zip(numbers, values, strict=True))
-        if (value > 0 if place < half else value < 0)
-    )
+    largest, smallest = shares.topk(k, dim=1), shares.topk(k, dim=1, largest=False)
+    totals = shares.clamp_min(0).sum(dim=1).tolist()
+    numbers = torch.cat((largest.indices, smallest.indices), dim=1).tolist()
+    values = torch.cat((largest.values.clamp_min(0), smallest.values.clamp_max(0)), dim=1).tolist()
+    found: list[Strongest] = []
+    for place, mine, weights, total in zip(part.places, numbers, values, totals, strict=True):
+        pairs = [(number, weight) for number, weight in zip(mine, weights, strict=True) if weight != 0]
+        causes = tuple(Cause(part.index.component(n).at(place.position), weight) for n, weight in pairs)
+        found.append(Strongest(causes, total))
+    return found
 
 
 def _real(recording: Recording) -> Bool[Tensor, "batch token"]:
     positions = torch.arange(recording.token_ids.shape[1], device=recording.token_ids.device)
     return positions < torch.tensor(recording.lengths, device=positions.device)[:, None]
+
+
+# -- amounts of edges and hidden units -----------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def add_amounts(content: Content, traces: Sequence[PromptTrace], neurons: int) -> None:
+    """Fill in what passes through each edge into a value or an MLP, and the strongest hidden units of every MLP."""
+    for prompt, trace in enumerate(traces):
+        if not content.reads[prompt]:
+            continue
+        edges, passed = list[tuple[Site, Site]](), list[Tensor]()
+        for target, found in trace.causes.items():
+            sources = [
+                c.site
+                for side in ("value", "input")
+                if side in found.sides
+                for c in found.sides[side].in_graph
+            ]
+            if target != ROOT and sources:
+                passed.append(
+                    writes_at(content.recording, prompt, sources) @ content.direction(prompt, target)
+                )
+                edges += [(source, target) for source in sources]
+        if edges:  # all at once: each number by itself would be waited for
+            trace.shares |= dict(zip(edges, torch.cat(passed).tolist(), strict=True))
+        if neurons:
+            mlps = [site for site in trace.contributions if site.kind == "mlp"]
+            units = contributions_of_units(content, prompt, mlps)
+            trace.neurons = {site: strongest_units(units[site], neurons) for site in mlps}
+
+
+def passing(
+    content: Content,
+    prompt: int,
+    sources: Sequence[Site],
+    target: Site,
+    recording: Recording | None = None,
+) -> list[float]:
+    """What each source contributes to the root by what a head moves of it, by what an MLP makes of it, or directly.
+
+    With another ``recording``, what its writes would contribute on the same way.
+    """
+    writes = writes_at(recording or content.recording, prompt, sources)
+    if target != ROOT:
+        return (writes @ content.direction(prompt, target)).tolist()
+    reads = [(read.point.position, read.direction) for read in content.reads[prompt]]
+    return [
+        sum(float(write @ direction) for position, direction in reads if position == source.dest)
+        for source, write in zip(sources, writes, strict=True)
+    ]
+
+
+def contributions_of_units(
+    content: Content, prompt: int, mlps: Sequence[Site]
+) -> dict[Site, Float[Tensor, " d_hidden"]]:
+    """What every hidden unit of some MLPs contributes to the root; they must sum to what the MLP contributes."""
+    found: dict[Site, Tensor] = {}
+    device = content.recording.model.device
+    for layer in {site.layer or 0 for site in mlps}:
+        here = [site for site in mlps if site.layer == layer]
+        positions = torch.tensor([site.dest or 0 for site in here], device=device)
+        rows = (torch.full_like(positions, prompt), positions)
+        direction = content.gradients.mlp[layer][rows]
+        units = FrozenMLP.of(content.recording, layer, rows).by_unit(direction)
+        _require_whole(content, prompt, here, units)
+        found |= zip(here, units.contributions, strict=True)
+    return found
+
+
+def _require_whole(content: Content, prompt: int, sites: Sequence[Site], units: Units) -> None:
+    sums = (units.contributions.sum(dim=-1) + units.constant).tolist()
+    sizes = units.contributions.abs().sum(dim=-1).tolist()
+    model = content.recording.model
+    allowed = rounding_bound(model, "mlp") if model.half else tolerance_for(model.dtype)
+    for site, made, size in zip(sites, sums, sizes, strict=True):
+        whole = content.contribution(prompt, site)
+        error = abs(made - whole) / max(size, abs(whole), 1e-30)
+        if not error <= allowed:
+            raise IdentityError(
+                f"The hidden units of {site} (prompt {prompt}) contribute {made:.6g} in all, but it contributes "
+                f"{whole:.6g}: relative error {error:.1e}, allowed {allowed:.0e}."
+            )
+
+
+def strongest_units(contributions: Float[Tensor, " d_hidden"], most: int) -> tuple[Neuron, ...]:
+    """The units that contribute most, for the root or against it.
+
+    >>> strongest_units(torch.tensor([0.5, -2.0, 1.0]), 2)
+    (Neuron(unit=1, contribution=-2.0), Neuron(unit=2, contribution=1.0))
+    """
+    units = contributions.abs().topk(min(most, len(contributions))).indices.tolist()
+    return tuple(Neuron(unit, float(contributions[unit])) for unit in units)
+
+
+# -- what one firing moved -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a head wrote at the destination of a firing from its source."""
+
+    firing: Firing
+    norm: float
+    """Its length, relative to that of the residual at the input of the layer, into which it is written."""
+    promotes: tuple[tuple[str, float], ...]
+    """The tokens that it raises most if it is read straight through the final norm (its scale frozen) and the
+    unembedding, with the logits that it adds; strongest first."""
+    suppresses: tuple[tuple[str, float], ...]
+    """Those that it lowers most."""
+    contribution: float | None = None
+    """To the root, on all ways through frozen attention, norms and gates, in the unit of the root."""
+    measure: str | None = None
+    """What the contribution is measured in."""
+
+
+@torch.inference_mode()
+def moved(
+    recording: Recording,
+    firing: Firing | str,
+    root: Root | None = None,
+    *,
+    prompt: int = 0,
+    k: int = 8,
+    ig_steps: int = IG_STEPS,
+) -> Moved:
+    """What a firing moved: the part of a head's write that came from one source, with the ``k`` tokens that it raises
+    and lowers most.
+
+    With a root (``tracer.ask(...).root``) also what it contributes to it, for which the recording must have kept what
+    MLPs read (``keep=headtrace.models.frozen.CONTENT_FIELDS``).
+
+    >>> import headtrace
+    >>> from headtrace.models.frozen import CONTENT_FIELDS
+    >>> model = headtrace.load("builtin")
+    >>> prompt = "When Mary and John went to the store, John gave a drink to"
+    >>> recording = model.record(prompt, keep=CONTENT_FIELDS)
+    >>> question = headtrace.Tracer(model).ask(recording.token_ids[0], answer=" Mary", wrong=" John")
+    >>> found = moved(recording, "L1H2:14:2", question.root)
+    >>> found.promotes[0][0], found.measure, found.contribution > 1
+    ('Mary', 'logit difference', True)
+    """
+    firing = Firing.parse(firing)
+    recording.check_firing(firing, prompt)
+    if k < 1:
+        raise InputError(f"k={k}: expected at least 1 token.")
+    prompt %= len(recording)
+    written = recording.write(firing.site.component, prompt)[firing.dest]
+    residual = recording.residuals[firing.layer, prompt, firing.dest]
+    logits = ReadPoint(recording, prompt, firing.dest, recording.model.n_layers).logits_of(written[None])[0]
+    contribution = None
+    if root is not None:
+        onto = attention_gradient(recording, root, firing.layer, prompt, ig_steps, first=firing.dest)
+        contribution = float(written @ onto[firing.dest - recording.lengths[prompt]])
+    return Moved(
+        firing,
+        float(written.norm() / residual.norm()),
+        _extremes(recording, logits, k),
+        tuple((token, -value) for token, value in _extremes(recording, -logits, k)),
+        contribution,
+        None if root is None else root.measure,
+    )
+
+
+def _extremes(recording: Recording, logits: Float[Tensor, " vocab"], k: int) -> tuple[tuple[str, float], ...]:
+    values, ids = logits.topk(min(k, len(logits)))
+    return tuple(zip(recording.model.token_labels(ids.tolist()), values.tolist(), strict=True))
+
+
+@torch.inference_mode()
+def attention_gradient(
+    recording: Recording,
+    root: Root,
+    layer: int,
+    prompt: int = 0,
+    ig_steps: int = IG_STEPS,
+    *,
+    first: int = 0,
+) -> Float[Tensor, "token d_model"]:
+    """The direction, at every token from ``first`` on, along which what a layer's attention writes contributes to a
+    root.
+
+    The frozen model is swept from the top to that layer and from the last token to the first that is asked for, no
+    further; what is read there and what was written behind must sum to what the root reads.
+    """
+    one = recording if len(recording) == 1 else recording[prompt]
+    first = 0 if one.model.half else first  # what rounding did is known of whole layers only
+    start = torch.zeros_like(one.residuals)
+    for part in attribute_root(root, one, 0, ig_steps).parts:
+        start[part.point.layer, 0, part.point.position] += part.direction
+    others: list[Tensor] = []
+    for level in levels(one, start, first):
+        others += _beside(one, level, first)
+        if level.layer == layer:
+            _require_sum(one, start, layer, first, level.below, others)
+            return level.attention[0]
+    raise InputError(f"There is no layer {layer}: the model has layers 0 to {recording.model.n_layers - 1}.")
+
+
+def _beside(recording: Recording, level: Level, first: int) -> list[Float[Tensor, "batch token"]]:
+    """What a layer contributes without the residual from ``first`` on: its biases, what heads move from before, and
+    what rounding did."""
+    layer = level.layer
+    bias = (recording.attention_bias(layer)[:, first:] * level.attention).sum(-1)
+    values = recording.bare_values[layer].transpose(0, 1)[:, :, :first]
+    before = recording.pattern(layer)[:, :, first:, :first] * (level.values @ values.transpose(-1, -2))
+    found = [level.pulled.constant, bias, before.sum((1, 3))]
+    return [*found, _rounding(recording, level)] if recording.model.half else found
+
+
+def _rounding(recording: Recording, level: Level) -> Float[Tensor, "batch token"]:
+    """What rounding in a layer of a model in half precision contributes."""
+    layer, group = level.layer, recording.model.weights.group
+    values = recording.value_roundings(layer).repeat_interleave(group, dim=1)
+    read = (recording.pattern(layer) * (level.values @ values.transpose(-1, -2))).sum((1, 2))
+    written = recording.roundings[layer] + mlp_rounding(recording, layer)
+    return read + (written * level.mlp).sum(-1)
+
+
+def _require_sum(
+    recording: Recording, start: Tensor, layer: int, first: int, below: Tensor, others: list[Tensor]
+) -> None:
+    """The residual below a layer, and all that is not of it from there on, give what the root reads from there on."""
+    parts = torch.cat(((recording.residuals[layer, :, first:] * below).sum(-1), *others))
+    found, read = float(parts.sum()), recording.residuals[layer:, :, first:] * start[layer:, :, first:]
+    recorded, size = float(read.sum()), float(parts.abs().sum())
+    error = abs(found - recorded) / max(size, abs(recorded), 1e-30)
+    if not error <= tolerance_for(recording.model.dtype):
+        raise IdentityError(
+            f"What passes layer {layer} contributes {found:.6g} to the root, which reads {recorded:.6g}: relative "
+            f"error {error:.1e}, allowed {tolerance_for(recording.model.dtype):.0e}."
+        )

@@ -1,7 +1,7 @@
 """The sweep: from the seeds of a root down to the embeddings, layer by layer, all prompts together.
 
-When a layer's turn comes, everything above it is traced, so the influence of its firings is final. The most influential
-are expanded first, until the budget is spent; the others stay as leaves.
+Once everything above a layer has been traced, the influence of its firings is final. The most influential are expanded
+first, until the budget is spent; the others stay as leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headtrace.circuits.graph import spread
 from headtrace.errors import HeadtraceError
 from headtrace.progress import Progress, counting
 from headtrace.tracing.attribute_root import Seeds
-from headtrace.tracing.causes import Cause, Causes, SideCauses
+from headtrace.tracing.causes import Cause, Causes, PromptSite, SideCauses
 from headtrace.tracing.components import Firings
 from headtrace.tracing.methods import Method
 from headtrace.tracing.readings import Composer
@@ -25,7 +25,7 @@ from headtrace.vocabulary import ROOT, Side, Site
 if TYPE_CHECKING:
     from headtrace.circuits import Neuron
     from headtrace.models import Recording
-    from headtrace.tracing.through_mlps import Passage
+    from headtrace.tracing.signal_directions import MlpSignalCauses
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class PromptTrace:
 
     seeds: Seeds
     causes: dict[Site, Causes] = field(default_factory=dict[Site, Causes])
-    """The causes of everything that was expanded, the root among them."""
+    """The causes of everything that was expanded, including the root."""
     attention: dict[Site, float] = field(default_factory=dict[Site, float])
     thresholds: dict[Site, float] = field(default_factory=dict[Site, float])
     influence: dict[Site, float] = field(default_factory=lambda: defaultdict[Site, float](float))
     cut: list[Site] = field(default_factory=list[Site])
     """Firings that the budget left unexpanded."""
     contributions: dict[Site, float] = field(default_factory=dict[Site, float])
-    """What sites contribute to the root, where content was followed."""
+    """What sites contribute to the root, if content was followed."""
     tokens: tuple[float, ...] | None = None
-    """What each token's embedding contributes, where content was followed."""
+    """What each token's embedding contributes, if content was followed."""
     shares: dict[tuple[Site, Site], float] = field(default_factory=dict["tuple[Site, Site]", float])
     """By source and target: what passes through a value or the input of an MLP, in the unit of the root."""
     neurons: dict[Site, tuple[Neuron, ...]] = field(default_factory=dict["Site", "tuple[Neuron, ...]"])
-    """The strongest hidden units of MLPs, where they were asked for."""
-    passages: dict[tuple[Site, Site, Side], Passage] = field(
-        default_factory=dict["tuple[Site, Site, Side]", "Passage"]
+    """The strongest hidden units of MLPs, if they were requested."""
+    mlp_signals: dict[tuple[Site, Site, Side], MlpSignalCauses] = field(
+        default_factory=dict["tuple[Site, Site, Side]", "MlpSignalCauses"]
     )
-    """By the MLP, the firing and the side: what holds up a signal that an MLP wrote."""
+    """By the MLP, the firing and the side: the causes of a signal that an MLP wrote."""
 
     @property
     def expanded(self) -> int:
@@ -72,46 +72,39 @@ class PromptTrace:
     def influence_kept(self) -> float:
         return max(0.0, 1.0 - sum(self.influence[site] for site in self.cut))
 
+    def follow(self, found: Causes) -> list[tuple[Side, Cause, float]]:
+        """Pass the influence of a site on to its causes: side, cause and influence of each that is in the graph."""
+        self.causes[found.site] = found
+        causes = [(side, cause) for side, part in found.sides.items() for cause in part.in_graph]
+        shares = spread([(side, cause.weight) for side, cause in causes])
+        whole = self.influence[found.site]
+        passed = [(side, cause, whole * share) for (side, cause), share in zip(causes, shares, strict=True)]
+        for _, cause, influence in passed:
+            self.influence[cause.site] += influence
+        return passed
 
-Grown = Callable[[list[PromptTrace]], None]
-"""Shown what has been found while more is being traced."""
+    def choose(self, sites: Iterable[Site], budget: Budget, expanded: int) -> list[Site]:
+        """Sites to expand after ``expanded`` others: the most influential within the budget; the others are cut."""
+        chosen: list[Site] = []
+        for site in sorted(sites, key=lambda site: (-self.influence[site], site)):
+            full = budget.max_firings is not None and expanded + len(chosen) >= budget.max_firings
+            cut = full or self.influence[site] < budget.min_influence
+            (self.cut if cut else chosen).append(site)
+        return chosen
 
-Place = tuple[int, Site]
-"""A site of a prompt."""
+
+OnPartial = Callable[[list[PromptTrace]], None]
+"""Called with what has been found so far while more is being traced."""
 
 
-def attention_at(recording: Recording, places: Sequence[Place]) -> list[tuple[float, int]]:
-    """The attention of firings, and how many keys each of them chooses among."""
-    if not places:
+def attention_at(recording: Recording, sites: Sequence[PromptSite]) -> list[tuple[float, int]]:
+    """The attention of firings, and the number of keys visible to each."""
+    if not sites:
         return []
-    f = Firings.of(places, recording.model.device)
+    f = Firings.of(sites, recording.model.device)
     strength = recording.attention.at(f.layer, f.prompt, f.head, f.dest, f.src).tolist()
     keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
     return list(zip(strength, keys, strict=True))
-
-
-@dataclass
-class Known:
-    """What has been traced so far, and what every firing that was met needs to be chosen."""
-
-    causes: dict[Place, Causes] = field(default_factory=dict[Place, Causes])
-    attention: dict[Place, tuple[float, int]] = field(default_factory=dict[Place, tuple[float, int]])
-    """Attention, and the number of visible keys."""
-
-    def look_at(self, recording: Recording, found: Iterable[Causes]) -> list[Place]:
-        """Keep causes, and read the attention of all firings among them at once; those that are met first."""
-        new: dict[Place, None] = {}
-        for causes in found:
-            self.causes[causes.prompt, causes.site] = causes
-            heads = (c.site for side in causes.sides.values() for c in side.in_graph if c.site.kind == "head")
-            new |= {(causes.prompt, s): None for s in heads if (causes.prompt, s) not in self.attention}
-        self.attention |= dict(zip(new, attention_at(recording, list(new)), strict=True))
-        return list(new)
-
-    def followed(self, place: Place, method: Method) -> bool:
-        """Whether a firing is traced at all, whatever the budget."""
-        _, site = place
-        return site.layer != 0 and site.dest != 0 and method.follows(site.firing, *self.attention[place])
 
 
 def sweep(
@@ -121,123 +114,135 @@ def sweep(
     budget: Budget,
     composer: Composer,
     progress: Progress | None = None,
-    grown: Grown | None = None,
+    on_partial: OnPartial | None = None,
 ) -> list[PromptTrace]:
     """Trace every prompt of a recording from its root down.
 
-    Firings are traced in waves: all that are known to be needed, of every layer and prompt, together. As long as the
-    budget is not spent, every firing that is met is needed; beyond that, a pass from the top down says which.
-    ``progress`` hears of firings, of as many as are known to be needed by then; ``grown`` is shown before every wave
-    what is known by then, as if the rest were not followed.
+    ``progress`` counts firings, out of as many as are known to be needed so far. ``on_partial`` is called before every
+    wave of firings with what is known, as if the rest were not followed.
     """
-    known = Known()
-    seeds = [Causes(p, ROOT, {"root": SideCauses(root.causes)}) for p, root in enumerate(roots)]
-    met = known.look_at(recording, seeds)
-    free = set(range(len(roots))) if budget.min_influence <= 0 else set[int]()
-    while True:
-        if grown is not None:
-            grown(_so_far(roots, known, method, budget))
-        needed = [place for place in met if place[0] in free and known.followed(place, method)]
-        if budget.max_firings is not None:
-            asked = Counter(prompt for prompt, _ in (*known.causes, *needed))
-            free -= {prompt for prompt in free if asked[prompt] - 1 > budget.max_firings}
-            needed = [place for place in needed if place[0] in free]
-        traces = [PromptTrace(root) for root in roots]
-        if not needed:
-            needed = [place for p, t in enumerate(traces) for place in _descend(p, t, known, method, budget)]
-        if not needed:
-            return traces
-        firings = Firings.of(needed, recording.model.device)
-        done = len(known.causes) - len(roots)
-        limit = 0 if len(free) == len(roots) else (budget.max_firings or 0) * len(roots)
-        with _told(progress, done, max(done + len(needed), limit)):
-            met = known.look_at(recording, method.trace(recording, firings, composer))
-        missing = [site for prompt, site in needed if (prompt, site) not in known.causes]
-        if missing:  # asked again, it would be left out again
+    return AttentionSweep(recording, roots, method, budget, composer).run(progress, on_partial)
+
+
+@dataclass
+class AttentionSweep:
+    """Traces firings in waves: all that are known to be needed, of every layer and prompt, together.
+
+    As long as a prompt's budget is not spent, every firing that is reached is needed. After that, a pass from the top
+    down decides which.
+    """
+
+    recording: Recording
+    roots: list[Seeds]
+    method: Method
+    budget: Budget
+    composer: Composer
+    causes: dict[PromptSite, Causes] = field(default_factory=dict[PromptSite, Causes])
+    """What has been traced so far."""
+    attention: dict[PromptSite, tuple[float, int]] = field(
+        default_factory=dict[PromptSite, tuple[float, int]]
+    )
+    """Of every firing that was reached: its attention, and the number of visible keys."""
+
+    def run(self, progress: Progress | None, on_partial: OnPartial | None) -> list[PromptTrace]:
+        seeds = [Causes(p, ROOT, {"root": SideCauses(root.causes)}) for p, root in enumerate(self.roots)]
+        new = self._add(seeds)
+        # Prompts of which every firing is needed, whatever its influence.
+        free = set(range(len(self.roots))) if self.budget.min_influence <= 0 else set[int]()
+        while True:
+            if on_partial is not None:
+                on_partial(self._descend_all()[0])
+            needed = [site for site in new if site[0] in free and self._followed(site)]
+            if self.budget.max_firings is not None:
+                counts = Counter(prompt for prompt, _ in (*self.causes, *needed))
+                free -= {prompt for prompt in free if counts[prompt] - 1 > self.budget.max_firings}
+                needed = [site for site in needed if site[0] in free]
+            if not needed:
+                traces, needed = self._descend_all()
+                if not needed:
+                    return traces
+            new = self._trace(needed, progress, all_free=len(free) == len(self.roots))
+
+    def _add(self, found: Iterable[Causes]) -> list[PromptSite]:
+        """Keep causes, and read the attention of all firings among them at once; those that are new."""
+        new: dict[PromptSite, None] = {}
+        for causes in found:
+            self.causes[causes.prompt, causes.site] = causes
+            heads = (c.site for side in causes.sides.values() for c in side.in_graph if c.site.kind == "head")
+            new |= {(causes.prompt, s): None for s in heads if (causes.prompt, s) not in self.attention}
+        self.attention |= dict(zip(new, attention_at(self.recording, list(new)), strict=True))
+        return list(new)
+
+    def _followed(self, firing: PromptSite) -> bool:
+        """Whether a firing is traced at all, whatever the budget."""
+        site = firing[1]
+        return (
+            site.layer != 0 and site.dest != 0 and self.method.follows(site.firing, *self.attention[firing])
+        )
+
+    def _trace(self, needed: list[PromptSite], progress: Progress | None, all_free: bool) -> list[PromptSite]:
+        """Trace a wave of firings; the firings that it reaches for the first time."""
+        done = len(self.causes) - len(self.roots)
+        limit = 0 if all_free else (self.budget.max_firings or 0) * len(self.roots)
+        firings = Firings.of(needed, self.recording.model.device)
+        with _reported(progress, done, max(done + len(needed), limit)):
+            new = self._add(self.method.trace(self.recording, firings, self.composer))
+        missing = [site for prompt, site in needed if (prompt, site) not in self.causes]
+        if missing:  # tracing it again would never end
             raise HeadtraceError(
-                f"The method {method.name!r} gave nothing for {missing[0]} ({len(missing)} of {len(needed)} firings). "
-                "A method must return Causes, if need be empty ones, for every firing that it is asked about."
+                f"The method {self.method.name!r} gave nothing for {missing[0]} ({len(missing)} of {len(needed)} "
+                "firings). A method must return Causes, if need be empty ones, for every firing that it is given."
             )
+        return new
 
+    def _descend_all(self) -> tuple[list[PromptTrace], list[PromptSite]]:
+        """Every prompt from its root down as far as it has been traced; the firings that are needed next."""
+        traces = [PromptTrace(root) for root in self.roots]
+        return traces, [site for prompt, trace in enumerate(traces) for site in self._descend(prompt, trace)]
 
-def _so_far(roots: list[Seeds], known: Known, method: Method, budget: Budget) -> list[PromptTrace]:
-    """Every prompt from its root down, as far as it has been traced."""
-    traces = [PromptTrace(root) for root in roots]
-    for prompt, trace in enumerate(traces):
-        _descend(prompt, trace, known, method, budget)
-    return traces
+    def _descend(self, prompt: int, trace: PromptTrace) -> list[PromptSite]:
+        """One pass over one prompt; the firings that it would expand and that are not traced yet."""
+        trace.influence[ROOT] = 1.0
+        waiting: dict[int, set[Site]] = {}  # firings by layer
+        needed: list[PromptSite] = []
+
+        def follow(found: Causes) -> None:
+            for _, cause, _ in trace.follow(found):
+                if cause.site.kind == "head":
+                    waiting.setdefault(cause.site.layer or 0, set()).add(cause.site)
+
+        follow(self.causes[prompt, ROOT])
+        while waiting:
+            sites = waiting.pop(max(waiting))
+            for site in sites:
+                attention, keys = self.attention[prompt, site]
+                trace.attention[site], trace.thresholds[site] = attention, self.method.threshold(keys)
+            followed = [site for site in sites if self._followed((prompt, site))]
+            for site in trace.choose(followed, self.budget, trace.expanded + len(needed)):
+                if (prompt, site) in self.causes:
+                    follow(self.causes[prompt, site])
+                else:
+                    needed.append((prompt, site))
+        if (
+            trace.cut and needed
+        ):  # the rest of the budget depends on what these lead to: the highest layer first
+            highest = needed[0][1].layer
+            return [site for site in needed if site[1].layer == highest]
+        return needed
 
 
 @contextmanager
-def _told(progress: Progress | None, done: int, of_all: int) -> Generator[None]:
-    """Report every chunk of a wave of firings."""
+def _reported(progress: Progress | None, done: int, total: int) -> Generator[None]:
+    """Report the firings of a wave as they are traced."""
     if progress is None:
         yield
         return
-    progress(done, of_all)
+    progress(done, total)
 
-    def heard(pieces: int) -> None:
+    def traced(firings: int) -> None:
         nonlocal done
-        done = min(done + pieces, of_all)
-        progress(done, of_all)
+        done = min(done + firings, total)
+        progress(done, total)
 
-    with counting(heard):
+    with counting(traced):
         yield
-
-
-def _descend(prompt: int, trace: PromptTrace, known: Known, method: Method, budget: Budget) -> list[Place]:
-    """One pass over one prompt, from the root down; the firings that it would expand and that are not traced yet."""
-    trace.influence[ROOT] = 1.0
-    waiting: dict[int, set[Site]] = {}
-    _follow(known.causes[prompt, ROOT], trace, waiting)
-    needed: list[Place] = []
-    while waiting:
-        layer = max(waiting)
-        spent = trace.expanded + len(needed)
-        for site in _choose(prompt, waiting.pop(layer), spent, trace, known, method, budget):
-            if (prompt, site) in known.causes:
-                _follow(known.causes[prompt, site], trace, waiting)
-            else:
-                needed.append((prompt, site))
-    if trace.cut and needed:  # the budget may go to what is not known yet: no further than the highest layer
-        highest = needed[0][1].layer
-        return [place for place in needed if place[1].layer == highest]
-    return needed
-
-
-def _follow(found: Causes, trace: PromptTrace, waiting: dict[int, set[Site]]) -> None:
-    """Pass influence on to the causes of a site; firings among them wait for their layer's turn."""
-    trace.causes[found.site] = found
-    causes: list[tuple[Side, Cause]] = [
-        (side, cause) for side, part in found.sides.items() for cause in part.in_graph
-    ]
-    shares = spread([(side, cause.weight) for side, cause in causes])
-    whole = trace.influence[found.site]
-    for (_, cause), share in zip(causes, shares, strict=True):
-        trace.influence[cause.site] += whole * share
-        if cause.site.kind == "head":
-            waiting.setdefault(cause.site.layer or 0, set()).add(cause.site)
-
-
-def _choose(
-    prompt: int,
-    waiting: set[Site],
-    spent: int,
-    trace: PromptTrace,
-    known: Known,
-    method: Method,
-    budget: Budget,
-) -> list[Site]:
-    """Firings of this layer to expand: those that the method follows, most influential first, within the budget."""
-    chosen: list[Site] = []
-    for site in sorted(waiting, key=lambda site: (-trace.influence[site], site)):
-        strength, visible = known.attention[prompt, site]
-        trace.attention[site], trace.thresholds[site] = strength, method.threshold(visible)
-        if not known.followed((prompt, site), method):
-            continue
-        full = budget.max_firings is not None and spent + len(chosen) >= budget.max_firings
-        if full or trace.influence[site] < budget.min_influence:
-            trace.cut.append(site)
-            continue
-        chosen.append(site)
-    return chosen

@@ -28,19 +28,17 @@ from headtrace.progress import Progress, scaled
 from headtrace.prompts import batches
 from headtrace.roots import Root
 from headtrace.roots.base import Answer
-from headtrace.tracing.amounts import add_amounts
-from headtrace.tracing.assemble import assemble
+from headtrace.tracing.assemble import assemble, model_info
 from headtrace.tracing.attribute_root import Seeds, attribute_roots, find_seeds
 from headtrace.tracing.causes import Causes, Explanation
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep, Paths
 from headtrace.tracing.components import Firings
-from headtrace.tracing.content import Content
+from headtrace.tracing.content import Content, add_amounts
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.questions import Asked, Question, as_asked, ask
 from headtrace.tracing.readings import Composer
-from headtrace.tracing.sweep import Budget, Grown, PromptTrace, sweep
-from headtrace.tracing.unhashed import model_info
+from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
 from headtrace.vocabulary import Firing, Prompt
 
 if TYPE_CHECKING:
@@ -228,7 +226,7 @@ class Tracer:
             def assembled(place: int, trace: PromptTrace) -> Circuit:
                 return assemble(info, self._prompt(questions[place]), trace, methods[place])
 
-            show: Grown | None = None if grown is None else lambda found: grown(assembled(0, found[0]))
+            show: OnPartial | None = None if grown is None else lambda found: grown(assembled(0, found[0]))
             if paths == "attention":
                 traces = sweep(recording, roots, self.method, budget, self.composer, progress, show)
             else:

@@ -31,7 +31,7 @@ from headtrace.explorer.panels.session import (
     python_opening,
     python_tracer,
 )
-from headtrace.tracing.moved import moved
+from headtrace.tracing.content import moved
 from headtrace.vocabulary import Firing, Kind, head_name
 
 if TYPE_CHECKING:

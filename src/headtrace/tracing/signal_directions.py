@@ -1,0 +1,205 @@
+"""Signals as directions of the residual, and what causes those that an MLP wrote.
+
+A component's coefficients in the channels of a firing are ``a = o M`` with M the head's reading of a write at that
+position. The direction ``n = M a / (a . a)`` measures any write against that signal: one for the component itself, a
+half for a write that carries half of it.
+
+Through an MLP: the components that it reads are sorted by their frozen-gate contribution to the signal and removed one
+by one from the real MLP's input (norm scales frozen, gates live) until the signal is below half of what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headtrace.errors import IdentityError
+from headtrace.models.frozen import FrozenMLP, mlp_rounding
+from headtrace.models.identities import tolerance_for
+from headtrace.tracing.along import Along, Place, along
+from headtrace.tracing.causes import Cause, PromptSite
+from headtrace.tracing.components import Firings, Rotary
+from headtrace.vocabulary import AttentionSide, Side, Site
+
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+
+HALF = 0.5
+"""A signal is gone when less than this share of it is left."""
+FIRST_PREFIX, PREFIX_GROWTH = 16, 4
+"""Components that are removed at first, more than most signals need; then four times as many, and so on."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a site writes into another one, on one side: channels of a firing, or what it moves."""
+
+    prompt: int
+    source: Site
+    target: Site
+    side: Side
+    direction: Float[Tensor, " d_model"]
+    """Of the source's write: one along it is the whole signal."""
+
+
+def readings_at(
+    recording: Recording, sites: Sequence[PromptSite], side: AttentionSide
+) -> Float[Tensor, "firing d_model channel"]:
+    """For firings of one layer, what their heads read of a write at the destination (query) or the source (key)."""
+    firings = Firings.of(sites, recording.model.device)
+    layer, b = firings.layer, firings.prompt
+    weights = recording.model.weights
+    channels = recording.model.channels.at(layer, firings.head)
+    if side == "query":
+        at, head, basis, scales = firings.dest, firings.head, channels.to_query, recording.query_scales
+        W = weights.W_Q[layer, head]
+    else:
+        at, head, basis = firings.src, firings.head // weights.group, channels.to_key
+        W, scales = weights.W_K[layer, head], recording.key_scales
+    scale = recording.norm_scales[layer, b, at]
+    if scales is not None:
+        scale = scale * scales[layer, b, head, at]
+    rotary = Rotary.of(recording, sites[0][1].layer or 0, b, recording.token_ids.shape[1])
+    return W @ rotary.basis_at(basis, at) / scale[:, None, None]
+
+
+def write_at(recording: Recording, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
+    """What a site writes at its own position."""
+    layer, dest = site.layer or 0, site.dest or 0
+    weights = recording.model.weights
+    if site.kind == "embedding":
+        return recording.embedding[prompt, dest]
+    if site.kind == "mlp":
+        return recording.mlp_writes[layer, prompt, dest]
+    if site.kind == "rounding":
+        if layer >= recording.model.n_layers:  # rounding of the logits is not written into the residual
+            return torch.zeros_like(recording.embedding[prompt, dest])
+        return recording.roundings[layer, prompt, dest]
+    if site.kind == "attention_bias":
+        written = weights.attention_bias[layer]
+    else:
+        head, src = site.head or 0, site.src or 0
+        strength = recording.attention.at(layer, prompt, head, dest, src)
+        written = strength * (recording.bare_values[layer, head, prompt, src] @ weights.W_O[layer, head])
+    post = recording.post_norm_scales
+    return written if post is None else written / post[layer, prompt, dest]
+
+
+def writes_at(recording: Recording, prompt: int, sites: Sequence[Site]) -> Float[Tensor, "site d_model"]:
+    """What some sites of a prompt write, each at its own position."""
+    return torch.stack([write_at(recording, prompt, site) for site in sites])
+
+
+def signals_of(
+    recording: Recording,
+    sites: Sequence[PromptSite],
+    causes: Sequence[Sequence[Cause]],
+    side: AttentionSide,
+) -> list[list[Signal | None]]:
+    """The signals of each firing's causes on one side, for firings of one layer; None for causes that are leaves."""
+    matrices = readings_at(recording, sites, side)
+    found: list[list[Signal | None]] = [[None] * len(mine) for mine in causes]
+    places, directions, sizes = list[tuple[int, int]](), list[Tensor](), list[Tensor]()
+    for row, (prompt, _) in enumerate(sites):
+        for number, cause in enumerate(causes[row]):
+            source = cause.site
+            if source.kind not in ("head", "mlp") or cause.channels is None or not source.possible:
+                continue
+            into = matrices[row][:, list(cause.channels)]
+            coefficients = write_at(recording, prompt, source) @ into
+            size = coefficients @ coefficients
+            places.append((row, number))
+            directions.append(into @ coefficients / size)
+            sizes.append(size)
+    positive = (torch.stack(sizes) > 0).tolist() if sizes else []
+    for (row, number), direction, written in zip(places, directions, positive, strict=True):
+        if written:
+            prompt, target = sites[row]
+            found[row][number] = Signal(prompt, causes[row][number].site, target, side, direction)
+    return found
+
+
+# -- through MLPs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MlpSignalCauses:
+    """The causes of a signal that an MLP wrote, and what is left of the signal without them."""
+
+    signal: Signal
+    causes: tuple[Cause, ...]
+    """With their frozen-gate shares of the signal, in order of removal."""
+    left: float
+    """The share of the signal that the MLP still writes when they are removed from its input."""
+    explained: bool
+    """False if every component that supports the signal was removed and half of it is still written."""
+    direction: Float[Tensor, " d_model"]
+    """The direction of the MLP's input that carries the signal, through frozen gates."""
+
+
+@torch.inference_mode()
+def mlp_signal_causes(
+    recording: Recording, layer: int, signals: Sequence[Signal], places: Sequence[Place]
+) -> list[MlpSignalCauses]:
+    """The causes of signals that one layer's MLP wrote, each at the place that it read."""
+    device = recording.model.device
+    rows = (
+        torch.tensor([place.prompt for place in places], device=device),
+        torch.tensor([place.position for place in places], device=device),
+    )
+    mlp = FrozenMLP.of(recording, layer, rows)
+    directions = torch.stack([signal.direction for signal in signals])
+    pulled = mlp.back(directions)
+    part, constant = along(recording, places, pulled.direction), pulled.constant
+    if recording.model.half:
+        constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
+    _require_whole(recording, part, constant, signals)
+    n_components = part.shares.shape[1]
+    found: dict[int, MlpSignalCauses] = {}
+    size, active = FIRST_PREFIX, list(range(len(signals)))
+    while active:  # in growing prefixes, for all signals together
+        k = min(size, n_components)
+        values, order = part.shares[active].topk(k, dim=1)
+        sites = [
+            [part.index.component(number).at(places[row].position) for number in numbers]
+            for row, numbers in zip(active, order.tolist(), strict=True)
+        ]
+        removed = torch.stack(
+            [writes_at(recording, signals[row].prompt, mine) for row, mine in zip(active, sites, strict=True)]
+        ).cumsum(dim=1)
+        chosen = mlp.at(active)
+        written = chosen.write(chosen.inputs[:, None] - chosen.before.forward(removed))
+        left = (written @ directions[active][..., None])[..., 0]
+        for i, (shares, still) in enumerate(torch.stack((values, left), dim=1).tolist()):
+            row, positive = active[i], sum(share > 0 for share in shares)  # they fall, so these come first
+            end = next((n for n in range(positive) if still[n] < HALF), None)
+            if end is None and positive == k < n_components:
+                continue
+            n = positive if end is None else end + 1
+            causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], shares[:n], strict=True))
+            rest = still[n - 1] if n else 1.0
+            found[row] = MlpSignalCauses(signals[row], causes, rest, end is not None, pulled.direction[row])
+        active = [row for row in active if row not in found]
+        size *= PREFIX_GROWTH
+    return [found[row] for row in range(len(signals))]
+
+
+def _require_whole(
+    recording: Recording, part: Along, constant: Float[Tensor, " signal"], signals: Sequence[Signal]
+) -> None:
+    """Frozen shares and the MLP's own biases sum to the whole signal, which is one by definition."""
+    total, size = part.shares.sum(1) + constant, part.shares.abs().sum(1).clamp_min(1.0)
+    error = torch.nan_to_num((total - 1).abs() / size, nan=torch.inf)
+    worst, allowed = int(error.argmax()), tolerance_for(recording.model.dtype)
+    if float(error[worst]) > allowed:
+        signal = signals[worst]
+        raise IdentityError(
+            f"The frozen shares of the {signal.side} signal from {signal.source} to {signal.target} (prompt "
+            f"{signal.prompt}) sum to {float(total[worst]):.6g}, not to 1: relative error "
+            f"{float(error[worst]):.1e}, allowed {allowed:.0e}."
+        )

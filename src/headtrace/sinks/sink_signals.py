@@ -28,7 +28,7 @@ from headtrace.sinks.tokens import SinkPrompt
 from headtrace.statistics import RESAMPLES
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.components import Firings
-from headtrace.tracing.signals import readings_at, write_at
+from headtrace.tracing.signal_directions import readings_at, write_at
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing, head_name
 
 if TYPE_CHECKING:

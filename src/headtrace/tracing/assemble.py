@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
-from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Site
+from headtrace.vocabulary import ATTENTION_SIDES, KINDS, ROOT, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -23,7 +24,7 @@ def model_info(model: Model) -> ModelInfo:
 
 def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:
     """The circuit of one prompt. Nodes are numbered from the root down, so equal traces give equal files."""
-    found = [
+    found: list[tuple[Cause, Site, Side]] = [
         (cause, target, side)
         for target, causes in trace.causes.items()
         for side, part in causes.sides.items()

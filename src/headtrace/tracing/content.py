@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headtrace.circuits import Neuron
 from headtrace.errors import IdentityError, InputError
-from headtrace.models.frozen import FrozenMLP, Gradients, Level, gradients, levels, mlp_rounding
+from headtrace.models.frozen import FrozenMLP, Gradients, Level, Units, gradients, levels, mlp_rounding
 from headtrace.models.identities import rounding_bound, tolerance_for
 from headtrace.roots import Root
 from headtrace.tracing.along import Along, Place, along

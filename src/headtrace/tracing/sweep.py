@@ -75,7 +75,9 @@ class PromptTrace:
     def follow(self, found: Causes) -> list[tuple[Side, Cause, float]]:
         """Pass the influence of a site on to its causes: side, cause and influence of each that is in the graph."""
         self.causes[found.site] = found
-        causes = [(side, cause) for side, part in found.sides.items() for cause in part.in_graph]
+        causes: list[tuple[Side, Cause]] = [
+            (side, cause) for side, part in found.sides.items() for cause in part.in_graph
+        ]
         shares = spread([(side, cause.weight) for side, cause in causes])
         whole = self.influence[found.site]
         passed = [(side, cause, whole * share) for (side, cause), share in zip(causes, shares, strict=True)]

@@ -38,9 +38,9 @@ CASES = {
     "run": [
         *manifest.TABLES,
         *tables.plan_schema([], []),
-        *(name for name in tables.empty("prompts", [], []).column_names),
-        *(name for name in tables.empty("edges", [], []).column_names if name.startswith("source_")),
-        *tables.empty("signals", [], []).column_names,
+        *(name for name in tables.empty_table("prompts", [], []).column_names),
+        *(name for name in tables.empty_table("edges", [], []).column_names if name.startswith("source_")),
+        *tables.empty_table("signals", [], []).column_names,
     ],
     "recording": list(Recording.FIELDS),
     "verification": [*report().to_dict(), *edge_table([]).columns],

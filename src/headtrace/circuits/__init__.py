@@ -1,6 +1,6 @@
 """Circuits as data: what was found, in frozen dataclasses that know nothing of models or tensors.
 
-``parts.py``, ``roots.py`` and ``circuit.py`` state what a circuit is, field by field, and ``checks.py`` what must hold
+``parts.py`` and ``circuit.py`` state what a circuit is, field by field, and ``checks.py`` what must hold
 between the parts. ``graph.py`` computes influence and cuts out subgraphs, ``summary.py`` describes a circuit in words.
 ``files.py`` reads and writes circuit files, ``describe.py`` makes their documentation, ``rows.py`` keeps many
 circuits in one table, ``sources.py`` finds circuits wherever they are kept, ``exports.py`` is for other tools.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.lines import LONGEST, read_prompts, read_records
+from headtrace.lines import LONGEST, read_records
+from headtrace.request import TraceRequest, read_requests
 from headtrace.tasks import read_jsonl
 from tests.mutation import misshaped, mutated, told
 
@@ -34,7 +36,7 @@ def test_damaged_bytes(tmp_path: Path) -> None:
     for case in range(2000):
         content = mutated(CONTENT, rng)
         path.write_bytes(content)
-        reader = (read_records, read_prompts)[case % 2]
+        reader = (read_records, read_requests)[case % 2]
         try:
             lines = reader(path)
         except InputError as error:
@@ -72,13 +74,15 @@ def test_misshaped_records_for_tasks_and_traces(tmp_path: Path) -> None:
         path.write_text(json.dumps(RECORDS[0]) + "\n" + json.dumps(record) + "\n")
         task_set = read_jsonl(path, model.tokenizer)
         assert len(task_set) + len(task_set.excluded) == 2
-        for prompt in read_prompts(path).values:
+        for prompt in read_requests(path).values:
             asked_or_refused(tracer, prompt)
 
 
-def asked_or_refused(tracer: headtrace.Tracer, prompt: dict[str, Any]) -> None:
+def asked_or_refused(tracer: headtrace.Tracer, request: TraceRequest) -> None:
     try:
-        tracer.ask(prompt, top_k=None if "answer" in prompt else 1)
+        assert TraceRequest.from_json(request.to_json()) == request
+        request = request if request.about else replace(request, about={"top_k": 1})
+        tracer.request(request).resolve(tracer.model)
     except InputError as error:
         told(error)
 
@@ -86,6 +90,6 @@ def asked_or_refused(tracer: headtrace.Tracer, prompt: dict[str, Any]) -> None:
 def test_a_huge_file_on_one_line_is_not_kept_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(CONTENT + b'{"text": "' + b"a" * (3 * LONGEST) + b'"}\n' + CONTENT)
-    lines = read_prompts(path)
+    lines = read_requests(path)
     assert len(lines) == 2 * len(RECORDS)
     assert [skipped.line for skipped in lines.skipped] == [len(RECORDS) + 1]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from headtrace import lines
 from headtrace.errors import InputError
-from headtrace.lines import Lines, Skipped, prompt_of, read_lines, read_prompts, read_records
+from headtrace.lines import Lines, Skipped, prompt_of, read_lines, read_records
+from headtrace.request import read_requests
 
 # No halves of characters: UTF-8 cannot hold them.
 strings = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -185,28 +186,34 @@ def test_a_line_of_no_use_is_skipped_with_its_reason_or_an_error(
     record: dict[str, Any], message: str
 ) -> None:
     content = GOOD + json.dumps(record).encode() + b"\n" + GOOD
-    found = written(content, read_prompts)
+    found = written(content, read_requests)
     assert [number for number, _ in found] == [1, 3]
-    assert found.values == [{"text": "a"}] * 2
+    assert [request.to_json() for request in found.values] == [{"text": "a"}] * 2
     (skipped,) = found.skipped
     assert skipped.line == 2
     with pytest.raises(InputError, match=rf"lines\.jsonl, line 2.*{message}"):
-        written(content, read_prompts, strict=True)
+        written(content, read_requests, strict=True)
     assert found.report().startswith("1 of 3 lines skipped:\n  line 2: ")
 
 
-def test_prompts_keep_their_answers_and_leave_other_fields_alone() -> None:
+def test_prompts_keep_their_answers_ids_labels_and_fields_of_other_programs() -> None:
     records = [
-        {"text": "a", "answer": " b", "wrong": [" c", 5], "labels": {"x": "y"}, "id": 7},
+        {"text": "a", "answer": " b", "wrong": [" c", 5], "labels": {"x": "y"}, "id": 7, "source": "web"},
         {"tokens": [1, 2], "answer": 3, "wrong": None},
         {"messages": [{"role": "user", "content": "a"}], "answer": "b"},
     ]
-    found = written("\n".join(map(json.dumps, records)).encode(), read_prompts)
+    found = written("\n".join(map(json.dumps, records)).encode(), read_requests)
     assert found.skipped == ()
     assert found.report() == ""
-    assert found.values == [
-        {"text": "a", "answer": " b", "wrong": [" c", 5]},
-        {"tokens": (1, 2), "answer": 3},
+    assert [request.to_json() for request in found.values] == [
+        {
+            "text": "a",
+            "answer": " b",
+            "wrong": [" c", 5],
+            "id": "7",
+            "labels": {"source": "web", "x": "y"},
+        },
+        {"tokens": [1, 2], "answer": 3},
         {"messages": [{"role": "user", "content": "a"}], "answer": "b"},
     ]
 

@@ -4,9 +4,9 @@
 >>> with TemporaryDirectory() as folder:
 ...     path = Path(folder) / "prompts.jsonl"
 ...     _ = path.write_text('{"text": "When Mary"}\\n\\n{"tokens": [5, true]}\\n{"tokens": [5, 17]}\\n')
-...     lines = read_prompts(path)
+...     lines = read_lines(path, prompt_of)
 >>> list(lines)
-[(1, {'text': 'When Mary'}), (4, {'tokens': (5, 17)})]
+[(1, 'When Mary'), (4, (5, 17))]
 >>> print(lines.report())
 1 of 3 lines skipped:
   line 3: 'tokens' must be a list of token ids, like [1, 2, 3], got [5, true].
@@ -21,9 +21,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from headtrace.errors import InputError
 from headtrace.errors import shown as _shown
@@ -37,7 +36,6 @@ LONGEST = 1 << 24
 """No line has more bytes: a longer one is another format, and would fill the memory."""
 
 _LARGEST_ID = 2**63 - 1
-_FIELDS = ("text", "tokens", "messages", "answer", "wrong", "counterfactual")
 
 
 @dataclass(frozen=True)
@@ -127,34 +125,6 @@ def read_records(path: str | Path, *, what: str = "prompts", strict: bool = Fals
     return read_lines(path, lambda record, _: record, what=what, strict=strict)
 
 
-def read_prompts(path: str | Path, *, strict: bool = False) -> Lines[dict[str, Any]]:
-    """Prompts with their answers, each as ``Tracer.trace_batch`` takes it."""
-    return read_lines(path, prompt_and_answers, strict=strict)
-
-
-def prompt_and_answers(record: Record, where: str) -> dict[str, Any]:
-    """The prompt of a line (``text``, ``tokens`` or ``messages``) with its ``answer``, ``wrong`` and
-    ``counterfactual`` (text or token ids), if it has them.
-
-    Other fields are ignored, unless they look like a misspelling of one of these.
-    """
-    for name in record:
-        meant = get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
-        if name not in _FIELDS and meant and meant[0] not in record:
-            raise InputError(f"{where}: unknown field {name!r}. Did you mean {meant[0]!r}?")
-    answers = {
-        name: _answer(record[name], name, where)
-        for name in ("answer", "wrong")
-        if record.get(name) is not None
-    }
-    if record.get("counterfactual") is not None:
-        answers["counterfactual"] = _counterfactual(record["counterfactual"], where)
-    if "messages" in record and not {"text", "tokens"} & set(record):
-        return {"messages": _messages(record["messages"], where), **answers}
-    prompt = prompt_of(record, where)
-    return {"text" if isinstance(prompt, str) else "tokens": prompt, **answers}
-
-
 def prompt_of(record: Record, where: str) -> str | tuple[int, ...]:
     """The prompt of a line: its ``text``, or its ``tokens``."""
     if ("text" in record) == ("tokens" in record):
@@ -233,35 +203,6 @@ def _parsed(
 
 def _is_id(token: object) -> bool:
     return type(token) is int and 0 <= token <= _LARGEST_ID
-
-
-def _answer(value: object, name: str, where: str) -> object:
-    """Text or a token id, or several; an empty one would mean nothing."""
-    several = value if isinstance(value, list) else [value]
-    if several and all(_is_id(each) or (isinstance(each, str) and each) for each in several):
-        return value
-    raise InputError(
-        f"{where}: {name!r} must be text, a token id, or a list of them, none empty, got {shown(value)}."
-    )
-
-
-def _counterfactual(value: object, where: str) -> object:
-    """Text, or token ids."""
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, list) and value and all(_is_id(each) for each in value):
-        return tuple(value)
-    raise InputError(
-        f"{where}: 'counterfactual' must be text or a list of token ids, not empty, got {shown(value)}."
-    )
-
-
-def _messages(value: object, where: str) -> object:
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        return value
-    raise InputError(
-        f"{where}: 'messages' must be a list of messages, each with a role and content, got {shown(value)}."
-    )
 
 
 def _raw_lines(path: str | Path, what: str) -> Iterator[tuple[int, bytes]]:

@@ -6,7 +6,7 @@ import pytest
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.runs.plan import make_plan, questions_of
+from headtrace.runs.plan import make_plan, requests_of
 from headtrace.tasks import TaskSet
 
 MARY = "When Mary and John went to the store, John gave a drink to"
@@ -37,7 +37,7 @@ def test_prompts_of_similar_length_are_together_in_an_order_that_is_always_the_s
     assert plan.info("").sha256 == make_plan(tracer, list(prompts), shard_size=8).info("").sha256
 
 
-def test_questions_come_back_from_the_plan_as_they_were_asked(tracer, prompts: TaskSet) -> None:
+def test_requests_come_back_from_the_plan_as_they_were_made(tracer, prompts: TaskSet) -> None:
     asked = [
         prompts[0],
         {"text": MARY, "answer": [" Mary", " Anna"]},
@@ -45,9 +45,9 @@ def test_questions_come_back_from_the_plan_as_they_were_asked(tracer, prompts: T
         {"tokens": [2, 7, 201], "answer": 201, "wrong": [202, 203]},
     ]
     rows = make_plan(tracer, asked).table.sort_by("index").to_pylist()
-    assert questions_of(rows) == [tracer.ask(each) for each in asked]
+    assert requests_of(rows, tracer) == [tracer.request(each).resolve(tracer.model) for each in asked]
     heads = make_plan(tracer, [MARY], heads=["L1H2"]).table.to_pylist()
-    assert questions_of(heads) == [tracer.ask(MARY, heads=["L1H2"])]
+    assert requests_of(heads, tracer) == [tracer.request(MARY, heads=["L1H2"]).resolve(tracer.model)]
 
 
 def test_labels_and_roles_come_along_as_positions_or_as_characters_of_the_text(tracer, prompts) -> None:

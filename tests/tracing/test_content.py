@@ -10,10 +10,10 @@ from headtrace.circuits.graph import node_influence
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for
+from headtrace.request import TraceRequest
 from headtrace.tracing.along import Place, along
 from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content, contributions_of_units
-from headtrace.tracing.questions import ask
 from headtrace.vocabulary import ROOT
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
@@ -28,7 +28,11 @@ def builtin() -> headtrace.Model:
 
 
 def of_two(model: headtrace.Model) -> Content:
-    questions = [ask(model, ids, answer=a, wrong=w) for ids in prompts() for a, w in [top_two(model, ids)]]
+    questions = [
+        TraceRequest.create(ids, answer=a, wrong=w).resolve(model)
+        for ids in prompts()
+        for a, w in [top_two(model, ids)]
+    ]
     recording = model.record([q.ids for q in questions], keep=CONTENT_FIELDS)
     return Content.of(
         recording, [attribute_root(q.root, recording, i).parts for i, q in enumerate(questions)]

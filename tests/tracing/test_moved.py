@@ -21,7 +21,7 @@ def test_a_contribution_is_the_one_that_content_has(name: str, dtype: torch.dtyp
     model, ids = tiny_model(name, dtype=dtype), prompts()[0]
     answer, wrong = top_two(model, ids)
     recording = model.record(ids, keep=CONTENT_FIELDS)
-    root = headtrace.Tracer(model).ask(ids, answer=answer, wrong=wrong).root
+    root = headtrace.Tracer(model).request(ids, answer=answer, wrong=wrong).resolve(model).root
     content = Content.of(recording, [attribute_root(root, recording, 0).parts])
     allowed = 1e-4 if dtype == torch.bfloat16 else 1e-9
     for layer in range(model.n_layers):
@@ -56,7 +56,7 @@ def test_what_is_moved_to_the_last_token_is_read_as_the_logits_that_it_adds() ->
 def test_what_cannot_be_asked_is_refused() -> None:
     model, ids = tiny_model("gpt2"), prompts()[0]
     recording = model.record(ids, keep=CONTENT_FIELDS)
-    root = headtrace.Tracer(model).ask(ids, answer=5, wrong=6).root
+    root = headtrace.Tracer(model).request(ids, answer=5, wrong=6).resolve(model).root
     with pytest.raises(InputError, match="no layer 9"):
         attention_gradient(recording, root, 9)
     with pytest.raises(InputError, match="k=0"):

@@ -11,7 +11,8 @@ from headtrace.cli import options, tracing_options
 from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine, going_on
 from headtrace.cli.options import console, printable
 from headtrace.errors import InputError
-from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
+from headtrace.lines import Lines
+from headtrace.request import TraceRequest, read_requests
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -102,11 +103,12 @@ def run(
     from headtrace.runs.store import open_store
 
     check_place(open_store(out))
-    per_cell = None if task is None else _per_cell(task, number)
-    loaded = options.load_model(model, revision, dtype, device, device_map)
-    examples: Any = [] if lines is None else lines.values
     if task is not None:
-        examples = _task(task, loaded, per_cell, seed, variant)
+        _require_task(task)
+    loaded = options.load_model(model, revision, dtype, device, device_map)
+    examples: Any = [] if lines is None else [request.to_json() for request in lines.values]
+    if task is not None:
+        examples = _task(task, loaded, number, seed, variant)
     chosen = {"tau": tau, "ig_steps": ig_steps, "channels": svt_channels}
     how: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     how |= {"paths": paths, "method": method, "signals": signals, "strict": strict}
@@ -141,51 +143,35 @@ def _run(model: Model, examples: Any, out: str, seed: int | None, how: dict[str,
             raise going_on(far) from None
 
 
-def _read(path: str, strict: bool) -> Lines[dict[str, Any]]:
-    """The prompts of a file; lines that cannot be read are told."""
-
-    def parse(record: Record, where: str) -> dict[str, Any]:
-        from headtrace.tasks.jsonl import labels_of, spans_of
-
-        item = prompt_and_answers(record, where)
-        if record.get("labels") is not None:
-            item["labels"] = labels_of(where, record["labels"])
-        if record.get("roles") is not None:
-            item["roles"] = spans_of(where, str(item.get("text", "")), record["roles"])
-        return item
-
-    lines = read_lines(path, parse, strict=strict)
+def _read(path: str, strict: bool) -> Lines[TraceRequest]:
+    """The prompts of a file; lines that cannot be read are reported."""
+    lines = read_requests(path, strict=strict)
     for line in lines.report().splitlines():
         options.warn(line)
     return lines
 
 
-def _per_cell(name: str, number: int | None) -> int | None:
-    """How many examples of each cell make so many in all; what is not balanced is refused."""
+def _require_task(name: str) -> None:
     from headtrace.tasks import TASKS
 
     if name not in TASKS:
         raise InputError(
             f"There is no task {name!r}. Use one of {', '.join(TASKS)}, or --prompts FILE.jsonl for your own."
         )
-    cells = TASKS[name].n_cells
-    if number is None:
-        return None
-    if number % cells:
-        near = [n for n in (number // cells * cells, (number // cells + 1) * cells) if n]
-        raise InputError(
-            f"-n {number}: {name} has {cells} cells ({TASKS[name].cells}), and a balanced set has as many of each. "
-            f"Give {' or '.join(map(str, near))}."
-        )
-    return number // cells
 
 
-def _task(name: str, model: Model, per_cell: int | None, seed: int, variant: str) -> TaskSet:
+def _task(name: str, model: Model, number: int | None, seed: int, variant: str) -> TaskSet:
     from headtrace.cli.tasks import report_excluded
-    from headtrace.tasks import load_task
+    from headtrace.tasks import TASKS, load_task
 
-    task_set = load_task(name, model.tokenizer, n_per_cell=per_cell, seed=seed, variant=variant)
+    task_set = load_task(name, model.tokenizer, n=number, seed=seed, variant=variant)
     report_excluded(task_set)
+    task = TASKS[name]
+    if number is not None and number % task.n_cells:
+        few = number // task.n_cells
+        options.note(
+            f"{len(task_set)} prompts over {task.n_cells} cells ({task.cells}): {few} or {few + 1} of each."
+        )
     return task_set
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,8 @@ from headtrace.cli import options, tracing_options
 from headtrace.cli.destinations import Destination, destination
 from headtrace.cli.options import console, notes, printable
 from headtrace.errors import InputError
-from headtrace.lines import Lines, Record, prompt_and_answers, read_lines
+from headtrace.lines import Lines
+from headtrace.request import ResolvedRequest, TraceRequest, read_requests
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -120,7 +122,12 @@ def trace(
     where = None if out is None else destination(out, many=prompts is not None)
     if where is not None:
         where.check()
-    items = None if prompts is None else _read_prompts(prompts, chat, strict)
+    how: dict[str, Any] = {"root": root, "top_k": top_k, "top_p": top_p, "bos": bos}
+    how["heads"] = None if heads is None else heads.split(",")
+    how["answer"] = _one_or_many(answer, answer_id, "answer")
+    how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
+    how |= {"paths": paths, "counterfactual": counterfactual, "neurons": neurons}
+    items = None if prompts is None else read_requests(prompts, strict=strict, chat=chat, **how)
     given = None if prompts is not None else options.read_prompt(prompt, tokens, prompt_file, chat)
     loaded = options.load_model(model, revision, dtype, device, device_map)
     from headtrace.tracing import Tracer
@@ -134,16 +141,11 @@ def trace(
         patterns=patterns,  # type: ignore[arg-type]
         **{name: value for name, value in chosen.items() if value is not None},
     )
-    how: dict[str, Any] = {"root": root, "top_k": top_k, "top_p": top_p, "bos": bos}
-    how["heads"] = None if heads is None else heads.split(",")
-    how["answer"] = _one_or_many(answer, answer_id, "answer")
-    how["wrong"] = _one_or_many(wrong, wrong_id, "wrong")
     if items is not None:
-        circuits = _trace_many(tracer, items, how, strict, {"paths": paths, "neurons": neurons})
+        circuits = _trace_many(tracer, items, strict)
         _finish_many(circuits, where, force, json)
         return
     assert given is not None
-    how |= {"paths": paths, "counterfactual": counterfactual, "neurons": neurons}
     with options.progress_bar("Tracing firings") as progress:
         circuit = tracer.trace(given, **how, progress=progress)
     from headtrace.circuits.files import to_json
@@ -173,25 +175,17 @@ def show(circuit: Circuit) -> None:
     console.print(printable(circuit.summary(), lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
-def _read_prompts(path: str, chat: bool, strict: bool) -> Lines[dict[str, Any]]:
-    """The prompts of a file with their own answers, which come before those of the command line."""
+def _trace_many(tracer: Tracer, items: Lines[TraceRequest], strict: bool) -> list[Circuit]:
+    """The circuits of all lines that can be used; the others are reported before anything runs."""
 
-    def parse(record: Record, where: str) -> dict[str, Any]:
-        item = prompt_and_answers(record, where)
-        return {"messages": options.as_chat(item.pop("text")), **item} if chat and "text" in item else item
+    def resolve(request: TraceRequest, where: str) -> ResolvedRequest:
+        return replace(request, **tracer.settings).resolve(tracer.model)
 
-    return read_lines(path, parse, strict=strict)
-
-
-def _trace_many(
-    tracer: Tracer, items: Lines[dict[str, Any]], how: dict[str, Any], strict: bool, followed: dict[str, Any]
-) -> list[Circuit]:
-    """The circuits of all lines of use; the others are told, and nothing runs before that is known."""
-    questions = items.then(lambda item, _: tracer.ask(item, **how), strict=strict)
-    for line in questions.report().splitlines():
+    requests = items.then(resolve, strict=strict)
+    for line in requests.report().splitlines():
         options.warn(line)
-    with options.progress_bar("Tracing prompts", len(questions)) as progress:
-        return tracer.trace_batch(questions.values, **followed, progress=progress)
+    with options.progress_bar("Tracing prompts", len(requests)) as progress:
+        return tracer.trace_resolved(requests.values, progress)
 
 
 def _finish_many(circuits: list[Circuit], where: Destination | None, force: bool, as_json: bool) -> None:

@@ -9,7 +9,7 @@
 >>> [row["index"] for row in plan.table.to_pylist()], plan.info("").shards
 ([2, 1, 0], 2)
 
-A prompt's id is a hash of its tokens and its answers; the second and third of the same get ``-1`` and ``-2``.
+A prompt's id is the user's own, or a hash of its request; the second and third of the same get ``-1`` and ``-2``.
 Prompts are in the order of their lengths, so that a shard's are similar and little is padded; a shard is a row
 group of the plan's file. Which prompts go through the model together follows from the plan alone, so a run that was
 interrupted computes what an undisturbed one does. A prompt that cannot be asked about is in the plan with its
@@ -22,20 +22,18 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.prompts import encode
-from headtrace.roots import ROOTS, Root
+from headtrace.request import ResolvedRequest, TraceRequest, check_counterfactuals, split_prompts
 from headtrace.runs.manifest import PlanInfo
 from headtrace.runs.tables import LABEL, ROLE, plan_schema
-from headtrace.tasks import Example, TaskSet
 from headtrace.tasks.build import place_roles
 from headtrace.tasks.jsonl import spans_of
-from headtrace.tracing.questions import Asked, Question, as_asked
 from headtrace.validation import plain
 
 if TYPE_CHECKING:
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
 SHARD_SIZE = 64
 """Prompts per shard: enough for a full batch, few enough that little is lost when a run is killed."""
-Examples = TaskSet | Asked | Sequence[Asked]
 
 
 @dataclass
@@ -58,6 +55,7 @@ class _Planned:
     answer: list[int] | None = None
     wrong: list[int] | None = None
     root: str | None = None
+    request: str | None = None
     problem: str | None = None
     labels: dict[str, str] = field(default_factory=dict[str, str])
     roles: dict[str, int] = field(default_factory=dict[str, int])
@@ -95,17 +93,28 @@ def _slices(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def make_plan(
-    tracer: Tracer, examples: Examples, *, shard_size: int = SHARD_SIZE, strict: bool = False, **how: Any
+    tracer: Tracer, examples: Any, *, shard_size: int = SHARD_SIZE, strict: bool = False, **options: Any
 ) -> Plan:
-    """The plan of a run: questions about prompts (``how`` is what ``Tracer.ask`` takes), in shards."""
+    """The plan of a run: a request for each prompt, with these options, in shards."""
     if shard_size < 1:
         raise InputError(f"shard_size={shard_size}: a shard has at least one prompt.")
-    items = list(examples) if isinstance(examples, TaskSet) else as_asked(examples)
+    items = split_prompts(examples)
     if not items:
         raise InputError("There are no prompts to trace: give at least one.")
-    planned = [_planned(tracer, item, index, strict, how) for index, item in enumerate(items)]
+    planned: list[_Planned] = []
+    resolved: list[ResolvedRequest] = []
+    for index, item in enumerate(items):
+        try:
+            found = tracer.request(item, **options).resolve(tracer.model)
+            planned.append(_planned(tracer, index, found))
+            resolved.append(found)
+        except HeadtraceError as error:  # noqa: PERF203
+            if strict:
+                raise InputError(f"Prompt {index}: {error}") from error
+            planned.append(_failed(index, item, error))
     if all(each.problem for each in planned):
         raise InputError(f"None of the {len(planned)} prompts can be traced. The first: {planned[0].problem}")
+    check_counterfactuals(resolved)
     _number(planned)
     planned.sort(key=lambda each: (len(each.token_ids or ()), each.index))
     labels = tuple(sorted({name for each in planned for name in each.labels}))
@@ -113,49 +122,55 @@ def make_plan(
     return Plan(_table(planned, labels, roles), labels, roles, shard_size)
 
 
-def questions_of(rows: Sequence[Mapping[str, Any]]) -> list[Question]:
-    """The questions of rows of the plan, as they were asked when it was made."""
-    return [Question(row["token_ids"], _root(row["root"]), row["text"]) for row in rows]
+def requests_of(rows: Sequence[Mapping[str, Any]], tracer: Tracer) -> list[ResolvedRequest]:
+    """The requests of rows of the plan, resolved as they were when it was made."""
+    found: list[ResolvedRequest] = []
+    for row in rows:
+        request = replace(TraceRequest.from_json(json.loads(row["request"])), **tracer.settings)
+        resolved = request.resolve(tracer.model)
+        if resolved.ids != row["token_ids"]:
+            raise InputError(
+                f"The tokenizer reads prompt {row['index']} as other tokens than when the run was planned: use the "
+                "tokenizer of that time, or start another run."
+            )
+        found.append(resolved)
+    return found
 
 
-def _root(text: str) -> Root:
-    said: dict[str, Any] = json.loads(text)
-    made: Any = ROOTS[said["kind"]]
-    return made(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
-
-
-def _planned(tracer: Tracer, item: Any, index: int, strict: bool, how: dict[str, Any]) -> _Planned:
-    try:
-        question = tracer.ask(item, **how)
-        labels, roles = _labels(item), _roles(tracer.model, item, question)
-    except HeadtraceError as error:
-        if strict:
-            raise InputError(f"Prompt {index}: {error}") from error
-        text = item if isinstance(item, str) else item.get("text") if isinstance(item, Mapping) else None
-        return _Planned(
-            index,
-            text=text if isinstance(text, str) else None,
-            problem=f"input: {error}",
-            id=_hash(plain(item) if not isinstance(item, Mapping) else dict(item)),
-        )
-    root = question.root
+def _planned(tracer: Tracer, index: int, resolved: ResolvedRequest) -> _Planned:
+    root, request = resolved.root, resolved.request
     answer, wrong = (getattr(root, name, None) for name in ("answer", "wrong"))
     return _Planned(
         index,
-        text=question.text,
-        token_ids=list(question.ids),
-        tokens=list(tracer.model.token_labels(question.ids)),
+        text=resolved.text,
+        token_ids=list(resolved.ids),
+        tokens=list(tracer.model.token_labels(resolved.ids)),
         answer=None if answer is None else list(answer),
         wrong=None if wrong is None else list(wrong),
         root=json.dumps(plain(root)),
-        labels=labels,
-        roles=roles,
-        id=_hash([question.ids, answer, wrong]),
+        request=json.dumps(request.without_settings().to_json()),
+        labels=dict(request.labels),
+        roles=_roles(tracer.model, resolved),
+        id=request.id or request.hash,
     )
 
 
-def _hash(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:16]
+def _failed(index: int, item: Any, error: HeadtraceError) -> _Planned:
+    """A prompt that cannot be traced, with what is known of it."""
+    given: Any = item if isinstance(item, Mapping) else {}
+    text = item if isinstance(item, str) else given.get("text")
+    name, labels = given.get("id"), given.get("labels")
+    if isinstance(item, TraceRequest):
+        text = item.prompt if isinstance(item.prompt, str) else item.text
+        name, labels = item.id, item.labels
+    digest = hashlib.sha256(repr(item).encode(errors="backslashreplace")).hexdigest()[:16]
+    return _Planned(
+        index,
+        text=text if isinstance(text, str) else None,
+        problem=f"input: {error}",
+        labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, Mapping) else {},
+        id=name if isinstance(name, str) and name else digest,
+    )
 
 
 def _number(planned: list[_Planned]) -> None:
@@ -167,46 +182,30 @@ def _number(planned: list[_Planned]) -> None:
         seen[name] += 1
 
 
-def _labels(item: Any) -> dict[str, str]:
-    given = item.labels if isinstance(item, Example) else _field(item, "labels")
-    return {str(name): str(value) for name, value in given.items()}
-
-
-def _roles(model: Model, item: Any, question: Question) -> dict[str, int]:
+def _roles(model: Model, resolved: ResolvedRequest) -> dict[str, int]:
     """Token positions by role: given as such, or as the [start, end) characters of a word in the text."""
-    if isinstance(item, Example):
-        return dict(item.roles)
-    given = _field(item, "roles")
-    roles = {str(name): value for name, value in given.items() if type(value) is int}
-    if len(roles) < len(given):
-        text = item.get("text")
-        if not isinstance(text, str):
+    request = resolved.request
+    roles = {str(name): value for name, value in request.roles.items() if type(value) is int}
+    if len(roles) < len(request.roles):
+        if not isinstance(request.prompt, str):
             raise InputError(
                 "roles: characters of a text need 'text'; give token positions as whole numbers."
             )
-        spans = spans_of("prompt", text, {name: span for name, span in given.items() if name not in roles})
-        (encoded,) = encode(model.tokenizer, [text])
+        given = {name: list(span) for name, span in request.roles.items() if name not in roles}
+        spans = spans_of("prompt", request.prompt, given)
+        (encoded,) = encode(model.tokenizer, [request.prompt])
         placed = place_roles(model.tokenizer, encoded, spans)
         if isinstance(placed, str):
             raise InputError(f"roles: {placed}.")
         # Where a BOS token was asked for, or left out, positions are further along, or less far.
-        ahead = len(question.ids) - (question.logits_needed - 1) - len(encoded.ids)
+        ahead = len(resolved.ids) - (resolved.logits_needed - 1) - len(encoded.ids)
         roles |= {name: position + ahead for name, position in placed.items()}
     for name, position in roles.items():
-        if not 0 <= position < len(question.ids):
+        if not 0 <= position < len(resolved.ids):
             raise InputError(
-                f"The role {name!r} is at {position}, and the prompt has {len(question.ids)} tokens."
+                f"The role {name!r} is at {position}, and the prompt has {len(resolved.ids)} tokens."
             )
     return roles
-
-
-def _field(item: Any, name: str) -> Mapping[Any, Any]:
-    given = item.get(name) if isinstance(item, Mapping) else None
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise InputError(f"{name!r} must be a mapping, like {{'order': 'ABBA'}}, got {type(given).__name__}.")
-    return given
 
 
 def _table(planned: list[_Planned], labels: tuple[str, ...], roles: tuple[str, ...]) -> pa.Table:

@@ -15,14 +15,13 @@ options or other prompts are refused there, with the difference named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from headtrace import __version__
 from headtrace.errors import InputError, shown
 from headtrace.progress import Progress, monotonic, part_of
-from headtrace.roots import Root
-from headtrace.roots.base import Answer
+from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest, takes_request_options
 from headtrace.runs.engines import Engine, Engines
 from headtrace.runs.lock import locked
 from headtrace.runs.manifest import (
@@ -39,61 +38,48 @@ from headtrace.runs.manifest import (
     read_manifest,
     record_of,
 )
-from headtrace.runs.plan import SHARD_SIZE, Examples, Plan, make_plan
+from headtrace.runs.plan import SHARD_SIZE, Plan, make_plan
 from headtrace.runs.reading import Run, open_run
 from headtrace.runs.store import Place, Store, StoreError, checksum, open_store, parquet_bytes
 from headtrace.runs.work import ShardWork, trace_job
 from headtrace.tasks import TaskSet
 from headtrace.tracing import Tracer
 from headtrace.tracing.assemble import model_info
-from headtrace.tracing.complete import Paths
-from headtrace.tracing.methods import Method
-from headtrace.tracing.sweep import Budget
 from headtrace.validation import plain
 
 if TYPE_CHECKING:
     from headtrace.models import Model
 
 
+@takes_request_options
 def run(
     model: Model | str,
-    examples: Examples,
+    examples: Any,
     *,
     out: Place,
-    paths: Paths = "attention",
-    method: str | Method = "acc++",
     engine: Engine = "local",
     workers: int | None = None,
     ray_address: str | None = None,
     seed: int | None = None,
     signals: bool = False,
-    answer: Answer | None = None,
-    wrong: Answer | None = None,
-    root: str | Root | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    heads: str | Sequence[str] | None = None,
-    bos: bool | None = None,
-    max_firings: int | None = Budget.max_firings,
-    min_influence: float | None = None,
     shard_size: int = SHARD_SIZE,
     strict: bool = False,
     progress: Progress | None = None,
     failures: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Run:
-    """Trace many prompts, one circuit each, into a folder or an object store; what was done there before is kept.
+    """Trace many prompts, one circuit each, into a folder or an object store; an existing run is resumed.
 
-    ``examples`` is a set of a task, or a list of examples, texts, or mappings as ``Tracer.trace_batch`` takes them
-    (with ``labels`` and ``roles``, if you like). ``out`` is a folder or a URL that pyarrow or fsspec can write.
-    ``paths``, ``method`` and its ``options``, ``root`` and the budget mean what they mean in `Tracer` and
-    `Tracer.trace`. With ``signals`` the signals themselves are kept, as vectors: this costs a further forward pass
-    per prompt.
+    ``examples`` is a set of a task, or a list of examples, texts, requests, or mappings in the JSON form of a request
+    (`TraceRequest`), with ``id``, ``labels`` and ``roles``, if you like. ``out`` is a folder or a URL that pyarrow or
+    fsspec can write. ``options`` are those of `Tracer` (method and its options, budget, patterns) and of
+    `Tracer.trace` (answer, wrong, root, paths, counterfactual, neurons ...). With ``signals`` the signals themselves
+    are kept, as vectors: this costs a further forward pass per prompt.
 
-    A prompt that fails is a row with its reason; with ``strict`` one that cannot be asked about is an error before
-    anything runs. ``workers`` is how many processes work, of this machine or, with ``engine="ray"``, of a local Ray or
-    of the cluster at ``ray_address``; without it, this one. ``progress`` hears how many prompts are there,
-    ``failures`` how many of them failed; ``seed`` is noted, for sets that were drawn.
+    A prompt that fails is a row with its reason; with ``strict`` one that cannot be traced is an error before anything
+    runs. ``workers`` is how many processes work, of this machine or, with ``engine="ray"``, of a local Ray or of the
+    cluster at ``ray_address``; without it, this one. ``progress`` is called with the number of finished prompts and
+    their total, ``failures`` with how many of them failed; ``seed`` is noted, for sets that were drawn.
     """
     engines = Engines(engine, workers, ray_address)
     store = open_store(out)
@@ -102,23 +88,24 @@ def run(
         from headtrace.models import load
 
         model = load(model)
-    made: dict[str, Any] = {
-        "method": method,
-        "max_firings": max_firings,
-        "min_influence": min_influence,
-        **options,
-    }
+    known = {each.name for each in fields(TraceRequest)} | set(ROOT_OPTIONS)
+    made = {n: v for n, v in options.items() if n in TRACER_SETTINGS and n != "method_options"}
+    made |= options.get("method_options") or {}
+    made |= {name: value for name, value in options.items() if name not in known}
     tracer = Tracer(model, **made)
-    how: dict[str, Any] = {"answer": answer, "wrong": wrong, "root": root, "bos": bos}
-    how |= {"top_k": top_k, "top_p": top_p, "heads": heads or None}
+    how = {n: v for n, v in options.items() if n in known and n not in TRACER_SETTINGS and v is not None}
     plan = make_plan(tracer, examples, shard_size=shard_size, strict=strict, **how)
-    budget = {"max_firings": max_firings, "min_influence": min_influence}
-    asked = {"paths": paths, "method": plain(tracer.method.describe()), "signals": signals, **budget}
-    asked |= {"root": {name: _said(value) for name, value in how.items() if value is not None}}
+    standard = TraceRequest("the default options", **tracer.settings)
+    asked = {
+        "paths": how.pop("paths", standard.paths),
+        "method": plain(tracer.method.describe()),
+        "signals": signals,
+        "max_firings": standard.max_firings,
+        "min_influence": standard.min_influence,
+        "root": {name: _said(value) for name, value in how.items()},
+    }
     drawn = examples.seed if isinstance(examples, TaskSet) and seed is None else seed
     task = examples.task if isinstance(examples, TaskSet) else None
-    if paths not in get_args(Paths):
-        raise InputError(f"paths={paths!r}: choose {', '.join(map(repr, get_args(Paths)))}.")
     content = parquet_bytes(plan.table, shard_size)
     manifest = Manifest(
         headtrace=__version__,

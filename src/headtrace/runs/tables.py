@@ -24,6 +24,7 @@ _PLANNED = {
     "answer": pa.list_(pa.int64()),
     "wrong": pa.list_(pa.int64()),
     "root": pa.string(),
+    "request": pa.string(),
     "problem": pa.string(),
 }
 

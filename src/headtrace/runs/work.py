@@ -35,7 +35,7 @@ from headtrace.runs.manifest import (
     shard_file,
     shard_record,
 )
-from headtrace.runs.plan import questions_of
+from headtrace.runs.plan import requests_of
 from headtrace.runs.store import Store, open_store
 from headtrace.runs.tables import Outcome, prompt_table, reason_of, signal_table
 from headtrace.vocabulary import ATTENTION_SIDES
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headtrace.models import Model
+    from headtrace.request import ResolvedRequest
     from headtrace.tracing import Tracer
-    from headtrace.tracing.questions import Question
 
 
 class ShardWork:
@@ -110,23 +110,22 @@ class ShardWork:
         """The circuit of each prompt of the plan, or why there is none."""
         outcomes: list[Outcome] = [row["problem"] or "" for row in rows]
         places = [place for place, row in enumerate(rows) if row["problem"] is None]
-        questions = questions_of([rows[place] for place in places])
-        found = self._trace(questions, part_of(progress, len(rows) - len(places), len(rows)))
+        requests = requests_of([rows[place] for place in places], self.tracer)
+        found = self._trace(requests, part_of(progress, len(rows) - len(places), len(rows)))
         for place, outcome in zip(places, found, strict=True):
             outcomes[place] = outcome
         if progress is not None:
             progress(len(rows), len(rows))
         return outcomes
 
-    def _trace(self, questions: list[Question], progress: Progress | None) -> list[Outcome]:
+    def _trace(self, requests: list[ResolvedRequest], progress: Progress | None) -> list[Outcome]:
         """The circuits of prompts, traced together; if that fails, one by one."""
-        paths = self.manifest.options["paths"]
         try:
-            return [*self.tracer.trace_batch(questions, paths=paths, progress=progress)]
+            return [*self.tracer.trace_resolved(requests, progress)]
         except Exception as error:
-            if len(questions) == 1:
+            if len(requests) == 1:
                 return [_reason(error)]
-        return [outcome for question in questions for outcome in self._trace([question], None)]
+        return [outcome for request in requests for outcome in self._trace([request], None)]
 
 
 def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Tensor, " d_model"]]]:
@@ -153,7 +152,7 @@ def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Ten
 
 def trace_job(store: Store, model: Model, tracer: dict[str, Any]) -> Job:
     """The shards of a run as a job: ``tracer`` has the options of its tracer."""
-    if not isinstance(tracer["method"], str) or any(callable(value) for value in tracer.values()):
+    if not isinstance(tracer.get("method", ""), str) or any(callable(value) for value in tracer.values()):
         raise InputError(
             "Workers take the method by its name, and numbers or text as its options: each makes its own. Use "
             "engine='local' without workers for a method or a function made in this process."

@@ -75,6 +75,20 @@ class TaskSet:
         step = max(1, len(self.examples) // n)
         return replace(self, examples=self.examples[::step][:n])
 
+    def evenly(self, n: int) -> TaskSet:
+        """This many examples, one from each cell in turn (all, if there are fewer), in their order in the set.
+
+        >>> import headtrace
+        >>> from headtrace.tasks import load_task
+        >>> some = load_task("ioi", headtrace.load("builtin").tokenizer, n=40)
+        >>> len(some), sorted(set(some.counts("form", "order").values()))
+        (40, [1, 2])
+        """
+        if n >= len(self.examples):
+            return self
+        step = len(self.examples) / n
+        return replace(self, examples=tuple(self.examples[int(i * step)] for i in range(n)))
+
     def where(self, **labels: str) -> TaskSet:
         """The examples with these labels, e.g. ``task_set.where(order="ABBA")``."""
         kept = tuple(

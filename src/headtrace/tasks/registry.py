@@ -102,11 +102,15 @@ def load_task(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     n_per_cell: int | None = None,
+    n: int | None = None,
     seed: int = 0,
     variant: str = STANDARD,
     strict: bool = False,
 ) -> TaskSet:
     """A balanced set of prompts for one tokenizer; the same arguments give the same set on any machine.
+
+    ``n_per_cell`` is how many examples each cell of the task has; or ``n`` how many there are in all, as even over the
+    cells as that number allows.
 
     ``name`` is a task of ``TASKS``, or the path of a JSONL file (see ``read_jsonl``), taken as it is; with ``strict`` a
     line of it that is not valid is an error.
@@ -125,10 +129,15 @@ def load_task(
     if name not in TASKS:
         raise InputError(f"There is no task {str(name)!r}. Use one of {', '.join(TASKS)}, or a .jsonl file.")
     task = TASKS[str(name)]
+    if n is not None and n_per_cell is not None:
+        raise InputError("Give n, the number of examples in all, or n_per_cell, not both.")
+    if n is not None:
+        n_per_cell = max(1, -(-n // task.n_cells))
     n_per_cell = task.n_per_cell if n_per_cell is None else n_per_cell
     if n_per_cell < 1:
         raise InputError(f"A set needs at least 1 example per cell, not {n_per_cell}.")
     if variant not in task.variants:
         raise InputError(f"Task '{name}' has no variant {variant!r}. It has: {', '.join(task.variants)}.")
     options = {} if variant == STANDARD else {"variant": variant}
-    return task.load(tokenizer, n_per_cell, seed, **options)
+    found = task.load(tokenizer, n_per_cell, seed, **options)
+    return found if n is None else found.evenly(n)

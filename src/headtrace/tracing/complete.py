@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,8 @@ from headtrace.vocabulary import ATTENTION_SIDES, ROOT, Side, Site
 if TYPE_CHECKING:
     from headtrace.models import Recording
 
-Paths = Literal["attention", "content", "complete"]
+from headtrace.request import Paths
+
 CONTENT_INFLUENCE = 0.02
 """By default a node of a content or complete circuit has at least this share of the root's influence."""
 

@@ -397,7 +397,7 @@ def moved(
     """What a firing moved: the part of a head's write that came from one source, with the ``k`` tokens that it raises
     and lowers most.
 
-    With a root (``tracer.ask(...).root``) also what it contributes to it, for which the recording must have kept what
+    With a root (``tracer.request(...).resolve(model).root``) also what it contributes to it, for which the recording must have kept what
     MLPs read (``keep=headtrace.models.frozen.CONTENT_FIELDS``).
 
     >>> import headtrace

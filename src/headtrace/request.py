@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from headtrace.errors import InputError, shown
@@ -29,7 +30,7 @@ from headtrace.lines import Lines, Record, read_lines
 from headtrace.prompts.forms import Chat, as_prompts, one_prompt
 from headtrace.roots import ROOTS, Root
 from headtrace.tasks.examples import Example, TaskSet
-from headtrace.validation import LARGEST, is_whole
+from headtrace.validation import LARGEST
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -131,7 +132,7 @@ class TraceRequest:
             named = [name for name in PROMPT_FIELDS if name in own]
             if len(named) != 1 and named != ["text", "tokens"]:
                 raise InputError(
-                    "A prompt needs 'text' or 'tokens' or 'messages', one of them (and answer, wrong, "
+                    "A prompt needs either 'text' or 'tokens' or 'messages', one of them (and answer, wrong, "
                     f"counterfactual ...); got {', '.join(own) or 'nothing'}."
                 )
             prompt = own.pop(named[-1])
@@ -178,10 +179,10 @@ class TraceRequest:
                 'content is followed: it goes with paths="content" or "complete".'
             )
         self._check_root()
-        if self.id is not None and not (isinstance(self.id, str) and self.id and is_whole(self.id)):
+        if self.id is not None and not (isinstance(self.id, str) and self.id):
             raise InputError(f"id: expected text that is not empty, got {shown(self.id)}.")
         for name, value in self.labels.items():
-            if not isinstance(value, str) or not is_whole(value):
+            if not isinstance(value, str):
                 raise InputError(f"labels: {name!r} must be text, got {shown(value)}.")
 
     def _check_root(self) -> None:
@@ -383,7 +384,9 @@ def read_requests(
 
     def parse(record: Record, where: str) -> TraceRequest:
         try:
-            if chat and "text" in record and "tokens" not in record:
+            if "text" in record and "tokens" in record:
+                raise InputError("needs either 'text' or 'tokens', got both.")
+            if chat and "text" in record:
                 message = {"role": "user", "content": record["text"]}
                 record = {"messages": [message], **{k: v for k, v in record.items() if k != "text"}}
             return TraceRequest.from_json(record, **defaults)
@@ -406,9 +409,9 @@ def _checked_fields(data: Mapping[str, Any]) -> dict[str, Any]:
             continue
         meant = get_close_matches(name, known, n=1, cutoff=0.75)
         if meant and meant[0] not in data and name != "label":
-            raise InputError(f"unknown field {name!r}. Did you mean {meant[0]!r}?")
+            raise InputError(f"unknown field {brief(name)}. Did you mean {meant[0]!r}?")
         if not isinstance(value, (str, int, float, bool)):
-            raise InputError(f"unknown field {name!r}. A request has {', '.join(known)}.")
+            raise InputError(f"unknown field {brief(name)}. A request has {', '.join(known)}.")
         labels[name] = value if isinstance(value, str) else json.dumps(value)
     given: Any = record.get("labels", {})
     if not isinstance(given, Mapping):

@@ -84,7 +84,7 @@ def test_a_broken_line_is_told_with_number_and_field_and_strict_makes_it_an_erro
     told = " ".join(called("run", "builtin", "--prompts", path, "--out", out).split())
     assert "3 of 4 lines skipped" in told
     assert "line 3: 'answer' must be" in told
-    assert "line 4: field 'labels'" in told
+    assert "line 4: 'labels' must be" in told
 
 
 def test_an_unknown_word_fails_alone_and_with_strict_stops_the_run(tmp_path: Path) -> None:
@@ -99,7 +99,6 @@ def test_an_unknown_word_fails_alone_and_with_strict_stops_the_run(tmp_path: Pat
 
 def test_what_is_asked_for_wrongly_is_told(tmp_path: Path, run: str) -> None:
     out = str(tmp_path / "r")
-    assert "Give 30 or 60" in wrong("run", "builtin", "--task", "ioi", "-n", "40", "--out", out)
     assert "either --task" in wrong("run", "builtin", "--out", out)
     assert "no task 'oio'" in wrong("run", "builtin", "--task", "oio", "--out", out)
     assert "-n belongs to" in wrong("run", "builtin", "--prompts", "x", "-n", "3", "--out", out)
@@ -140,3 +139,11 @@ def test_an_interrupt_ends_with_130_and_says_the_command_that_goes_on(tmp_path: 
     assert f"To go on: headtrace {' '.join(words)}" in " ".join(told.split())
     assert "Traceback" not in told
     assert headtrace.open_run(tmp_path / "r").status().done > 0
+
+
+def test_any_number_of_prompts_is_spread_evenly_over_the_cells_of_a_task(tmp_path: Path) -> None:
+    told = called("run", "builtin", "--task", "ioi", "-n", "40", "--out", str(tmp_path / "r"))
+    assert "40 prompts over 30 cells" in told
+    prompts = headtrace.open_run(str(tmp_path / "r")).prompts.collect()
+    assert prompts.height == 40
+    assert set(prompts.group_by("label:form", "label:order").len()["len"]) == {1, 2}

@@ -27,7 +27,7 @@ def deep():
 def test_a_growing_circuit_only_gains_and_ends_as_the_whole(deep, paths) -> None:
     tracer, ids, answer, wrong = deep
     seen: list[headtrace.Circuit] = []
-    whole = tracer.trace(ids, answer, wrong, paths=paths, grown=seen.append)
+    whole = tracer.trace(ids, answer, wrong, paths=paths, on_partial=seen.append)
     assert whole == tracer.trace(ids, answer, wrong, paths=paths), "watching changes nothing"
     assert len(seen) >= 2
 
@@ -47,7 +47,7 @@ def test_a_growing_circuit_only_gains_and_ends_as_the_whole(deep, paths) -> None
 
 
 @pytest.mark.parametrize("paths", PATHS)
-@pytest.mark.parametrize("listener", ["progress", "grown"])
+@pytest.mark.parametrize("listener", ["progress", "on_partial"])
 def test_what_a_listener_raises_ends_the_trace_and_leaves_the_model_as_it_was(deep, paths, listener) -> None:
     tracer, ids, answer, wrong = deep
     whole, calls, hf = tracer.trace(ids, answer, wrong, paths=paths), [], tracer.model.hf

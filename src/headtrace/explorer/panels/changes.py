@@ -213,7 +213,10 @@ def _python(
         "from headtrace.vocabulary import Component, Firing, Site",
     ]
     if request.root is not None:
-        question = python_call("tracer.ask", raw="prompt", bos=prompt.bos, **request.root.options)
+        question = (
+            python_call("tracer.request", raw="prompt", bos=prompt.bos, **request.root.options)
+            + ".resolve(model)"
+        )
         lines += [f"tracer = {python_tracer(tracer)}", f"question = {question}"]
     ids = python_call("model.to_ids", raw="prompt", bos=prompt.bos)
     lines += [f"recording = model.record({ids})", "changes = ["]

@@ -74,17 +74,18 @@ def trace(
     partial: Callable[[Circuit], None] | None = None,
 ) -> tuple[CircuitView, Circuit]:
     """Trace a circuit. ``partial`` is called with the circuit as it grows; it and ``progress`` may raise to stop."""
-    question = session.question(prompt, request.root)
+    session.question(prompt, request.root)  # within the limits of the server
     if request.counterfactual is not None:
         session.token_ids(PromptRequest(text=request.counterfactual, bos=prompt.bos, model=prompt.model))
     tracer = _tracer(session.tracer(prompt), request)
     circuit = tracer.trace(
-        question,
+        prompt.given,
         bos=prompt.bos,
+        **request.root.options,
         paths=request.paths,
         counterfactual=request.counterfactual,
         progress=progress,
-        grown=partial,
+        on_partial=partial,
     )
     options = {**request.root.options, "paths": request.paths, "bos": prompt.bos}
     call = python_call("tracer.trace", raw="prompt", **options, counterfactual=request.counterfactual)
@@ -100,9 +101,11 @@ def _tracer(tracer: Tracer, request: TraceRequest) -> Tracer:
     found = Tracer(
         tracer.model,
         method=tracer.method if request.method == tracer.method.name else request.method,
-        max_firings=request.max_firings or tracer.max_firings,
-        min_influence=tracer.min_influence if request.min_influence is None else request.min_influence,
-        patterns=tracer.patterns,
+        max_firings=request.max_firings or tracer.settings["max_firings"],
+        min_influence=tracer.settings["min_influence"]
+        if request.min_influence is None
+        else request.min_influence,
+        patterns=tracer.settings["patterns"],
     )
     found.composer = tracer.composer
     return found

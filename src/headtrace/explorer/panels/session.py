@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headtrace.explorer.panels.circuits import RunSource
     from headtrace.explorer.panels.why import Evidence
     from headtrace.models import Model, Recording
-    from headtrace.tracing.questions import Question
+    from headtrace.request import ResolvedRequest
 
 MAX_TEXT = 100_000
 """Characters of a prompt; the number of tokens is limited by `Settings.max_tokens`."""
@@ -132,7 +132,7 @@ class RootRequest(Request):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The root as options of ``Tracer.trace`` and ``Tracer.ask``."""
+        """The root as options of ``Tracer.trace`` and ``Tracer.request``."""
         return {"answer": self.answer, "wrong": self.wrong, "root": self.kind}
 
 
@@ -311,9 +311,10 @@ class Session:
     def tracer(self, prompt: PromptRequest) -> Tracer:
         return self.tracers[prompt.model]
 
-    def question(self, prompt: PromptRequest, root: RootRequest) -> Question:
+    def question(self, prompt: PromptRequest, root: RootRequest) -> ResolvedRequest:
         """A root for a prompt. An answer of several tokens makes the prompt longer, up to the limit."""
-        question = self.tracer(prompt).ask(prompt.given, bos=prompt.bos, **root.options)
+        tracer = self.tracer(prompt)
+        question = tracer.request(prompt.given, bos=prompt.bos, **root.options).resolve(tracer.model)
         if len(question.ids) > self.settings.max_tokens:
             raise InputError(
                 f"The prompt and the answer have {len(question.ids)} tokens, and {self.settings.max_tokens} are "
@@ -321,7 +322,7 @@ class Session:
             )
         return question
 
-    def subject(self, recorded: Recorded, question: Question) -> Recording:
+    def subject(self, recorded: Recorded, question: ResolvedRequest) -> Recording:
         """The recording that a root is read from: a longer one for an answer of several tokens."""
         if question.ids == recorded.recording.token_ids[0].tolist():
             return recorded.recording
@@ -352,8 +353,12 @@ def python_call(function: str, *args: Any, raw: str = "", **options: Any) -> str
 def python_tracer(tracer: Tracer) -> str:
     """The call that makes a tracer, with its method, its budget, and those options that are not the default."""
     method = tracer.method
-    limit = {} if tracer.max_firings == Budget.max_firings else {"max_firings": tracer.max_firings}
-    limit |= {"min_influence": tracer.min_influence}
+    limit = (
+        {}
+        if tracer.settings["max_firings"] == Budget.max_firings
+        else {"max_firings": tracer.settings["max_firings"]}
+    )
+    limit |= {"min_influence": tracer.settings["min_influence"]}
     named = {} if method.name == "acc++" else {"method": method.name}
     own = {each.name: (getattr(method, each.name), each.default) for each in fields(method)}
     options = {name: value for name, (value, usual) in own.items() if value != usual and not callable(value)}

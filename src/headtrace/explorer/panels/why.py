@@ -197,7 +197,9 @@ def _python(tracer: Tracer, prompt: PromptRequest, request: WhyRequest) -> str:
         lines.append(f"recording = {python_call('model.record', raw='prompt', bos=prompt.bos)}")
     else:
         lines.insert(1, "from headtrace.models.frozen import CONTENT_FIELDS")
-        question = python_call("tracer.ask", raw="prompt", bos=prompt.bos, **root.options)
+        question = (
+            python_call("tracer.request", raw="prompt", bos=prompt.bos, **root.options) + ".resolve(model)"
+        )
         lines += [f"question = {question}", "recording = model.record(question.ids, keep=CONTENT_FIELDS)"]
     lines += [
         f"why = {python_call('tracer.explain', raw='prompt', firing=place, bos=prompt.bos)}",

@@ -1,4 +1,4 @@
-"""Families that normalise what attention and MLP write, before it is added to the residual: Gemma, OLMo-2 and others."""
+"""Families that normalise what attention and MLP write before adding it to the residual: Gemma, OLMo-2 and others."""
 
 from __future__ import annotations
 

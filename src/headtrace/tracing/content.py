@@ -397,16 +397,16 @@ def moved(
     """What a firing moved: the part of a head's write that came from one source, with the ``k`` tokens that it raises
     and lowers most.
 
-    With a root (``tracer.request(...).resolve(model).root``) also what it contributes to it, for which the recording must have kept what
-    MLPs read (``keep=headtrace.models.frozen.CONTENT_FIELDS``).
+    With a root (``tracer.request(...).resolve(model).root``) also what it contributes to it, for which the recording
+    must have kept what MLPs read (``keep=headtrace.models.frozen.CONTENT_FIELDS``).
 
     >>> import headtrace
     >>> from headtrace.models.frozen import CONTENT_FIELDS
     >>> model = headtrace.load("builtin")
     >>> prompt = "When Mary and John went to the store, John gave a drink to"
     >>> recording = model.record(prompt, keep=CONTENT_FIELDS)
-    >>> question = headtrace.Tracer(model).ask(recording.token_ids[0], answer=" Mary", wrong=" John")
-    >>> found = moved(recording, "L1H2:14:2", question.root)
+    >>> request = headtrace.Tracer(model).request(recording.token_ids[0], answer=" Mary", wrong=" John")
+    >>> found = moved(recording, "L1H2:14:2", request.resolve(model).root)
     >>> found.promotes[0][0], found.measure, found.contribution > 1
     ('Mary', 'logit difference', True)
     """

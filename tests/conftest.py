@@ -29,7 +29,7 @@ if os.name == "nt":  # signals, pipes, links, devices and modes as POSIX has the
         "cli/test_verify.py",
     ]
     collect_ignore += ["cli/test_fuzz_command_lines.py", "cli/test_run.py", "explorer_server/test_cli.py"]
-    collect_ignore += ["interpret/test_endpoint.py", "interpret/test_scan.py", "interpret/test_scan_work.py"]
+    collect_ignore += ["interpret/test_endpoint.py", "interpret/test_scan.py", "interpret/test_scan_run.py"]
     collect_ignore += ["runs/test_resume.py"]
 
 IOI = "When Mary and John went to the store, John gave a drink to"

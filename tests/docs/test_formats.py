@@ -11,8 +11,8 @@ from headtrace.causal import Report, Tolerance
 from headtrace.causal.effects import edge_table
 from headtrace.circuits.describe import example
 from headtrace.families import FamiliesFile
-from headtrace.interpret import atlas, heads, results
-from headtrace.interpret.tally import Tally
+from headtrace.interpret import atlas, head_measures, interpretation
+from headtrace.interpret.scan import Tally
 from headtrace.models import Recording
 from headtrace.runs import manifest, tables
 from tests.documented import ROOT
@@ -45,7 +45,12 @@ CASES = {
     "recording": list(Recording.FIELDS),
     "verification": [*report().to_dict(), *edge_table([]).columns],
     "families": [name for name in FamiliesFile.__dataclass_fields__ if name not in ("more",)],
-    "atlas": [*atlas._PAIRS, *heads.MEASURES, *Tally.__dataclass_fields__, *results._COLUMNS],
+    "atlas": [
+        *atlas.PAIR_COLUMNS,
+        *head_measures.MEASURES,
+        *Tally.__dataclass_fields__,
+        *interpretation.COLUMNS,
+    ],
 }
 
 

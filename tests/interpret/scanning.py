@@ -7,8 +7,7 @@ from typing import Any
 
 from headtrace.circuits import Circuit
 from headtrace.interpret import ScoredSignal, SignalExamples
-from headtrace.interpret.annotate import signal_id
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.interpret.scored_signals import circuit_signals
 from tests.interpret.made_up_signals import after_same, previous, same_token, signal_by, to_animal
 
 RULES = (same_token, previous, to_animal, after_same)
@@ -29,18 +28,7 @@ class MadeUpScan:
 def made_up_scan(model: Any, corpus: Any, *, signals: list[Circuit], seed: int = 0, **_: Any) -> MadeUpScan:
     found: dict[str, SignalExamples] = {}
     for circuit in signals:
-        for number, edge in enumerate(circuit.edges):
-            if edge.side not in ATTENTION_SIDES or not edge.channels:
-                continue
-            target, name = circuit.node(edge.target), signal_id(circuit, number)
-            signal = ScoredSignal(
-                name,
-                target.layer or 0,
-                target.head or 0,
-                "circuit",
-                edge.channels,
-                edge.side,  # type: ignore[arg-type]
-            )
+        for signal in circuit_signals(circuit):
             examples = signal_by(RULES[len(found) % len(RULES)], seed=len(found))
-            found[name] = replace(examples, signal=signal)
+            found[signal.id] = replace(examples, signal=signal)
     return MadeUpScan(found)

@@ -14,9 +14,7 @@ from headtrace.circuits.describe import example
 from headtrace.circuits.summary import words_text
 from headtrace.cli import app
 from headtrace.errors import InputError
-from headtrace.interpret import Counts, Description, Judged, annotate, interpret
-from headtrace.interpret import run as running
-from headtrace.interpret.annotate import edge_of
+from headtrace.interpret import Counts, Description, Judged, annotate, interpret, interpretation
 from headtrace.interpret.examples import Pair
 from tests.interpret.scanning import made_up_scan
 
@@ -35,7 +33,7 @@ def circuit(model):
 
 @pytest.fixture
 def scanned(monkeypatch):
-    monkeypatch.setattr(running, "scan", made_up_scan)
+    monkeypatch.setattr(interpretation, "scan", made_up_scan)
 
 
 def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
@@ -52,7 +50,7 @@ def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
         said[key].add(edge.description)
     assert all(len(each) == 1 for each in said.values())  # and all its edges say it
     for each in found.signals:
-        place = edge_of(each.signal)
+        place = each.signal.edge
         assert place is not None
         edge = words.edges[place[1]]
         assert edge.channels == each.signal.channels
@@ -118,7 +116,7 @@ def test_limit_takes_the_strongest(model, circuit):
     weights = sorted(
         (e.weight for e in circuit.edges if e.side in ("query", "key") and e.channels), reverse=True
     )
-    taken = sorted((circuit.edges[edge_of(each.signal)[1]].weight for each in found.signals), reverse=True)
+    taken = sorted((circuit.edges[each.signal.edge[1]].weight for each in found.signals), reverse=True)
     assert taken == weights[:5]
 
 

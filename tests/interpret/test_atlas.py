@@ -14,8 +14,9 @@ from headtrace.cli import main
 from headtrace.errors import InputError
 from headtrace.interpret.atlas import atlas, open_atlas
 from headtrace.interpret.embedding_reads import channel_reads
-from headtrace.interpret.heads import KEPT, MEASURES, HeadSums
-from headtrace.interpret.standing_out import Place, relations_standing_out, tokens_standing_out
+from headtrace.interpret.examples import Pair
+from headtrace.interpret.head_measures import MEASURES, RECORDED, HeadSums
+from headtrace.interpret.rules import PairStatistics
 from tests.rounding import rounding
 from tests.tiny import NAMES, prompts, tiny_model
 
@@ -73,7 +74,7 @@ def test_measures_of_heads_are_what_they_say(model) -> None:
 def test_parts_of_channels_sum_to_what_the_head_attends_by(name) -> None:
     """All channels together: attention-weighted logits, less their mean over the keys that are seen."""
     model = tiny_model(name)
-    recording = model.record(prompts(lengths=(9,)), keep=KEPT)
+    recording = model.record(prompts(lengths=(9,)), keep=RECORDED)
     sums = HeadSums.empty(model)
     sums.add(recording)
     ranks = headtrace.channels.terms.exact_channels(model).rank
@@ -109,11 +110,15 @@ def test_embedding_reads_are_the_coefficients_of_a_lone_token() -> None:
 
 def test_what_stands_out_is_frequent_here_and_rare_elsewhere() -> None:
     labels = {1: " the", 2: " Mary", 3: ".", 4: " and"}
-    top = [Place((4, 2, 1, 2), 3, 1)] * 20
-    others = [Place((4, 1, 3, 1), 3, 1)] * 100 + [Place((1, 2, 3, 4), 3, 1)] * 3
-    tokens = {(each.side, each.what) for each in tokens_standing_out(top, others, labels)}
+
+    def pairs(ids: tuple[int, ...], count: int) -> list[Pair]:
+        return [Pair("", 3, 1, 0.0, ids, tuple(labels[token] for token in ids))] * count
+
+    top = PairStatistics(pairs((4, 2, 1, 2), 20))
+    others = PairStatistics(pairs((4, 1, 3, 1), 100) + pairs((1, 2, 3, 4), 3))
+    tokens = {(each.side, each.what) for each in top.tokens_beyond(others)}
     assert tokens == {("dest", " Mary"), ("src", " Mary")}
-    relations = [each.what for each in relations_standing_out(top, others, labels)]
+    relations = [each.what for each in top.relations_beyond(others)]
     assert "destination begins with a capital" in relations
     assert "the same token" not in relations, "it is as frequent elsewhere"
 

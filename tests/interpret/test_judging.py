@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from headtrace.interpret import Description, Explainer, Failure, Judge, Pair, interpret_examples
-from headtrace.interpret.judging import blind, by_group, split
-from headtrace.interpret.protocols import Explanation, Labels
+from headtrace.interpret.explainers import Explanation, Labels
+from headtrace.interpret.judging import blind_question, labels_by_group, split
 from tests.interpret.made_up_signals import first, previous, same_token, signal_by, to_animal
 
 SIGNALS = [
@@ -51,13 +51,13 @@ def test_a_pair_is_not_both_the_signals_own_and_a_negative():
 
 def test_questions_are_blind_and_labels_find_their_way_back():
     _, held = split(SIGNALS[0], SIGNALS)
-    question, order = blind(Description("x"), held, 0, "name")
+    question, order = blind_question(Description("x"), held, 0, "name")
     assert {(pair.score, pair.text) for pair in question.pairs} == {(0.0, "")}
     kinds = [held.pool()[i][0] for i in order]
     assert kinds != sorted(kinds), "shuffled"
     tops = {(pair.token_ids, pair.dest, pair.src) for pair in held.top}
     labels = tuple((pair.token_ids, pair.dest, pair.src) in tops for pair in question.pairs)
-    assert all(by_group(held, order, labels)["top"])
+    assert all(labels_by_group(held, order, labels)["top"])
 
 
 def test_siblings_are_other_channels_of_the_same_head():
@@ -95,13 +95,13 @@ def test_failures_are_counted_apart_and_not_in_the_fraction():
     found = interpret_examples(SIGNALS, explainer=Unreliable())
     assert [each.status for each in found.signals[:3]] == ["described", "none", "failed"]
     assert found.failures["signals"] == 2
-    assert found.fraction.of == 6
+    assert found.fraction.total == 6
     assert found.signals[2].reason == "no answer"
 
 
 def test_a_judge_that_never_answers_supports_and_denies_nothing():
     found = interpret_examples(SIGNALS, judge=Silent())
-    assert found.fraction.of == 0
+    assert found.fraction.total == 0
     assert {each.status for each in found.signals} == {"failed"}
     assert found.failures["signals"] == len(SIGNALS)
 
@@ -111,7 +111,7 @@ def test_a_signal_that_never_scores_above_zero_is_told_and_not_counted():
     found = interpret_examples([replace(SIGNALS[0], top=below), SIGNALS[1]])
     assert found.signals[0].status == "too few"
     assert "above zero" in found.signals[0].reason
-    assert found.fraction.of == 1
+    assert found.fraction.total == 1
     assert "1 with fewer" in found.summary()
 
 
@@ -125,7 +125,7 @@ def test_fractions_are_told_by_layer_and_controls_are_near_none():
     assert set(found.by_layer) == {0, 1}
     assert found.fraction.count == sum(each.count for each in found.by_layer.values()) == 8
     assert found.controls.shuffled_labels.count <= 1
-    assert found.controls.different_words.count == 0 < found.controls.different_words.of
+    assert found.controls.different_words.count == 0 < found.controls.different_words.total
     assert found.controls.shared_words.count > 0, "both layers look for the same"
 
 

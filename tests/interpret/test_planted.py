@@ -113,7 +113,7 @@ def test_planted_words_are_supported_and_shuffled_ones_are_not(planted):
     assert found.fraction.value == 1.0
     assert found.controls.shared_words.count == found.controls.shuffled_labels.count == 0
     assert found.controls.different_words.count == 0
-    assert found.controls.different_words.of >= 10
+    assert found.controls.different_words.total >= 10
     # The words of the class are true of a channel of one of its tokens, and nothing else passes.
     passing = [each for each in found.exchanged if each.judged.p_value <= 0.05]
     ends = [{each.judged.signal.name, each.words_of.replace(":", " ")} for each in passing]

@@ -13,9 +13,9 @@ from headtrace.channels.terms import exact_channels
 from headtrace.errors import InputError
 from headtrace.interpret import Scan, ScoredSignal, find_signals, scan
 from headtrace.interpret.corpus import open_corpus
-from headtrace.interpret.scan import SAMPLE
-from headtrace.interpret.scoring import Scorer
-from headtrace.interpret.tally import Drawn, Hits, Tally
+from headtrace.interpret.scan import Drawn, Hits, Tally
+from headtrace.interpret.scan_run import SAMPLE
+from headtrace.interpret.scored_signals import score_blocks
 from tests.rounding import rounding
 from tests.starting import Started
 from tests.tiny import NAMES, prompts, tiny_model
@@ -60,7 +60,7 @@ def test_all_channels_together_score_the_recorded_attention_logit(name) -> None:
         if int(ranks[l, h]) == model.d_head
     ]
     assert signals
-    for block in Scorer(model, signals).blocks(11):
+    for block in score_blocks(model, signals, 11):
         for prompt, length in enumerate(recording.lengths):
             made = block.scores(recording, prompt)
             logits = recording.raw_logits(block.layer)[prompt, block.head, :length, :length]
@@ -77,7 +77,7 @@ def test_scores_of_channels_sum_to_the_score_of_all(model) -> None:
     recording = model.record("When Mary and John went to the store, John gave a drink to")
     every = "+".join(map(str, range(32)))
     signals = find_signals(model, [f"L1H2:{every}", *(f"L1H2:{channel}" for channel in range(32))])
-    scores = torch.cat([block.scores(recording, 0) for block in Scorer(model, signals).blocks(15)])
+    scores = torch.cat([block.scores(recording, 0) for block in score_blocks(model, signals, 15)])
     whole = scores[-1]  # the widest comes last
     size = float(scores[:-1].abs().sum(0).max())
     assert float((scores[:-1].sum(0) - whole).abs().max()) <= rounding(torch.float32, 64, size)

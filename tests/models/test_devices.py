@@ -20,8 +20,8 @@ from headtrace.channels.survey import survey
 from headtrace.errors import IdentityError
 from headtrace.interpret.embedding_reads import channel_directions, channel_reads
 from headtrace.interpret.examples import ScoredSignal
-from headtrace.interpret.heads import HeadSums
-from headtrace.interpret.scoring import Scorer
+from headtrace.interpret.head_measures import HeadSums
+from headtrace.interpret.scored_signals import score_blocks
 from headtrace.models import checks
 from headtrace.models import devices as places
 from headtrace.models.forward import sample
@@ -102,7 +102,8 @@ def test_what_is_counted_over_a_corpus_needs_no_float64_on_the_device(devices) -
     for model in (headtrace.load(copy.deepcopy(hf)), headtrace.load(copy.deepcopy(hf).to(FIRST))):
         recording, sums = model.record(IDS), HeadSums.empty(model)
         sums.add(recording)
-        block = Scorer(model, [ScoredSignal("L1H2:0+3", 1, 2, "channel", (0, 3))]).blocks(len(IDS))[0]
+        signal = ScoredSignal("L1H2:0+3", 1, 2, "channel", (0, 3))
+        block = score_blocks(model, [signal], len(IDS))[0]
         directions = channel_directions(model, 1, [(0, 0), (2, 1)])
         drawn = sample(model, recording.token_ids[:, :4], 8, torch.Generator().manual_seed(0))
         counted = survey(model, prompts(), rotations=2)

@@ -16,7 +16,7 @@ from tests.tiny import tiny_model
 
 
 def test_a_worker_of_this_machine_gives_the_circuits_of_this_process(again, undisturbed: Run) -> None:
-    """Two of them, and one that is killed: tests/interpret/test_scan_work.py, with another job."""
+    """Two of them, and one that is killed: tests/interpret/test_scan_run.py, with another job."""
     assert_same(again(workers=1), undisturbed)
     assert not workers_of_this_process("runs.engines"), "none is left behind"
 

@@ -81,8 +81,8 @@ def interpret(
       --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
     """
     from headtrace.circuits import named_circuits
-    from headtrace.interpret.run import count_signals, estimate, scan
-    from headtrace.interpret.run import interpret as put_into_words
+    from headtrace.interpret.interpretation import count_signals, estimate, scan
+    from headtrace.interpret.interpretation import interpret as put_into_words
 
     check_engine(engine)
     options.check_folder_writable(out)
@@ -122,7 +122,7 @@ def _explainer_and_judge(explainer: str, judge: str, asking: dict[str, Any]) -> 
     """Both by name; how to ask goes to those who ask. An endpoint that cannot be asked is an error at once."""
     from headtrace.errors import InputError
     from headtrace.interpret import make_explainer, make_judge
-    from headtrace.interpret.protocols import Setting
+    from headtrace.interpret.explainers import RunContext
 
     given = {name: value for name, value in asking.items() if value is not None}
     if given and OPENAI not in (explainer, judge):
@@ -134,8 +134,8 @@ def _explainer_and_judge(explainer: str, judge: str, asking: dict[str, Any]) -> 
     to_explainer = {name: value for name, value in given.items() if name != "batch"}
     explains = make_explainer(explainer, **(to_explainer if explainer == OPENAI else {}))
     judges = make_judge(judge, **to_judge)
-    explains.prepare(Setting())
-    judges.prepare(Setting())
+    explains.prepare(RunContext())
+    judges.prepare(RunContext())
     return explains, judges
 
 

@@ -1,26 +1,22 @@
-"""What heads and channels look for, in words, and whether the words are right.
+"""What heads and channels respond to, in words, and whether the words are right.
 
-``examples.py`` states what a corpus showed of a signal: the token pairs that score highest, and others to tell them
-from. ``scan`` reads a corpus (``corpus.py``) once and scores all signals (``signals.py``, ``scoring.py``) at all
-pairs; ``atlas.py`` makes tables of what every head and its strongest channels attend to, ``atlas_entries.py`` says what
-they hold of one.
-
-``protocols.py`` says what explainers and judges are; ``lexical.py`` (with ``rules.py``), ``vocabulary.py`` and
-``endpoint.py`` (with ``asking.py``) are those at hand. ``judging.py`` keeps half of the examples from the explainer
-and asks the judge blind, ``statistics.py`` says whether the words are right, ``controls.py`` what passes although it
-should not, ``annotate.py`` writes words on circuits, ``run.py`` does it all, and ``results.py`` is what comes of it.
+- ``corpus.py`` reads text as chunks; ``scored_signals.py`` says which signals are scored, and scores them; ``scan.py``
+  keeps the pairs of tokens that matter (``examples.py``), ``scan_run.py`` saves, resumes and distributes a scan.
+- ``head_measures.py`` measures heads, ``embedding_reads.py`` reads channels through the embedding; ``atlas.py`` makes
+  tables of what every head and its strongest channels attend to.
+- ``explainers.py`` says what explainers and judges are; ``lexical.py`` (with the rules of ``rules.py``),
+  ``embedding_reads.py`` and ``endpoint.py`` propose descriptions. ``judging.py`` has them judged on pairs that the
+  explainer did not see, ``verdicts.py`` tests them and their controls. ``interpretation.py`` does it all;
+  ``annotate.py`` writes the words on circuits.
 """
 
 from headtrace.interpret.annotate import annotate
-from headtrace.interpret.asking import EndpointError
-from headtrace.interpret.atlas import Atlas, open_atlas
-from headtrace.interpret.atlas_entries import ChannelEntry, HeadEntry
+from headtrace.interpret.atlas import Atlas, ChannelEntry, HeadEntry, open_atlas
 from headtrace.interpret.corpus import open_corpus
-from headtrace.interpret.endpoint import EndpointExplainer, EndpointJudge
+from headtrace.interpret.embedding_reads import Vocabulary
+from headtrace.interpret.endpoint import EndpointError, EndpointExplainer, EndpointJudge
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
-from headtrace.interpret.judging import Judged
-from headtrace.interpret.lexical import Lexical, LiteralJudge
-from headtrace.interpret.protocols import (
+from headtrace.interpret.explainers import (
     Description,
     Explainer,
     Failure,
@@ -30,12 +26,13 @@ from headtrace.interpret.protocols import (
     register_explainer,
     register_judge,
 )
-from headtrace.interpret.results import Interpretation
-from headtrace.interpret.run import interpret, interpret_examples
-from headtrace.interpret.scan import Scan, scan
-from headtrace.interpret.signals import find_signals
-from headtrace.interpret.statistics import Counts, Proportion
-from headtrace.interpret.vocabulary import Vocabulary
+from headtrace.interpret.interpretation import Interpretation, interpret, interpret_examples
+from headtrace.interpret.judging import Counts, Judged
+from headtrace.interpret.lexical import Lexical, LiteralJudge
+from headtrace.interpret.scan import Scan
+from headtrace.interpret.scan_run import scan
+from headtrace.interpret.scored_signals import find_signals
+from headtrace.statistics import Proportion
 
 __all__ = [
     "Atlas",

@@ -1,9 +1,11 @@
-"""Words on circuits: each edge says what its signal looks for, with the test of the words and a few examples.
+"""Words on circuits: each edge gets the description of its signal, the evidence for it, and a few examples.
 
 >>> from headtrace.circuits.describe import example
->>> from headtrace.interpret.examples import ScoredSignal
+>>> from headtrace.interpret.explainers import Description
+>>> from headtrace.interpret.judging import Counts
+>>> from headtrace.interpret.scored_signals import circuit_signals
 >>> circuit = example()
->>> signal = ScoredSignal(signal_id(circuit, 1), 9, 6, "circuit", (1, 4), "query")
+>>> signal = circuit_signals(circuit)[0]                                 # of edge 1
 >>> counts = Counts(true_positive=9, false_negative=1, false_positive=0, true_negative=10)
 >>> found = Judged(signal, "described", Description("The source is a name."), counts, supported=True)
 >>> edge = annotate(circuit, [found], judge="lexical").edges[1]
@@ -13,139 +15,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.parts import Evidence, Example
-from headtrace.interpret.examples import Pair, ScoredSignal
+from headtrace.interpret.examples import Pair
 from headtrace.interpret.judging import Judged
-from headtrace.interpret.protocols import Description
-from headtrace.interpret.statistics import Counts
-from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
 
-__all__ = ["Counts", "Description", "annotate", "edge_of", "evidence_of", "signal_id"]
-
 EXAMPLES = 4
-"""How many examples an edge keeps: a file of a thousand edges is still one that can be opened."""
-LETTERS = 120
-"""How long an example is, at most."""
-TOKEN = 40
-"""How long a marked token of it is, at most."""
+"""Examples kept per edge: few enough that a file of a thousand edges can still be opened."""
+LONGEST_EXAMPLE = 120
+"""Characters of an example."""
+LONGEST_TOKEN = 40
+"""Characters of a marked token in it."""
 GAP = "…"
-
-
-def signal_id(circuit: Circuit, edge: int) -> str:
-    """The name under which a scan knows an edge of a circuit."""
-    found = circuit.edges[edge]
-    target = circuit.node(found.target)
-    channels = "+".join(map(str, found.channels or ()))
-    return f"{head_name(target.layer or 0, target.head or 0)}:{channels} {circuit.content_id}:{edge}"
-
-
-def edge_of(signal: ScoredSignal) -> tuple[str, int] | None:
-    """The circuit (by its content id) and the edge that a signal was taken from."""
-    _, _, place = signal.id.partition(" ")
-    circuit, _, edge = place.rpartition(":")
-    return (circuit, int(edge)) if circuit and edge.isdigit() else None
 
 
 def annotate(
     circuit: Circuit, found: Iterable[Judged], explainer: str | None = None, judge: str | None = None
 ) -> Circuit:
-    """The circuit with words on its edges, and the evidence for them; edges whose signals have none stay as they are.
+    """The circuit with descriptions and evidence on the edges whose signals have one.
 
-    ``explainer`` and ``judge`` are the names of those who found and judged the words.
+    ``explainer`` and ``judge`` are the names of those that found and judged the descriptions.
     """
-    edges, own = list(circuit.edges), circuit.content_id
+    edges = list(circuit.edges)
     for each in found:
-        place, words = edge_of(each.signal), each.description
-        if place is None or words is None or place[0] != own or place[1] >= len(edges):
+        content_id, number = each.signal.edge or ("", 0)
+        if each.description is None or content_id != circuit.content_id or number >= len(edges):
             continue
         evidence = replace(evidence_of(each), explainer=explainer, judge=judge)
-        edges[place[1]] = replace(edges[place[1]], description=_whole(words.text), evidence=evidence)
+        text = _without_surrogates(each.description.text)
+        edges[number] = replace(edges[number], description=text, evidence=evidence)
     return circuit.with_edges(tuple(edges))
 
 
 def evidence_of(found: Judged) -> Evidence:
-    """How words were tested, small enough for a file; words that nobody judged have no p-value."""
+    """How a description was tested, small enough for a circuit file; without a p-value if it was not judged."""
     tested, accuracy = found.status == "described", found.counts.accuracy
+    examples: dict[tuple[str, ...], Example] = {}
+    for pair, label in sorted(found.examples, key=lambda each: -each[0].score):
+        if len(examples) < EXAMPLES:
+            pieces, dest, src = in_pieces(pair)
+            examples.setdefault(pieces, Example(pieces, dest, src, pair.score, label))
     return Evidence(
         supported=found.supported,
         p_value=found.p_value if tested else None,
         accuracy=accuracy.value if tested else None,
         interval=accuracy.interval if tested and accuracy.total else None,
         judged=found.counts.labelled,
-        examples=_examples(found) or None,
+        examples=tuple(examples.values()) or None,
     )
 
 
-def _examples(found: Judged) -> tuple[Example, ...]:
-    """The highest pairs that read differently."""
-    shown: dict[tuple[str, ...], Example] = {}
-    for pair, label in sorted(found.examples, key=lambda each: -each[0].score):
-        if len(shown) < EXAMPLES:
-            pieces, dest, src = in_pieces(pair)
-            shown.setdefault(pieces, Example(pieces, dest, src, pair.score, label))
-    return tuple(shown.values())
-
-
-def in_pieces(pair: Pair, most: int = LETTERS) -> tuple[tuple[str, ...], int, int]:
+def in_pieces(pair: Pair, most: int = LONGEST_EXAMPLE) -> tuple[tuple[str, ...], int, int]:
     """The context of a pair in a few pieces, and which of them are the destination and the source.
 
-    As much as there is room for, nearest tokens first; what is left out is an ellipsis.
+    Tokens nearest to the two are kept as long as there is room; an ellipsis stands for the others.
 
     >>> tokens = tuple(f" word{i}" for i in range(40))
     >>> pair = Pair("", dest=30, src=3, score=1.0, token_ids=tuple(range(40)), tokens=tokens)
     >>> in_pieces(pair, most=40)
     (('… word2', ' word3', ' word4 … word29', ' word30', ' …'), 3, 1)
     """
-    kept = _around(pair, most)
+    kept = _nearest(pair, most)
     pieces: list[str] = []
-    places: dict[int, int] = {}
-    for text, place in _parts(pair, kept):
-        joined = place is None and pieces and len(pieces) - 1 not in places.values()
-        if joined:
+    marked: dict[int, int] = {}
+
+    def append(text: str) -> None:
+        """Add to the last piece, unless that is a marked token."""
+        if pieces and len(pieces) - 1 not in marked.values():
             pieces[-1] += text
         else:
             pieces.append(text)
-        if place is not None:
-            places[place] = len(pieces) - 1
-    return tuple(pieces), places[pair.dest], places[pair.src]
+
+    for position in sorted(kept):
+        if position and position - 1 not in kept:
+            append(f" {GAP}" if pieces else GAP)
+        text = _without_surrogates(pair.tokens[position])
+        if position not in (pair.src, pair.dest):
+            append(text)
+        else:
+            pieces.append(text if len(text) <= LONGEST_TOKEN else text[: LONGEST_TOKEN - 1] + GAP)
+            marked[position] = len(pieces) - 1
+    if max(kept) < len(pair.tokens) - 1:
+        append(f" {GAP}")
+    return tuple(pieces), marked[pair.dest], marked[pair.src]
 
 
-def _around(pair: Pair, most: int) -> set[int]:
-    """The two tokens, and as many around them as there is room for, nearest first."""
+def _nearest(pair: Pair, most: int) -> set[int]:
+    """The positions of the two tokens, and of as many around them as fit into ``most`` characters."""
     kept = {pair.src, pair.dest}
-    room = most - sum(min(TOKEN, len(pair.tokens[place])) for place in kept) - 3 * len(f" {GAP}")
+    room = most - sum(min(LONGEST_TOKEN, len(pair.tokens[each])) for each in kept) - 3 * len(f" {GAP}")
     for away in range(1, len(pair.tokens)):
-        for place in (pair.dest - away, pair.src - away, pair.src + away, pair.dest + away):
-            if place in kept or not 0 <= place < len(pair.tokens):
+        for position in (pair.dest - away, pair.src - away, pair.src + away, pair.dest + away):
+            if position in kept or not 0 <= position < len(pair.tokens):
                 continue
-            room -= len(pair.tokens[place])
+            room -= len(pair.tokens[position])
             if room < 0:
                 return kept
-            kept.add(place)
+            kept.add(position)
     return kept
 
 
-def _parts(pair: Pair, kept: set[int]) -> Iterator[tuple[str, int | None]]:
-    """Tokens in their order, with the places of the two that are marked, and what stands for those left out."""
-    for number, place in enumerate(sorted(kept)):
-        if place and place - 1 not in kept:
-            yield (f" {GAP}" if number else GAP), None
-        text = _whole(pair.tokens[place])
-        if place in (pair.src, pair.dest):
-            yield (text if len(text) <= TOKEN else text[: TOKEN - 1] + GAP), place
-        else:
-            yield text, None
-    if max(kept) < len(pair.tokens) - 1:
-        yield f" {GAP}", None
-
-
-def _whole(text: str) -> str:
-    """Text without half characters, which no file can hold: an endpoint may have sent some."""
+def _without_surrogates(text: str) -> str:
+    """Text with lone surrogates replaced, which no file can hold: an endpoint may have sent some."""
     return text.encode(errors="replace").decode()

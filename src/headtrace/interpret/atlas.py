@@ -3,23 +3,29 @@
 >>> import headtrace, tempfile
 >>> model = headtrace.load("builtin")
 >>> with tempfile.TemporaryDirectory() as folder:
-...     made = atlas(model, "sampled:200", folder, channels="top:2", length=50)
+...     made = atlas(model, "sampled:300", folder, channels="top:2", length=50)
 ...     again = open_atlas(folder)
+...     head = again.head(1, 2)
+...     channel = again.channel(1, 2, head.channels[0])
 >>> again.heads.shape[0], again.channels.shape[0]                     # 3 layers of 4 heads, two channels of each
 (12, 24)
 >>> again.find("induction", 3)["head"].to_list() == made.find("induction", 3)["head"].to_list()
 True
+>>> head.name, len(head.channels), head.measures["induction"] > 0
+('L1H2', 2, True)
+>>> channel.share == head.shares[channel.channel], channel.top[0].score == channel.highest
+(True, True)
 
-The folder holds ``atlas.json`` (what it was made from), ``heads.parquet`` (a row per head: its measures, of
-`headtrace.interpret.heads`), ``channels.parquet`` (a row per channel: share, quantiles, what stands out, what it reads
-through the embedding), ``pairs.parquet`` (a row per kept pair) and ``scan.safetensors``. ``Atlas.head`` and
-``Atlas.channel`` read one of them at a time (`headtrace.interpret.atlas_entries`). The command ``headtrace atlas`` also
-writes pages.
+The folder holds ``atlas.json`` (what it was made from), ``heads.parquet`` (a row per head: the measures of
+`headtrace.interpret.head_measures`), ``channels.parquet`` (a row per channel: share, quantiles, what stands out, what
+it reads through the embedding), ``pairs.parquet`` (a row per kept pair) and ``scan.safetensors``. The command
+``headtrace atlas`` also writes pages.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,30 +35,96 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from headtrace.errors import InputError, shown
-from headtrace.interpret.atlas_entries import ChannelEntry, HeadEntry
-from headtrace.interpret.embedding_reads import Ends, Reads, channel_reads
-from headtrace.interpret.examples import FIRST_LEFT_OUT
-from headtrace.interpret.heads import MEASURES, HeadSums
-from headtrace.interpret.scan import Scan, scan
-from headtrace.interpret.standing_out import Place, StandsOut, relations_standing_out, tokens_standing_out
+from headtrace.interpret.embedding_reads import channel_reads
+from headtrace.interpret.examples import FIRST_LEFT_OUT, Pair
+from headtrace.interpret.head_measures import MEASURES
+from headtrace.interpret.rules import PairStatistics, StandsOut
+from headtrace.interpret.scan import Scan
+from headtrace.interpret.scan_run import scan
 from headtrace.vocabulary import head_name
 from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:
     from headtrace.interpret.corpus import Corpus
-    from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
+    from headtrace.interpret.examples import SignalExamples
     from headtrace.models import Model
     from headtrace.progress import Progress
     from headtrace.runs.engines import Engine
 
 SCHEMA = "headtrace.atlas/2"
 TABLES = ("heads", "channels", "pairs")
-PAIRS_AT_ONCE = 2000
-"""Rows that are read together to find the pairs of a channel."""
-KNOWN = ("model", "weights_sha256", "corpus", "tokens", "sinks")
-"""What is read of ``atlas.json``."""
-NO_MEASURES = ("head", "layer", "number", "shares")
+ROWS_PER_GROUP = 2000
+"""Rows of a Parquet row group: what has to be read to find the pairs of a channel."""
+REQUIRED = ("model", "weights_sha256", "corpus", "tokens", "sinks")
+"""Keys of ``atlas.json`` that are read."""
+READS = ("query", "key", "opposite_query", "opposite_key")
+PAIR_FIELDS = ("text", "dest", "src", "score", "token_ids", "tokens")
+SUMMARISED = 3
+"""Relations, and tokens of either side, that ``ChannelEntry.words`` names."""
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HeadEntry:
+    """A head over the corpus."""
+
+    layer: int
+    head: int
+    measures: Mapping[str, float | None]
+    """As in `headtrace.interpret.head_measures`; None where the corpus had no occasion for it."""
+    shares: tuple[float, ...]
+    """Of all its channels; they sum to one."""
+    channels: tuple[int, ...]
+    """The channels that the atlas describes, strongest first."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``L9H6``."""
+        return head_name(self.layer, self.head)
+
+
+@dataclass(frozen=True)
+class ChannelEntry:
+    """A channel over the corpus."""
+
+    layer: int
+    head: int
+    channel: int
+    share: float
+    """The part of its head's attention that it accounts for."""
+    highest: float | None
+    """The highest score; None if no pair scores above zero."""
+    n_pairs: int
+    quantiles: tuple[tuple[float, float], ...]
+    tokens: tuple[StandsOut, ...]
+    relations: tuple[StandsOut, ...]
+    reads: Mapping[str, tuple[tuple[str, float], ...]]
+    """Tokens with their coefficients, strongest first, by ``query``, ``key``, ``opposite_query``, ``opposite_key``."""
+    notes: tuple[str, ...]
+    top: tuple[Pair, ...]
+    """The highest pairs, highest first."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``L9H6:3``."""
+        return f"{head_name(self.layer, self.head)}:{self.channel}"
+
+    @property
+    def words(self) -> str:
+        """What stands out, in a line: a summary of examples, not a tested claim.
+
+        >>> found = StandsOut("the same token", None, 30, 0.75, 12.0)
+        >>> comma = StandsOut(",", "src", 20, 0.5, 8.0)
+        >>> ChannelEntry(9, 6, 3, 0.4, 7.5, 100, (), (comma,), (found,), {}, (), ()).words
+        'the same token (75 %); to "," (50 %)'
+        """
+        parts = [f"{each.what} ({100 * each.share:.0f} %)" for each in self.relations[:SUMMARISED]]
+        for side, word in (("dest", "from"), ("src", "to")):
+            tokens = [each for each in self.tokens if each.side == side][:SUMMARISED]
+            if tokens:
+                listed = ", ".join(json.dumps(each.what, ensure_ascii=False) for each in tokens)
+                parts.append(f"{word} {listed} ({100 * sum(each.share for each in tokens):.0f} %)")
+        return "; ".join(parts) or "nothing stands out"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,11 +146,11 @@ class Atlas:
     @cached_property
     def pairs(self) -> pl.DataFrame:
         """All pairs of all channels."""
-        return _read(self.folder, "pairs")
+        return _read_table(self.folder, "pairs")
 
     @property
     def n_pairs(self) -> int:
-        """How many pairs there are; none is read."""
+        """How many pairs there are, without reading them."""
         return pq.read_metadata(self.folder / "pairs.parquet").num_rows
 
     @cached_property
@@ -87,12 +159,12 @@ class Atlas:
         return Scan.load(self.folder)
 
     def examples(self, channel: str) -> SignalExamples:
-        """The pairs that were kept of a channel, like ``L9H6:3``."""
+        """The pairs kept of a channel, like ``L9H6:3``."""
         return self.scan.examples(channel)
 
     def find(self, measure: str, k: int = 10, *, lowest: bool = False) -> pl.DataFrame:
-        """The heads that do something most (or least)."""
-        known = [name for name in self.heads.columns if name not in NO_MEASURES]
+        """The ``k`` heads with the highest (or lowest) values of a measure."""
+        known = [name for name in self.heads.columns if name not in ("head", "layer", "number", "shares")]
         if measure not in known:
             raise InputError(f"Heads have no measure {shown(measure)}: they have {', '.join(known)}.")
         return self.heads.sort(measure, descending=not lowest, nulls_last=True).head(k)
@@ -106,11 +178,13 @@ class Atlas:
                 f"There is no head {head_name(layer, head)} in the atlas of {self.about['model']!r}: it has layers 0 "
                 f"to {last[0]} and heads 0 to {last[1]}."
             )
-        mine = self.channels.filter(pl.col("head") == head_name(layer, head)).sort("share", descending=True)
-        return HeadEntry.of(found.row(0, named=True), mine["number"].to_list())
+        row = found.row(0, named=True)
+        own = self.channels.filter(pl.col("head") == head_name(layer, head)).sort("share", descending=True)
+        measures = {name: row[name] for name in MEASURES}
+        return HeadEntry(layer, head, measures, tuple(row["shares"]), tuple(own["number"].to_list()))
 
     def channel(self, layer: int, head: int, channel: int) -> ChannelEntry:
-        """What the atlas says of one channel, with its highest pairs; of the pairs no others are read."""
+        """What the atlas says of one channel, with its highest pairs; the pairs of others are not read."""
         name = f"{head_name(layer, head)}:{channel}"
         found = self.channels.filter(pl.col("channel") == name)
         if not found.height:
@@ -118,16 +192,76 @@ class Atlas:
             raise InputError(
                 f"The atlas has no channel {name}: it has {known}. Ask for more with --channels."
             )
-        pairs = _read(self.folder, "pairs", pl.col("channel") == name).sort("place")
-        return ChannelEntry.of(found.row(0, named=True), head, pairs.to_dicts())
+        row = found.row(0, named=True)
+        pairs = _read_table(self.folder, "pairs", pl.col("channel") == name).sort("place")
+        return ChannelEntry(
+            layer=layer,
+            head=head,
+            channel=channel,
+            share=row["share"],
+            highest=row["highest"],
+            n_pairs=row["n_pairs"],
+            quantiles=tuple((each["q"], each["score"]) for each in row["quantiles"]),
+            tokens=tuple(StandsOut(**each) for each in json.loads(row["tokens"])),
+            relations=tuple(StandsOut(**each) for each in json.loads(row["relations"])),
+            reads={side: tuple((each["token"], each["coefficient"]) for each in row[side]) for side in READS},
+            notes=tuple(json.loads(row["notes"])),
+            top=tuple(
+                Pair(text, dest, src, score, tuple(ids), tuple(tokens))
+                for text, dest, src, score, ids, tokens in pairs.select(PAIR_FIELDS).iter_rows()
+            ),
+        )
 
     def require_model(self, model: Model) -> None:
-        """An error if the atlas was made of other weights than this model's."""
+        """An error if the atlas was made from other weights than this model's."""
         if self.about["weights_sha256"] != model.weights_sha256:
             raise InputError(
                 f"The atlas {str(self.folder)!r} was made of {self.about['model']!r} with other weights than those of "
                 f"{model.name!r}. Load the model that it was made of, or make an atlas of this one: headtrace atlas."
             )
+
+
+def open_atlas(folder: str | Path, model: Model | None = None) -> Atlas:
+    """Read an atlas from its folder; pairs are read when they are needed. With ``model``, its weights must match."""
+    path = Path(folder)
+    files = ("atlas.json", *(f"{table}.parquet" for table in TABLES))
+    missing = [name for name in files if not (path / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{str(folder)!r} is not an atlas: it has no {missing[0]}. Make one: headtrace atlas MODEL --corpus C "
+            "--out DIR (an interrupted one is resumed)."
+        )
+    try:
+        about = json.loads((path / "atlas.json").read_text(encoding="utf-8"))
+        if about["schema"] != SCHEMA:
+            raise InputError(
+                f"{str(folder)!r} is an atlas of the form {shown(about['schema'])}; this version reads {SCHEMA!r}. "
+                "Make a new one in another folder."
+            )
+        about = {name: about[name] for name in REQUIRED} | about
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from error
+    found = Atlas(about, _read_table(path, "heads"), _read_table(path, "channels"), path)
+    if model is not None:
+        found.require_model(model)
+    return found
+
+
+def _read_table(folder: Path, table: str, rows: pl.Expr | None = None) -> pl.DataFrame:
+    try:
+        frame = pl.scan_parquet(folder / f"{table}.parquet")
+        return (frame if rows is None else frame.filter(rows)).collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> InputError:
+    return InputError(f"The atlas {str(folder)!r} cannot be read ({error}). Make a new one.")
+
+
+# -- Making an atlas ---------------------------------------------------------------------------------------------
 
 
 def atlas(
@@ -145,15 +279,14 @@ def atlas(
     ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Atlas:
-    """Scan a corpus and write tables of all heads and of their strongest channels; goes on where it was interrupted.
+    """Scan a corpus and write tables of all heads and of their strongest channels; an interrupted atlas is resumed.
 
     ``engine``, ``workers`` and ``ray_address`` are those of ``scan``.
     """
-    asked = channels if channels.strip().startswith("top:") else channels.replace(",", " ").split()
     found = scan(
         model,
         corpus,
-        asked,
+        channels if channels.strip().startswith("top:") else channels.replace(",", " ").split(),
         out=out,
         tokens=tokens,
         length=length,
@@ -167,25 +300,27 @@ def atlas(
     )
     if any(len(signal.channels) != 1 for signal in found.signals):
         raise InputError("An atlas is of single channels: write top:8, or channels like L9H6:3.")
-    channels_, pairs = list[Row](), list[pl.DataFrame]()
-    for layer in sorted({signal.layer for signal in found.signals}):  # lists of a layer's pairs at a time
-        of_layer, of_pairs = _layer_rows(found, model, layer)
-        channels_ += of_layer
-        pairs.append(pl.DataFrame(of_pairs, schema=_PAIRS))
+    channel_rows, pairs = list[Row](), list[pl.DataFrame]()
+    for layer in sorted({signal.layer for signal in found.signals}):  # the pairs of one layer at a time
+        rows, pair_rows = _layer_rows(found, model, layer)
+        channel_rows += rows
+        pairs.append(pl.DataFrame(pair_rows, schema=PAIR_COLUMNS))
     tables = {
         "heads": pl.DataFrame(_head_rows(found), infer_schema_length=None),
-        "channels": pl.DataFrame(channels_, infer_schema_length=None),
+        "channels": pl.DataFrame(channel_rows, infer_schema_length=None),
         "pairs": pl.concat(pairs),
     }
     folder = Path(out)
     for name, table in tables.items():
         with replacing(folder / f"{name}.parquet") as temporary:
-            table.write_parquet(temporary, row_group_size=PAIRS_AT_ONCE)
+            table.write_parquet(temporary, row_group_size=ROWS_PER_GROUP)
+    text = found.options["corpus"]
     about = {
         "schema": SCHEMA,
         "model": model.name,
         "weights_sha256": model.weights_sha256,
-        "corpus": _corpus_name(found),
+        # A file by its name alone, since pages are shown to others.
+        "corpus": Path(text["source"]).name if "bytes" in text else text["source"],
         "tokens": found.n_tokens,
         "chunks": found.n_chunks,
         "sinks": sinks,
@@ -195,135 +330,81 @@ def atlas(
     return Atlas(about, tables["heads"], tables["channels"], folder)
 
 
-def open_atlas(folder: str | Path, model: Model | None = None) -> Atlas:
-    """Read an atlas from its folder: of the pairs only what is asked for. With ``model``, it must be of its weights."""
-    place = Path(folder)
-    missing = [
-        name for name in ("atlas.json", *(f"{t}.parquet" for t in TABLES)) if not (place / name).is_file()
-    ]
-    if missing:
-        raise InputError(
-            f"{str(folder)!r} is not an atlas: it has no {missing[0]}. Make one: headtrace atlas MODEL --corpus C "
-            "--out DIR (an interrupted one goes on)."
-        )
-    try:
-        about = json.loads((place / "atlas.json").read_text(encoding="utf-8"))
-        if about["schema"] != SCHEMA:
-            raise InputError(
-                f"{str(folder)!r} is an atlas of the form {shown(about['schema'])}; this version reads {SCHEMA!r}. "
-                "Make it anew in another folder."
-            )
-        about = {name: about[name] for name in KNOWN} | about
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(place, error) from error
-    made = Atlas(about, _read(place, "heads"), _read(place, "channels"), place)
-    if model is not None:
-        made.require_model(model)
-    return made
-
-
-def _read(folder: Path, table: str, wanted: pl.Expr | None = None) -> pl.DataFrame:
-    try:
-        rows = pl.scan_parquet(folder / f"{table}.parquet")
-        return (rows if wanted is None else rows.filter(wanted)).collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise _unreadable(folder, error) from error
-
-
-def _unreadable(folder: Path, error: Exception) -> InputError:
-    return InputError(f"The atlas {str(folder)!r} cannot be read ({error}). Make it anew.")
-
-
-def _corpus_name(found: Scan) -> str:
-    """A file by its name alone: pages are shown to others."""
-    source = str(found.options["corpus"]["source"])
-    return Path(source).name if "bytes" in found.options["corpus"] else source
-
-
-# -- rows --------------------------------------------------------------------------------------------------------
-
-
-def _sums(found: Scan) -> HeadSums:
-    assert found.heads is not None, "an atlas measures heads"
-    return found.heads
-
-
 def _head_rows(found: Scan) -> list[Row]:
-    sums = _sums(found)
-    measures, shares = sums.measures(), sums.shares()
-    sorted_shares = shares.sort(dim=-1, descending=True).values
+    assert found.heads is not None, "an atlas measures heads"
+    measures, shares = found.heads.measures(), found.heads.shares()
+    descending = shares.sort(dim=-1, descending=True).values
     rows: list[Row] = []
-    for layer, head in _places(sums):
-        row: Row = {"head": head_name(layer, head), "layer": layer, "number": head}
-        row |= {name: _finite(measures[name][layer, head]) for name in MEASURES}
-        row["top_share"] = float(sorted_shares[layer, head, 0])
-        row["top_4_share"] = float(sorted_shares[layer, head, :4].sum())
-        row["shares"] = shares[layer, head].tolist()
-        rows.append(row)
+    for layer in range(shares.shape[0]):
+        for head in range(shares.shape[1]):
+            values = {name: float(measures[name][layer, head]) for name in MEASURES}
+            rows.append(
+                {"head": head_name(layer, head), "layer": layer, "number": head}
+                | {
+                    name: value if value == value else None for name, value in values.items()
+                }  # NaN: no occasion
+                | {
+                    "top_share": float(descending[layer, head, 0]),
+                    "top_4_share": float(descending[layer, head, :4].sum()),
+                    "shares": shares[layer, head].tolist(),
+                }
+            )
     return rows
 
 
-def _places(sums: HeadSums) -> list[tuple[int, int]]:
-    layers, heads, _ = sums.parts.shape
-    return [(layer, head) for layer in range(layers) for head in range(heads)]
-
-
-def _finite(value: Any) -> float | None:
-    number = float(value)
-    return number if number == number else None
-
-
 def _layer_rows(found: Scan, model: Model, layer: int) -> tuple[list[Row], list[Row]]:
-    """The channels of a layer, and their highest pairs; the random ones are in the scan."""
-    shares = _sums(found).shares()
+    """The rows of a layer's channels, and of their highest pairs; the random pairs are in the scan."""
+    assert found.heads is not None, "an atlas measures heads"
+    shares, others = found.heads.shares(), PairStatistics(found.sample(layer))
     signals = [signal for signal in found.signals if signal.layer == layer]
     reads = channel_reads(model, layer, [(signal.head, signal.channels[0]) for signal in signals])
-    labels = _labels(model, reads)
-    others = [Place(*pair) for pair in found.sampled_pairs(layer)]
+    ids = sorted({token for read in reads for side in READS for token, _ in getattr(read, side)})
+    labels = dict(zip(ids, model.token_labels(ids), strict=True))
     rows, pairs = list[Row](), list[Row]()
     for signal, read in zip(signals, reads, strict=True):
         examples, channel = found.examples(signal), signal.channels[0]
-        top = [Place(pair.token_ids, pair.dest, pair.src) for pair in examples.top]
-        tokens = tokens_standing_out(top, others, found.labels)
-        relations = relations_standing_out(top, others, found.labels)
-        row: Row = _identity(signal) | {"share": float(shares[layer, signal.head, channel])}
-        row |= {"highest": examples.top[0].score if top else None, "n_pairs": examples.n_pairs}
-        row["quantiles"] = [{"q": q, "score": score} for q, score in examples.quantiles]
-        row["tokens"], row["relations"] = _written(tokens), _written(relations)
-        row |= {name: _named(ends, labels) for name, ends in asdict(read).items()}
-        # What holds for all of them is said once, in what the atlas was made from.
-        row["notes"] = json.dumps([note for note in examples.notes if note != FIRST_LEFT_OUT])
-        rows.append(row)
-        pairs += [_pair_row(signal.id, place, pair) for place, pair in enumerate(examples.top)]
+        statistics = PairStatistics(examples.top)
+        rows.append(
+            {
+                "channel": signal.id,
+                "head": head_name(layer, signal.head),
+                "layer": layer,
+                "number": channel,
+                "share": float(shares[layer, signal.head, channel]),
+                "highest": examples.top[0].score if examples.top else None,
+                "n_pairs": examples.n_pairs,
+                "quantiles": [{"q": q, "score": score} for q, score in examples.quantiles],
+                # As JSON: an empty list of records would have no type in the table.
+                "tokens": json.dumps([asdict(each) for each in statistics.tokens_beyond(others)]),
+                "relations": json.dumps([asdict(each) for each in statistics.relations_beyond(others)]),
+            }
+            | {
+                side: [{"token": labels[id], "coefficient": value} for id, value in getattr(read, side)]
+                for side in READS
+            }
+            # What holds for all channels is in atlas.json.
+            | {"notes": json.dumps([note for note in examples.notes if note != FIRST_LEFT_OUT])}
+        )
+        pairs += [
+            {
+                "channel": signal.id,
+                "kind": "top",
+                "place": place,
+                "score": pair.score,
+                "text": pair.text,
+                "dest": pair.dest,
+                "src": pair.src,
+                "dest_token": pair.tokens[pair.dest],
+                "src_token": pair.tokens[pair.src],
+                "token_ids": list(pair.token_ids),
+                "tokens": list(pair.tokens),
+            }
+            for place, pair in enumerate(examples.top)
+        ]
     return rows, pairs
 
 
-def _identity(signal: ScoredSignal) -> Row:
-    return {
-        "channel": signal.id,
-        "head": head_name(signal.layer, signal.head),
-        "layer": signal.layer,
-        "number": signal.channels[0],
-    }
-
-
-def _written(found: list[StandsOut]) -> str:
-    """As JSON: an empty list of records has no type that a table could know."""
-    return json.dumps([asdict(each) for each in found])
-
-
-def _labels(model: Model, reads: list[Reads]) -> dict[int, str]:
-    ids = sorted({token for read in reads for ends in asdict(read).values() for token, _ in ends})
-    return dict(zip(ids, model.token_labels(ids), strict=True))
-
-
-def _named(ends: Ends, labels: dict[int, str]) -> list[Row]:
-    return [{"token": labels[token], "coefficient": value} for token, value in ends]
-
-
-_PAIRS: dict[str, Any] = {
+PAIR_COLUMNS: dict[str, Any] = {
     "channel": pl.String,
     "kind": pl.String,
     "place": pl.Int64,
@@ -336,19 +417,4 @@ _PAIRS: dict[str, Any] = {
     "token_ids": pl.List(pl.Int64),
     "tokens": pl.List(pl.String),
 }
-
-
-def _pair_row(channel: str, place: int, pair: Pair) -> Row:
-    return {
-        "channel": channel,
-        "kind": "top",
-        "place": place,
-        "score": pair.score,
-        "text": pair.text,
-        "dest": pair.dest,
-        "src": pair.src,
-        "dest_token": pair.tokens[pair.dest],
-        "src_token": pair.tokens[pair.src],
-        "token_ids": list(pair.token_ids),
-        "tokens": list(pair.tokens),
-    }
+"""Columns of ``pairs.parquet``."""

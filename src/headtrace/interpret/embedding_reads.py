@@ -1,4 +1,4 @@
-"""What a channel reads through the embedding: the tokens whose own embeddings lie most along it.
+"""What a channel reads through the embedding: the tokens whose own embeddings lie furthest along its directions.
 
 >>> import headtrace
 >>> model = headtrace.load("builtin")
@@ -6,53 +6,70 @@
 >>> len(reads.query), len(reads.opposite_key)
 (4, 4)
 
-A token's embedding, normed as the head's layer would norm it, times the head's query (or key) projection, in the basis
-of its channels. Both sides have two ends: a pair scores where the coefficients of both sides have the same sign, so
-what the query's high end looks for is at the key's high end, and likewise the low ones (``opposite``). Positions do not
-enter: for rotary models this is the score of a token with itself at a distance of zero; biases, learned positions and
-the scales of QK-norm are left out. Later layers also read what others have written.
+The coefficient of a token is its embedding, normalised as the head's layer would, times the head's query (or key)
+projection, in the basis of its channels. A pair scores high where the coefficients of both sides have the same sign: so
+the tokens at the positive end of the query go with those at the positive end of the key, and the negative ends
+(``opposite``) with each other. Positions do not enter: for rotary models this is the score at distance zero; biases,
+learned positions and the scales of QK-norm are left out.
+
+The explainer ``vocabulary`` describes a signal by these tokens. It sees only the embedding, not what layers in between
+have written, which from the middle of a model on is most of what a head reads: expect its descriptions to fail there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
+from headtrace.errors import InputError
+from headtrace.interpret.examples import SignalExamples
+from headtrace.interpret.explainers import Description, Explainer, RunContext, register_explainer
+from headtrace.interpret.rules import PairCondition, Rule, Rules
 from headtrace.models.devices import rounded, values_of
 from headtrace.models.weights import norm_eps, norm_scale
 
 if TYPE_CHECKING:
     from headtrace.models import Model
 
-Ends = tuple[tuple[int, float], ...]
-"""Tokens with their coefficients, strongest first."""
+TokenCoefficients = tuple[tuple[int, float], ...]
+"""Token ids with their coefficients, strongest first."""
 
 
 @dataclass(frozen=True)
-class Reads:
-    """Token ids and coefficients at both ends of both sides of a channel."""
+class ChannelReads:
+    """The tokens at both ends of both sides of a channel."""
 
-    query: Ends
-    key: Ends
-    opposite_query: Ends
-    opposite_key: Ends
+    query: TokenCoefficients
+    key: TokenCoefficients
+    opposite_query: TokenCoefficients
+    opposite_key: TokenCoefficients
 
 
 @torch.inference_mode()
 def channel_reads(
     model: Model, layer: int, channels: Sequence[tuple[int, int]], most: int = 8
-) -> list[Reads]:
-    """For some channels (head, channel) of a layer, the tokens at their ends."""
-    tokens = _normed(model, layer)
-    query, key = (tokens @ side for side in channel_directions(model, layer, channels))
-    ends = [_ends(each * sign, most) for sign in (1, -1) for each in (query, key)]
-    return [Reads(*(end[place] for end in ends)) for place in range(len(channels))]
+) -> list[ChannelReads]:
+    """For some channels (head, channel) of a layer, the ``most`` tokens at each of their ends."""
+    embedding: Any = model.hf.get_input_embeddings()
+    x = values_of(embedding, "weight", embedding.weight).detach().to(model.device, model.dtype)
+    facts = model.architecture
+    if facts.attention_norm is not None:
+        x = facts.centred(x)
+        norm = model.layers[layer].get_submodule(facts.attention_norm)
+        x = x / norm_scale(x, norm_eps(norm), facts.norm)[:, None]
+    query, key = (x @ side for side in channel_directions(model, layer, channels))
+    ends: list[list[TokenCoefficients]] = []
+    for coefficients in (query, key, -query, -key):
+        values, ids = coefficients.topk(min(most, len(coefficients)), dim=0)
+        columns = zip(ids.T.tolist(), values.T.tolist(), strict=True)
+        ends.append([tuple(zip(tokens, numbers, strict=True)) for tokens, numbers in columns])
+    return [ChannelReads(*each) for each in zip(*ends, strict=True)]
 
 
 def channel_directions(
@@ -68,21 +85,47 @@ def channel_directions(
     return query, torch.einsum("ndr,nr->dn", weights.W_K[layer, groups], to_key)
 
 
-def _normed(model: Model, layer: int) -> Float[Tensor, "vocab d_model"]:
-    """Every token's embedding as a layer's attention would read it."""
-    embeddings: Any = model.hf.get_input_embeddings()
-    x = values_of(embeddings, "weight", embeddings.weight).detach().to(model.device, model.dtype)
-    facts = model.architecture
-    if facts.attention_norm is None:
-        return x
-    x = facts.centred(x)
-    norm = model.layers[layer].get_submodule(facts.attention_norm)
-    return x / norm_scale(x, norm_eps(norm), facts.norm)[:, None]
+@dataclass(frozen=True)
+class Vocabulary(Explainer):
+    """Names the tokens that a signal's strongest channel reads most, on both sides and with both signs."""
+
+    name: ClassVar[str] = "vocabulary"
+
+    tokens: int = 10
+    """How many tokens to name on each side."""
+    model: Model | None = None
+    """The model whose weights are read; a run provides it."""
+
+    def prepare(self, context: RunContext) -> Vocabulary:
+        return self if context.model is None else replace(self, model=context.model)
+
+    @torch.inference_mode()
+    def explain(self, shown: SignalExamples) -> Description | None:
+        model, signal = self.model, shown.signal
+        if model is None:
+            raise InputError("The explainer 'vocabulary' reads weights: give it a model.")
+        channel = (signal.head, min(signal.channels, default=0))  # channels are numbered by singular value
+
+        def tokens_are(feature: str, tokens: TokenCoefficients) -> PairCondition:
+            ids = tuple(token for token, _ in tokens)
+            return PairCondition(feature, ids, tuple(model.token_labels(ids)))
+
+        (reads,) = channel_reads(model, signal.layer, [channel], self.tokens)
+        ends = ((reads.query, reads.key), (reads.opposite_query, reads.opposite_key))
+        rules = Rules(
+            tuple(
+                Rule((tokens_are("destination_token", query), tokens_are("source_token", key)))
+                for query, key in ends
+            )
+        )
+        # What the channel's source side would add to the output, if it were unembedded at once.
+        _, key = channel_directions(model, signal.layer, [channel])
+        logits = model.weights.W_U @ (model.weights.final_gain * key[:, 0])
+        promoted = model.token_labels(logits.topk(min(5, len(logits))).indices.tolist())
+        written = ", ".join(f'"{token}"' for token in promoted)
+        return Description(
+            f"{rules} Through the unembedding its source side says {written}.", rules.to_dict()
+        )
 
 
-def _ends(coefficients: Float[Tensor, "vocab channel"], most: int) -> list[Ends]:
-    values, ids = coefficients.topk(min(most, len(coefficients)), dim=0)
-    return [
-        tuple(zip(tokens, numbers, strict=True))
-        for tokens, numbers in zip(ids.T.tolist(), values.T.tolist(), strict=True)
-    ]
+register_explainer(Vocabulary.name, Vocabulary)

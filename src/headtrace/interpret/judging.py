@@ -1,9 +1,15 @@
 """Blind judging: half of a signal's pairs are never seen by the explainer, and a judge labels them among others.
 
 The explainer sees one half of the highest and of the random pairs. The judge gets the other half, shuffled, without
-scores, together with hard negatives: pairs that score in the middle, and the highest pairs of another channel of the
-same head. How often the words hold for those is reported apart: words may be right about a head and yet not about
-this channel.
+scores, together with hard negatives: pairs that score in the middle, and the highest pairs of other channels of the
+same head. How often a description holds for hard negatives is reported separately: it may be right about a head and
+yet not about this channel.
+
+>>> counts = Counts(true_positive=18, false_negative=2, false_positive=3, true_negative=17)
+>>> counts.accuracy.value, counts.recall.value, round(counts.p_value, 7)
+(0.875, 0.9, 1.7e-06)
+>>> print(counts.precision)
+0.857 [0.654, 0.950]
 """
 
 from __future__ import annotations
@@ -16,68 +22,187 @@ from zlib import crc32
 import numpy as np
 
 from headtrace.interpret.examples import Pair, ScoredSignal, SignalExamples
-from headtrace.interpret.protocols import Description, Failure, Judge, Labels, Question
-from headtrace.interpret.statistics import Counts
+from headtrace.interpret.explainers import BlindQuestion, Description, Judge, Labels
 from headtrace.progress import Progress
-
-LEAST_TOP = 8
-"""A signal with fewer pairs above zero is not judged: half of them would say nothing."""
-NOTHING = Counts()
+from headtrace.statistics import Proportion
 
 Group = Literal["top", "random", "middle", "sibling"]
+GROUPS: tuple[Group, ...] = ("top", "random", "middle", "sibling")
 Status = Literal["described", "none", "failed", "too few"]
+
+
+# -- What the explainer sees, and what is held out ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What the explainer of a signal never sees, by kind."""
+    """The pairs that the explainer of a signal never sees, by group."""
 
     top: tuple[Pair, ...]
     random: tuple[Pair, ...]
     middle: tuple[Pair, ...] = ()
     sibling: tuple[Pair, ...] = ()
-    """The highest pairs of another channel of the same head, none of which is among this signal's own."""
+    """The highest pairs of other channels of the same head, none of which is among this signal's own."""
 
     def pool(self) -> list[tuple[Group, Pair]]:
-        groups: tuple[Group, ...] = ("top", "random", "middle", "sibling")
-        return [(group, pair) for group in groups for pair in getattr(self, group)]
+        return [(group, pair) for group in GROUPS for pair in getattr(self, group)]
+
+
+def split(
+    examples: SignalExamples, siblings: Iterable[SignalExamples] = (), seed: int = 0
+) -> tuple[SignalExamples, HeldOut]:
+    """What the explainer sees, and what is held out for the judge.
+
+    Pairs of one text stay in one half where possible. There are at most as many hard negatives of a kind as there are
+    highest pairs to tell from them. ``siblings`` may hold signals of any head; those that qualify are found.
+    """
+    signal, random = examples.signal, _generator(seed, examples.signal.id)
+    positive = [pair for pair in examples.top if pair.score > 0]
+    own = {pair.place for pair in positive}
+    top, held_top = _halves(positive, random)
+    others, held_others = _halves([pair for pair in examples.random if pair.place not in own], random)
+    middle = [pair for pair in examples.middle if pair.place not in own][: len(held_top)]
+    rivals = [
+        [pair for pair in each.top if pair.score > 0 and pair.place not in own]
+        for each in siblings
+        if (each.signal.layer, each.signal.head) == (signal.layer, signal.head)
+        and not set(each.signal.channels) & set(signal.channels)
+    ]
+    sibling: dict[tuple[str, int, int], Pair] = {}
+    for rank in range(max(map(len, rivals), default=0)):  # the highest of each channel, then the next of each
+        for pairs in rivals:
+            if rank < len(pairs) and len(sibling) < len(held_top):
+                sibling.setdefault(pairs[rank].place, pairs[rank])
+    shown = replace(examples, top=tuple(top), random=tuple(others), middle=())
+    return shown, HeldOut(tuple(held_top), tuple(held_others), tuple(middle), tuple(sibling.values()))
+
+
+def _generator(seed: int, name: str) -> np.random.Generator:
+    """Random numbers that depend on the signal alone, not on which others are judged with it."""
+    return np.random.default_rng((seed, crc32(name.encode())))
+
+
+def _halves(pairs: Sequence[Pair], random: np.random.Generator) -> tuple[list[Pair], list[Pair]]:
+    """Two halves by whole texts, in turn to the smaller half; by single pairs if that leaves them very unequal."""
+    texts: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        texts.setdefault(pair.text, []).append(pair)
+    groups = list(texts.values())
+    halves: tuple[list[Pair], list[Pair]] = ([], [])
+    for place in random.permutation(len(groups)):
+        min(halves, key=len).extend(groups[place])
+    if min(map(len, halves)) < 0.4 * len(pairs):
+        order = random.permutation(len(pairs))
+        halves = ([pairs[i] for i in order[::2]], [pairs[i] for i in order[1::2]])
+    one, other = (sorted(half, key=lambda pair: -pair.score) for half in halves)
+    return one, other
+
+
+# -- Labels, counted ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Labels of a signal's highest pairs (positives) and of other pairs (negatives)."""
+
+    true_positive: int = 0
+    false_negative: int = 0
+    false_positive: int = 0
+    true_negative: int = 0
+    failed: int = 0
+    """Pairs without a label because the judge gave no answer: neither right nor wrong."""
+
+    @classmethod
+    def of(cls, top: Sequence[bool | None], others: Sequence[bool | None]) -> Counts:
+        """From the labels of the highest pairs and of others; None is a failure."""
+        return cls(
+            true_positive=sum(label is True for label in top),
+            false_negative=sum(label is False for label in top),
+            false_positive=sum(label is True for label in others),
+            true_negative=sum(label is False for label in others),
+            failed=sum(label is None for label in (*top, *others)),
+        )
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + value for name, value in vars(other).items()))
+
+    @property
+    def labelled(self) -> int:
+        """How many pairs got a label."""
+        return self.true_positive + self.false_negative + self.false_positive + self.true_negative
+
+    @property
+    def accuracy(self) -> Proportion:
+        """The fraction of labels that are right."""
+        return Proportion(self.true_positive + self.true_negative, self.labelled)
+
+    @property
+    def precision(self) -> Proportion:
+        """Of the pairs that fit the description, the fraction that are the signal's."""
+        return Proportion(self.true_positive, self.true_positive + self.false_positive)
+
+    @property
+    def recall(self) -> Proportion:
+        """Of the signal's pairs, the fraction that fit the description."""
+        return Proportion(self.true_positive, self.true_positive + self.false_negative)
+
+    @property
+    def false_positive_rate(self) -> Proportion:
+        """Of the other pairs, the fraction that fit the description."""
+        return Proportion(self.false_positive, self.false_positive + self.true_negative)
+
+    @property
+    def p_value(self) -> float:
+        """One-sided Fisher exact test: do the highest pairs fit the description more often than the others?"""
+        from scipy import stats
+
+        table = [[self.true_positive, self.false_negative], [self.false_positive, self.true_negative]]
+        if not all(map(sum, table)):  # nothing to compare with
+            return 1.0
+        result: Any = stats.fisher_exact(table, alternative="greater")
+        return min(1.0, float(result[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, proportions with their intervals, and the p-value, as plain values."""
+        proportions = {name: getattr(self, name).to_dict() for name in ("accuracy", "precision", "recall")}
+        return {**vars(self), **proportions, "p_value": self.p_value}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A signal, its words, and what a judge made of them."""
+    """A signal, its description, and the judge's labels."""
 
     signal: ScoredSignal
     status: Status
-    """``none``: the explainer found no words. ``failed``: there was no answer. ``too few``: few pairs above zero."""
+    """``none``: the explainer found nothing. ``failed``: there was no answer. ``too few``: few pairs above zero."""
     description: Description | None = None
-    counts: Counts = NOTHING
-    """Held-out highest pairs against random ones: this decides."""
-    against_middle: Counts = NOTHING
+    counts: Counts = field(default=Counts())
+    """Held-out highest pairs against random ones: the verdict depends on these."""
+    against_middle: Counts = field(default=Counts())
     """The same highest pairs against those that score in the middle."""
-    against_sibling: Counts = NOTHING
-    """The same highest pairs against those of another channel of the head."""
+    against_sibling: Counts = field(default=Counts())
+    """The same highest pairs against those of other channels of the head."""
     q_value: float | None = None
     supported: bool = False
     reason: str = ""
-    """Why there are no words, where there are none."""
+    """Why there is no description, where there is none."""
     examples: tuple[tuple[Pair, bool | None], ...] = ()
-    """Held-out highest pairs, highest first, and whether the words hold there."""
+    """Held-out highest pairs, highest first, and whether the description holds there."""
     labels: Mapping[Group, Labels] = field(default_factory=dict[Group, Labels], hash=False)
-    """Every label that the judge gave, by kind of pair: what the counts are counted from."""
+    """Every label that the judge gave, by group of pairs."""
 
     @property
     def p_value(self) -> float:
-        """1 where there are no words."""
+        """1 where there is no description."""
         return self.counts.p_value if self.status == "described" else 1.0
 
     @property
     def tested(self) -> bool:
-        """Whether the signal counts: failures, and signals without examples, do not."""
+        """Whether the signal counts: failures, and signals with too few examples, do not."""
         return self.status in ("described", "none")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, as ``interpretation.json`` keeps it."""
+        """Everything as plain values, as in ``interpretation.json``."""
         words = self.description
         return {
             "id": self.signal.id,
@@ -105,7 +230,7 @@ class Judged:
 
 
 def letters(labels: Labels) -> str:
-    """Labels in a file: a letter each.
+    """Labels as they are written to files, a letter each.
 
     >>> letters((True, False, None))
     'yn?'
@@ -113,126 +238,58 @@ def letters(labels: Labels) -> str:
     return "".join("?" if label is None else "ny"[label] for label in labels)
 
 
-def split(
-    examples: SignalExamples, siblings: Iterable[SignalExamples] = (), seed: int = 0
-) -> tuple[SignalExamples, HeldOut]:
-    """What the explainer sees, and what it does not. Pairs of one text stay together where they can.
-
-    There are no more hard negatives of a kind than there are highest pairs to tell from them.
-    """
-    random = _random(seed, examples.signal.id)
-    above = [pair for pair in examples.top if pair.score > 0]
-    top, held_top = _halves(above, random)
-    own = {_place(pair) for pair in above}
-    others, held_others = _halves([p for p in examples.random if _place(p) not in own], random)
-    shown = replace(examples, top=tuple(top), random=tuple(others), middle=())
-    middle = tuple(pair for pair in examples.middle if _place(pair) not in own)[: len(held_top)]
-    sibling = _of_siblings(examples, siblings, own, len(held_top))
-    return shown, HeldOut(tuple(held_top), tuple(held_others), middle, sibling)
+# -- Asking the judge --------------------------------------------------------------------------------------------
 
 
-def _random(seed: int, name: str) -> np.random.Generator:
-    """The same for a signal in whatever company it is judged."""
-    return np.random.default_rng((seed, crc32(name.encode())))
-
-
-def _place(pair: Pair) -> tuple[str, int, int]:
-    return pair.text, pair.dest, pair.src
-
-
-def _halves(pairs: Sequence[Pair], random: np.random.Generator) -> tuple[list[Pair], list[Pair]]:
-    """Two halves: whole texts by turns to the smaller one; pair by pair where that would leave one far behind."""
-    texts: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        texts.setdefault(pair.text, []).append(pair)
-    groups = list(texts.values())
-    halves: tuple[list[Pair], list[Pair]] = ([], [])
-    for place in random.permutation(len(groups)):
-        min(halves, key=len).extend(groups[place])
-    if min(map(len, halves)) < 0.4 * len(pairs):
-        order = random.permutation(len(pairs))
-        halves = ([pairs[i] for i in order[::2]], [pairs[i] for i in order[1::2]])
-    one, other = (sorted(half, key=lambda pair: -pair.score) for half in halves)
-    return one, other
-
-
-def _of_siblings(
-    examples: SignalExamples, siblings: Iterable[SignalExamples], own: set[tuple[str, int, int]], most: int
-) -> tuple[Pair, ...]:
-    """The highest pairs of other channels of the head, by turns."""
-    signal = examples.signal
-    others = [
-        [pair for pair in each.top if pair.score > 0 and _place(pair) not in own]
-        for each in siblings
-        if (each.signal.layer, each.signal.head) == (signal.layer, signal.head)
-        and not set(each.signal.channels) & set(signal.channels)
-    ]
-    found: dict[tuple[str, int, int], Pair] = {}
-    for rank in range(max(map(len, others), default=0)):
-        for pairs in others:
-            if rank < len(pairs) and len(found) < most:
-                found.setdefault(_place(pairs[rank]), pairs[rank])
-    return tuple(found.values())
-
-
-def blind(description: Description, held_out: HeldOut, seed: int, name: str) -> tuple[Question, list[int]]:
+def blind_question(
+    description: Description, held_out: HeldOut, seed: int, name: str
+) -> tuple[BlindQuestion, list[int]]:
     """The question as the judge gets it, without scores and in a random order, and that order."""
     pool = held_out.pool()
-    order = _random(seed + 1, name).permutation(len(pool)).tolist()
-    return Question(description, tuple(replace(pool[i][1], text="", score=0.0) for i in order)), order
+    order = _generator(seed + 1, name).permutation(len(pool)).tolist()
+    pairs = tuple(replace(pool[i][1], text="", score=0.0) for i in order)
+    return BlindQuestion(description, pairs), order
 
 
-def by_group(held_out: HeldOut, order: Sequence[int], labels: Labels) -> Mapping[Group, Labels]:
-    """The labels put back in order, by kind of pair."""
-    back: dict[int, bool | None] = dict(zip(order, labels, strict=True))
-    found: dict[Group, list[bool | None]] = {"top": [], "random": [], "middle": [], "sibling": []}
+def labels_by_group(held_out: HeldOut, order: Sequence[int], labels: Labels) -> Mapping[Group, Labels]:
+    """The labels of a blind question in the original order of the pairs, by group."""
+    unshuffled: dict[int, bool | None] = dict(zip(order, labels, strict=True))
+    found: dict[Group, Labels] = dict.fromkeys(GROUPS, ())
     for place, (group, _) in enumerate(held_out.pool()):
-        found[group].append(back[place])
-    return {group: tuple(each) for group, each in found.items()}
+        found[group] = (*found[group], unshuffled[place])
+    return found
 
 
 def judge_all(
     judge: Judge,
     signals: Sequence[ScoredSignal],
-    words: Sequence[Description],
+    descriptions: Sequence[Description],
     held_out: Sequence[HeldOut],
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Judged]:
-    """Descriptions of signals, each judged by the pairs that its explainer did not see."""
-    asked = [
-        blind(text, held, seed, signal.id)
-        for signal, text, held in zip(signals, words, held_out, strict=True)
+    """Judge the descriptions of signals, each by the pairs that its explainer did not see."""
+    questions = [
+        blind_question(description, held, seed, signal.id)
+        for signal, description, held in zip(signals, descriptions, held_out, strict=True)
     ]
-    labels = judge.judge_all([question for question, _ in asked], progress)
-    return [
-        _judged(signal, text, held, by_group(held, order, each))
-        for signal, text, held, (_, order), each in zip(signals, words, held_out, asked, labels, strict=True)
-    ]
-
-
-def _judged(
-    signal: ScoredSignal, words: Description, held: HeldOut, labels: Mapping[Group, Labels]
-) -> Judged:
-    counts = Counts.of(labels["top"], labels["random"])
-    missing = counts.failed > counts.labelled
-    return Judged(
-        signal,
-        "failed" if missing else "described",
-        words,
-        counts,
-        Counts.of(labels["top"], labels["middle"]),
-        Counts.of(labels["top"], labels["sibling"]),
-        reason="The judge did not answer for most of the pairs." if missing else "",
-        examples=tuple(zip(held.top, labels["top"], strict=True)),
-        labels=labels,
-    )
-
-
-def without_words(signal: ScoredSignal, found: Failure | None, held: HeldOut) -> Judged:
-    """A signal whose explainer found nothing, or did not answer."""
-    examples = tuple((pair, None) for pair in held.top)
-    if found is None:
-        why = "Nothing was found that tells its pairs from others."
-        return Judged(signal, "none", reason=why, examples=examples)
-    return Judged(signal, "failed", reason=found.reason, examples=examples)
+    answers = judge.judge_all([question for question, _ in questions], progress)
+    found: list[Judged] = []
+    for signal, held, (question, order), answer in zip(signals, held_out, questions, answers, strict=True):
+        labels = labels_by_group(held, order, answer)
+        counts = Counts.of(labels["top"], labels["random"])
+        missing = counts.failed > counts.labelled
+        found.append(
+            Judged(
+                signal,
+                "failed" if missing else "described",
+                question.description,
+                counts,
+                Counts.of(labels["top"], labels["middle"]),
+                Counts.of(labels["top"], labels["sibling"]),
+                reason="The judge did not answer for most of the pairs." if missing else "",
+                examples=tuple(zip(held.top, labels["top"], strict=True)),
+                labels=labels,
+            )
+        )
+    return found

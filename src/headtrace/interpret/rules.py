@@ -1,6 +1,6 @@
 """Descriptions as rules: conditions on a destination, a source and their context, in English and as data.
 
->>> rule = Rule((Condition("same_token"), Condition("source_token", ids=(5,), tokens=(" a",))))
+>>> rule = Rule((PairCondition("same_token"), PairCondition("source_token", ids=(5,), tokens=(" a",))))
 >>> words = Rules((rule,))
 >>> print(words)
 The source is an earlier occurrence of the destination token and the source token is " a".
@@ -11,52 +11,30 @@ The source is an earlier occurrence of the destination token and the source toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headtrace.errors import InputError, shown
 from headtrace.interpret.examples import Pair
 
-
-def _word(token: str) -> str:
-    return token.strip()
-
-
-def _capitalised(token: str) -> bool:
-    return _word(token)[:1].isupper()
-
-
-def _number(token: str) -> bool:
-    return _word(token).isdigit()
-
-
-def _punctuation(token: str) -> bool:
-    word = _word(token)
-    return bool(word) and not any(each.isalnum() for each in word)
-
-
-def _begins_word(token: str) -> bool:
-    return token[:1] == " " and _word(token)[:1].isalpha()
-
-
-def _continues_word(token: str) -> bool:
-    return token[:1].isalpha()
-
-
-def _line_break(token: str) -> bool:
-    return "\n" in token
-
-
 SHAPES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "capitalised": (_capitalised, "begins with a capital letter"),
-    "number": (_number, "is a number"),
-    "punctuation": (_punctuation, "is punctuation"),
-    "begins_word": (_begins_word, "begins a word after a space"),
-    "continues_word": (_continues_word, "has letters without a space before them"),
-    "line_break": (_line_break, "has a line break"),
+    "capitalised": (lambda token: token.strip()[:1].isupper(), "begins with a capital letter"),
+    "number": (lambda token: token.strip().isdigit(), "is a number"),
+    "punctuation": (
+        lambda token: bool(token.strip()) and not any(map(str.isalnum, token)),
+        "is punctuation",
+    ),
+    "begins_word": (
+        lambda token: token[:1] == " " and token.strip()[:1].isalpha(),
+        "begins a word after a space",
+    ),
+    "continues_word": (lambda token: token[:1].isalpha(), "has letters without a space before them"),
+    "line_break": (lambda token: "\n" in token, "has a line break"),
 }
-"""What a token looks like: a test of its text, and how it reads after "the source token"."""
+"""What a token looks like: a test of its text, and its wording after "the source token"."""
 
 
 def _same_token(pair: Pair) -> bool:
@@ -65,10 +43,6 @@ def _same_token(pair: Pair) -> bool:
 
 def _after_same(pair: Pair) -> bool:
     return 0 < pair.src <= pair.dest and pair.token_ids[pair.src - 1] == pair.token_ids[pair.dest]
-
-
-def _repeated(pair: Pair, place: int) -> bool:
-    return pair.token_ids[place] in pair.token_ids[:place]
 
 
 RELATIONS: dict[str, tuple[Callable[[Pair], bool], str]] = {
@@ -80,20 +54,15 @@ RELATIONS: dict[str, tuple[Callable[[Pair], bool], str]] = {
     ),
     "first": (lambda pair: pair.src == 0, "the source is the first token of the text"),
     "source_repeated": (
-        lambda pair: _repeated(pair, pair.src),
+        lambda pair: pair.token_ids[pair.src] in pair.token_ids[: pair.src],
         "the source token has occurred before in the text",
     ),
     "destination_repeated": (
-        lambda pair: _repeated(pair, pair.dest),
+        lambda pair: pair.token_ids[pair.dest] in pair.token_ids[: pair.dest],
         "the destination token has occurred before in the text",
     ),
 }
-"""What holds between destination, source and context: a test of the pair, and how it reads."""
-
-_THEMES = {"same_place": "distance"} | dict.fromkeys(
-    ("same_token", "after_same", "source_repeated", "destination_repeated"), "repetition"
-)
-"""Relations that are about the same, and what that is."""
+"""Relations of destination, source and context: a test of the pair, and its wording."""
 
 TOKENS: dict[str, tuple[Callable[[Pair], int], str]] = {
     "source_token": (lambda pair: pair.src, "the source token is"),
@@ -101,23 +70,29 @@ TOKENS: dict[str, tuple[Callable[[Pair], int], str]] = {
     "before_source": (lambda pair: pair.src - 1, "the token before the source is"),
     "before_destination": (lambda pair: pair.dest - 1, "the token before the destination is"),
 }
-"""Places whose token may be one of a few: where they are (-1 is nowhere), and how it reads."""
+"""Positions whose token may be one of a list: where they are (-1 if there is none), and the wording."""
+
+_SHAPE_FEATURES = {f"{side}_{shape}": (side, shape) for side in ("source", "destination") for shape in SHAPES}
+_THEMES = {"same_place": "distance"} | dict.fromkeys(
+    ("same_token", "after_same", "source_repeated", "destination_repeated"), "repetition"
+)
+"""Relations that have their theme in common with other conditions."""
 
 
 @dataclass(frozen=True)
-class Condition:
-    """Something that holds for a pair or does not."""
+class PairCondition:
+    """Something that is true or false of a pair."""
 
     feature: str
-    """A relation, a shape (``source_capitalised``), a place whose token is listed, or ``distance``."""
+    """A relation, a shape (``source_capitalised``), a position whose token is listed, or ``distance``."""
     ids: tuple[int, ...] = ()
-    """For a place: the token ids that it may have."""
+    """For a position: the token ids that it may have."""
     tokens: tuple[str, ...] = ()
-    """How these read."""
+    """The text of these tokens."""
     low: int = 0
-    """For the distance: at least so many tokens back."""
+    """For the distance: the least number of tokens between source and destination."""
     high: int | None = None
-    """For the distance: at most so many; None is as far as you like."""
+    """For the distance: the greatest number; None for no limit."""
 
     @property
     def cost(self) -> int:
@@ -126,17 +101,18 @@ class Condition:
 
     @property
     def themes(self) -> set[str]:
-        """What it is about, on whichever side: the listed tokens, the distance, repetition, a shape.
+        """What it is about, on either side: the listed tokens, the distance, repetition, a shape.
 
-        >>> sorted(Condition("source_token", ids=(5, 6), tokens=(" a", ",")).themes)
+        >>> sorted(PairCondition("source_token", ids=(5, 6), tokens=(" a", ",")).themes)
         ['token ,', 'token a']
-        >>> Condition("same_token").themes == Condition("destination_repeated").themes == {"repetition"}
+        >>> PairCondition("same_token").themes == PairCondition("destination_repeated").themes == {"repetition"}
         True
         """
         if self.feature in TOKENS:
-            return {f"token {_word(token).lower()}" for token in self.tokens}
-        shape = self.feature.partition("_")[2]
-        return {_THEMES.get(self.feature) or (shape if shape in SHAPES else self.feature)}
+            return {f"token {token.strip().lower()}" for token in self.tokens}
+        if self.feature in _SHAPE_FEATURES:
+            return {_SHAPE_FEATURES[self.feature][1]}
+        return {_THEMES.get(self.feature, self.feature)}
 
     @property
     def implied(self) -> set[str]:
@@ -147,12 +123,12 @@ class Condition:
         if self.feature in RELATIONS:
             return RELATIONS[self.feature][0](pair)
         if self.feature in TOKENS:
-            place = TOKENS[self.feature][0](pair)
-            return place >= 0 and pair.token_ids[place] in self.ids
+            position = TOKENS[self.feature][0](pair)
+            return position >= 0 and pair.token_ids[position] in self.ids
         if self.feature == "distance":
-            back = pair.dest - pair.src
-            return self.low <= back and (self.high is None or back <= self.high)
-        side, _, shape = self.feature.partition("_")
+            distance = pair.dest - pair.src
+            return self.low <= distance and (self.high is None or distance <= self.high)
+        side, shape = _SHAPE_FEATURES[self.feature]
         return SHAPES[shape][0](pair.tokens[pair.src if side == "source" else pair.dest])
 
     def __str__(self) -> str:
@@ -162,50 +138,44 @@ class Condition:
             *most, last = [f'"{token}"' for token in self.tokens]
             listed = f"{', '.join(most)} or {last}" if most else last
             return f"{TOKENS[self.feature][1]} {listed}"
-        if self.feature == "distance":
-            return _distance(self.low, self.high)
-        side, _, shape = self.feature.partition("_")
-        return f"the {side} token {SHAPES[shape][1]}"
+        if self.feature in _SHAPE_FEATURES:
+            side, shape = _SHAPE_FEATURES[self.feature]
+            return f"the {side} token {SHAPES[shape][1]}"
+        if (self.low, self.high) == (1, 1):
+            return "the source is the token just before the destination"
+        if self.high is None:
+            away = f"at least {self.low}"
+        elif self.low == self.high:
+            away = f"{self.low}"
+        else:
+            away = f"at most {self.high}" if self.low == 0 else f"{self.low} to {self.high}"
+        return f"the source is {away} tokens before the destination"
 
     def to_dict(self) -> dict[str, Any]:
-        """Only what says something."""
-        told: dict[str, Any] = {"feature": self.feature}
+        """The feature and, where it has any, its tokens or limits."""
+        found: dict[str, Any] = {"feature": self.feature}
         if self.feature in TOKENS:
-            told |= {"ids": list(self.ids), "tokens": list(self.tokens)}
+            found |= {"ids": list(self.ids), "tokens": list(self.tokens)}
         if self.feature == "distance":
-            told |= {"low": self.low, "high": self.high}
-        return told
+            found |= {"low": self.low, "high": self.high}
+        return found
 
-
-FEATURES = frozenset(
-    (
-        *RELATIONS,
-        *TOKENS,
-        "distance",
-        *(f"{side}_{shape}" for side in ("source", "destination") for shape in SHAPES),
-    )
-)
-
-
-def _distance(low: int, high: int | None) -> str:
-    if (low, high) == (1, 1):
-        return "the source is the token just before the destination"
-    if high is None:
-        return f"the source is at least {low} tokens before the destination"
-    if low == high:
-        return f"the source is {low} tokens before the destination"
-    return (
-        f"the source is at most {high} tokens before the destination"
-        if low == 0
-        else (f"the source is {low} to {high} tokens before the destination")
-    )
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> PairCondition:
+        feature, high = given["feature"], given.get("high")
+        if not any(feature in known for known in (RELATIONS, TOKENS, _SHAPE_FEATURES, ("distance",))):
+            raise ValueError(f"unknown feature {feature!r}")
+        ids, tokens = tuple(map(int, given.get("ids", ()))), tuple(map(str, given.get("tokens", ())))
+        if feature in TOKENS and (not ids or len(ids) != len(tokens)):
+            raise ValueError(f"{feature} needs as many tokens as ids, and at least one")
+        return cls(feature, ids, tokens, int(given.get("low", 0)), None if high is None else int(high))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions that hold together."""
+    """A conjunction of conditions."""
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[PairCondition, ...]
 
     @property
     def cost(self) -> int:
@@ -220,7 +190,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """One rule or another."""
+    """A disjunction of rules."""
 
     either: tuple[Rule, ...]
 
@@ -242,7 +212,7 @@ class Rules:
     def from_dict(cls, given: Mapping[str, Any]) -> Rules:
         """Rules as ``to_dict`` wrote them; anything else is an error that shows it."""
         try:
-            rules = [Rule(tuple(_condition(each) for each in rule["all"])) for rule in given["any"]]
+            rules = [Rule(tuple(map(PairCondition.from_dict, rule["all"]))) for rule in given["any"]]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"These are not the rules of a description: {shown(given)} ({error}). Expected "
@@ -251,12 +221,87 @@ class Rules:
         return cls(tuple(rules))
 
 
-def _condition(given: Mapping[str, Any]) -> Condition:
-    feature = given["feature"]
-    if feature not in FEATURES:
-        raise ValueError(f"unknown feature {feature!r}")
-    ids, tokens = tuple(map(int, given.get("ids", ()))), tuple(map(str, given.get("tokens", ())))
-    if feature in TOKENS and (not ids or len(ids) != len(tokens)):
-        raise ValueError(f"{feature} needs as many tokens as ids, and at least one")
-    high = given.get("high")
-    return Condition(feature, ids, tokens, int(given.get("low", 0)), None if high is None else int(high))
+# -- What is frequent in some pairs and rare in others -----------------------------------------------------------
+
+FEWEST = 3
+"""What occurs in fewer pairs does not stand out."""
+LEAST_RATIO = 2.0
+"""Nor what is less than this many times as frequent as in the other pairs."""
+_RELATIONS_LISTED = {
+    "itself": PairCondition("same_place"),
+    "the same token": PairCondition("same_token"),
+    "the token before": PairCondition("distance", low=1, high=1),
+    "2 to 4 tokens before": PairCondition("distance", low=2, high=4),
+    "more than 32 tokens before": PairCondition("distance", low=33),
+    "right after an earlier occurrence": PairCondition("after_same"),
+} | {
+    f"{side} {words}": PairCondition(f"{side}_{shape}")
+    for side in ("destination", "source")
+    for shape, words in (
+        ("capitalised", "begins with a capital"),
+        ("number", "is a number"),
+        ("punctuation", "is punctuation"),
+        ("continues_word", "continues a word"),
+        ("line_break", "has a line break"),
+    )
+}
+"""Conditions by their names in the tables of an atlas."""
+
+
+@dataclass(frozen=True)
+class StandsOut:
+    """A token or relation that is more frequent in some pairs than in others."""
+
+    what: str
+    side: Literal["dest", "src"] | None
+    """For a token: at the destination or at the source."""
+    count: int
+    share: float
+    """The fraction of the pairs that have it."""
+    ratio: float
+    """How many times as frequent as in the other pairs; half a pair is added on either side to keep it finite."""
+
+
+class PairStatistics:
+    """How often tokens and relations occur in some pairs.
+
+    >>> tokens = {5: " a", 6: " b", 7: "c"}
+    >>> def pairs(ids, count):
+    ...     return [Pair("", 2, 0, 0.0, ids, tuple(tokens[token] for token in ids))] * count
+    >>> top, rest = PairStatistics(pairs((5, 7, 5), 6)), PairStatistics(pairs((7, 7, 6), 10))
+    >>> [(found.what, found.count) for found in top.relations_beyond(rest)][:1]
+    [('the same token', 6)]
+    >>> [(found.what, found.side) for found in top.tokens_beyond(rest)]
+    [(' a', 'dest'), (' a', 'src')]
+    """
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.n = len(pairs)
+        self.dest = Counter(pair.tokens[pair.dest] for pair in pairs)
+        self.src = Counter(pair.tokens[pair.src] for pair in pairs)
+        self.relations = Counter(
+            name for pair in pairs for name, condition in _RELATIONS_LISTED.items() if condition.holds(pair)
+        )
+
+    def tokens_beyond(self, others: PairStatistics, most: int = 6) -> list[StandsOut]:
+        """Tokens that stand out at the destination, then at the source; the most telling first."""
+        dest = self._beyond(others, self.dest, others.dest, "dest")[:most]
+        return dest + self._beyond(others, self.src, others.src, "src")[:most]
+
+    def relations_beyond(self, others: PairStatistics, most: int = 6) -> list[StandsOut]:
+        """Relations of the two tokens and shapes of each that stand out; the most telling first."""
+        return self._beyond(others, self.relations, others.relations, None)[:most]
+
+    def _beyond(
+        self,
+        others: PairStatistics,
+        own: Counter[str],
+        theirs: Counter[str],
+        side: Literal["dest", "src"] | None,
+    ) -> list[StandsOut]:
+        found: list[StandsOut] = []
+        for what, count in own.items():
+            ratio = (count + 0.5) / (self.n + 1) * (others.n + 1) / (theirs[what] + 0.5)
+            if count >= FEWEST and ratio >= LEAST_RATIO:
+                found.append(StandsOut(what, side, count, count / self.n, ratio))
+        return sorted(found, key=lambda each: (-each.count * math.log(each.ratio), each.what))

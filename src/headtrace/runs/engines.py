@@ -8,7 +8,7 @@ Model('builtin', ...)
 
 A job is plain data: it names a function that opens it, and its arguments. What that function returns does one shard: it
 takes the shard's number, writes the result where all can see it, and returns a line of text. Runs open a tracer
-(`headtrace.runs.work`), scans of a corpus a reader (`headtrace.interpret.scan_work`).
+(`headtrace.runs.work`), scans of a corpus a reader (`headtrace.interpret.scan_run`).
 
 *Processes* of this machine live no longer than the process that started them. A worker is this module as a program: it
 reads numbers of shards as lines from its standard input, and writes the answer for each as a line of JSON. When its

@@ -13,8 +13,8 @@ import torch
 import headtrace
 from headtrace.errors import InputError
 from headtrace.interpret import Scan, scan
-from headtrace.interpret.scan_work import CHUNKS, PARTS, part_folder
-from headtrace.interpret.tally import Tally
+from headtrace.interpret.scan import Tally
+from headtrace.interpret.scan_run import CHUNKS, PARTS
 from headtrace.runs.lock import locked
 from headtrace.runs.store import open_store
 from tests.interpret.test_scan import same
@@ -116,7 +116,7 @@ def test_parts_that_are_there_are_used_and_others_are_not(
     model, corpus, whole, tmp_path, monkeypatch
 ) -> None:
     """Shards come in the wrong order, and a part that is none of this scan lies about."""
-    from headtrace.interpret import scan_work
+    from headtrace.interpret import scan_run
     from headtrace.runs.engines import Engines
 
     done: list[int] = []
@@ -128,7 +128,7 @@ def test_parts_that_are_there_are_used_and_others_are_not(
             yield read(shard)
 
     monkeypatch.setattr(Engines, "answers", answers)
-    monkeypatch.setattr(scan_work, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(scan_run, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         scan(model, corpus, CHANNELS, out=tmp_path, workers=2, tokens=6000, **HOW)
     first = Scan.load(tmp_path)
@@ -136,9 +136,8 @@ def test_parts_that_are_there_are_used_and_others_are_not(
     assert (first.complete, shards > 2) == (False, True)
     monkeypatch.undo()
     monkeypatch.setattr(Engines, "answers", answers)
-    Scan(first.signals, first.options, Tally.empty(4, 3, 40, 1024)).save(
-        part_folder(tmp_path, first.n_chunks)
-    )
+    stray = tmp_path / PARTS / f"{first.n_chunks:09}"
+    Scan(first.signals, first.options, Tally.empty(4, 3, 40, 1024)).save(stray)
     resumed = scan(model, corpus, CHANNELS, out=tmp_path, workers=2, tokens=6000, **HOW)
     assert len(done) == shards, "nothing was left to do"
     assert same(resumed, scan(model, corpus, CHANNELS, tokens=6000, **HOW))

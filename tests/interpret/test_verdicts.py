@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headtrace.interpret.statistics import Counts, Proportion, discoveries, q_values, shuffled_places
+from headtrace.interpret import Counts, Proportion
+from headtrace.interpret.verdicts import discoveries, q_values, shuffled_places
 
 small = st.integers(0, 30)
 

@@ -11,10 +11,15 @@ from typer.testing import CliRunner
 import headtrace
 from headtrace.cli import app
 from headtrace.errors import InputError
-from headtrace.interpret import EndpointExplainer, EndpointJudge, interpret, interpret_examples
-from headtrace.interpret import run as running
-from headtrace.interpret.asking import KEY
-from headtrace.interpret.run import count_signals, estimate
+from headtrace.interpret import (
+    EndpointExplainer,
+    EndpointJudge,
+    interpret,
+    interpret_examples,
+    interpretation,
+)
+from headtrace.interpret.endpoint import KEY
+from headtrace.interpret.interpretation import count_signals, estimate
 from tests.interpret.made_up_signals import previous, same_token, signal_by
 from tests.interpret.scanning import made_up_scan
 from tests.interpret.serving import Server, good, serving
@@ -27,7 +32,7 @@ ASKED = r"(\d+) requests, about (\d+) tokens"
 @pytest.fixture(autouse=True)
 def _no_key_and_no_corpus(monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
-    monkeypatch.setattr(running, "scan", made_up_scan)
+    monkeypatch.setattr(interpretation, "scan", made_up_scan)
     # The client of the endpoint doubles its pauses from here.
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01, raising=False)
 

@@ -1,0 +1,158 @@
+"""What heads do over a corpus, as running sums: where they attend, and which of their channels make them do so.
+
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> sums = HeadSums.empty(model)
+>>> sums.add(model.record(["When Mary and John went to the store, John gave a drink to"], keep=RECORDED))
+>>> sorted(sums.measures())
+['distance', 'duplicate', 'entropy', 'induction', 'previous', 'self', 'sink']
+>>> sums.shares().shape, float(sums.shares()[0, 0].sum().round(decimals=6))
+(torch.Size([3, 4, 32]), 1.0)
+
+All measures are means of attention over destinations after the first token, in [0, 1] except for ``entropy`` (nats) and
+``distance`` (tokens, over the attention that does not go to the first token):
+
+- ``sink``: to the first token;
+- ``previous``, ``self``: to the preceding token, to the token itself;
+- ``duplicate``: to earlier occurrences of the same token, where there are any;
+- ``induction``: to tokens that come right after an earlier occurrence of it, where there are any.
+
+The first token counts neither as a duplicate nor as the token before one: it is a sink. These measures are taken on
+natural text; `headtrace.tasks.head_scores` scores heads on repeated random tokens.
+
+The **share** of a channel is the part of the head's attention that it accounts for: its scores at the pairs, weighted
+by attention (first token left out), minus their mean over the visible sources; the positive part of that, normalised
+over the channels of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from headtrace.channels.terms import exact_channels
+from headtrace.models.devices import exact, on_host
+
+if TYPE_CHECKING:
+    from headtrace.models import Model, Recording
+
+RECORDED = ("queries", "keys", "patterns")
+"""What a recording must keep for ``HeadSums.add``."""
+TENSORS = ("sums", "weights", "parts")
+MEASURES = ("sink", "previous", "self", "duplicate", "induction", "entropy", "distance")
+
+
+@dataclass(eq=False)
+class HeadSums:
+    """Sums of each measure and the weights to divide them by; and sums of the channels' parts."""
+
+    sums: Float[Tensor, "*batch measure layer head"]
+    weights: Float[Tensor, "*batch measure layer head"]
+    parts: Float[Tensor, "*batch layer head channel"]
+
+    @classmethod
+    def empty(cls, model: Model) -> HeadSums:
+        shape = (model.n_layers, model.n_heads)
+        return cls(
+            torch.zeros(len(MEASURES), *shape, dtype=torch.float64),
+            torch.zeros(len(MEASURES), *shape, dtype=torch.float64),
+            torch.zeros(*shape, model.d_head, dtype=torch.float64),
+        )
+
+    @classmethod
+    def stacked(cls, batches: Sequence[HeadSums]) -> HeadSums:
+        """The sums of several batches along a new first axis, so that they can be added later in a fixed order."""
+        return cls(*(torch.stack([getattr(each, name) for each in batches]) for name in TENSORS))
+
+    def add_stacked(self, batches: HeadSums) -> None:
+        """Add the sums of several batches one after the other: bit for bit the same wherever they were computed."""
+        for name in TENSORS:
+            for batch in getattr(batches, name):
+                getattr(self, name).add_(batch)
+
+    def measures(self) -> dict[str, Float[Tensor, "layer head"]]:
+        """Each measure by name; NaN where the corpus had no occasion for it."""
+        return dict(zip(MEASURES, self.sums / self.weights, strict=True))
+
+    def shares(self) -> Float[Tensor, "layer head channel"]:
+        """The share of each channel; those of a head sum to one."""
+        positive = self.parts.clamp_min(0)
+        return positive / positive.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+
+    @torch.inference_mode()
+    def add(self, recording: Recording) -> None:
+        """Add the prompts of a recording."""
+        relations = {
+            prompt: _relations(recording.token_ids[prompt, :length])
+            for prompt, length in enumerate(recording.lengths)
+            if length > 1
+        }
+        for layer in range(recording.model.n_layers):
+            patterns = recording.patterns[layer]
+            for prompt, (same, after, distance, n_same, n_after) in relations.items():
+                length = recording.lengths[prompt]
+                pattern = patterns[prompt, :, :length, :length]
+                rest = pattern[:, 1:]  # destinations after the first token
+                totals = {
+                    "sink": rest[..., 0].sum(-1),
+                    "previous": pattern.diagonal(-1, -2, -1)[:, 1:].sum(-1),
+                    "self": pattern.diagonal(0, -2, -1)[:, 1:].sum(-1),
+                    "duplicate": (pattern * same).sum((-2, -1)),
+                    "induction": (pattern * after).sum((-2, -1)),
+                    "entropy": -torch.special.xlogy(rest, rest).sum((-2, -1)),
+                    "distance": (rest * distance[1:]).sum((-2, -1)),
+                }
+                not_first = rest[..., 1:].sum((-2, -1))
+                on_cpu = on_host(torch.stack([*(totals[name] for name in MEASURES), not_first]))
+                self.sums[:, layer] += on_cpu[:-1]
+                n = length - 1
+                for row, weight in enumerate((n, n - 1, n, n_same, n_after, n, on_cpu[-1])):  # as in MEASURES
+                    self.weights[row, layer] += weight
+                self.parts[layer] += channel_parts(recording, layer, prompt, pattern).cpu()
+
+
+class _Relations(NamedTuple):
+    """Relations between the tokens of a prompt; none to the first token."""
+
+    same: Bool[Tensor, "dest src"]
+    """The source is an earlier occurrence of the destination token."""
+    after: Bool[Tensor, "dest src"]
+    """The source comes right after one."""
+    distance: Float[Tensor, "dest src"]
+    n_same: int
+    n_after: int
+    """How many destinations have any such source."""
+
+
+def _relations(ids: Int[Tensor, " token"]) -> _Relations:
+    positions = torch.arange(len(ids), device=ids.device)
+    distance = (positions[:, None] - positions).clamp_min(0).float()
+    same = (ids[:, None] == ids) & (distance > 0)
+    same[:, 0] = False
+    after = torch.zeros_like(same)
+    after[:, 1:] = same[:, :-1]
+    distance[:, 0] = 0
+    return _Relations(same, after, distance, *torch.stack((same, after)).any(-1).sum(-1).tolist())
+
+
+@torch.inference_mode()
+def channel_parts(
+    recording: Recording, layer: int, prompt: int, pattern: Float[Tensor, "head dest src"]
+) -> Float[Tensor, "head channel"]:
+    """What each channel does for the attention of a prompt: its scores where the head attends, minus their mean."""
+    length = recording.lengths[prompt]
+    channels = exact_channels(recording.model).layer(layer)
+    group = recording.model.weights.group
+    queries = exact(recording.queries[layer, prompt, :, :length]) * recording.scales[layer]
+    keys = exact(recording.keys[layer, prompt, :, :length]).repeat_interleave(group, dim=0)
+    a, b = queries @ channels.to_query, keys @ channels.to_key
+    seen = exact(recording.visible[layer][prompt, :length, :length])
+    seen[:, 0] = 0
+    attended = exact(pattern) * seen
+    even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
+    return (a * ((attended - attended.sum(-1, keepdim=True) * even) @ b)).sum(1)

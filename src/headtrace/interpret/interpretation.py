@@ -1,0 +1,403 @@
+"""Signals in words, end to end: scan a corpus, explain, judge blind, give verdicts, write the words on the circuits.
+
+>>> from headtrace.interpret.examples import Pair
+>>> def pairs(back):
+...     ids, tokens = tuple(range(30)), tuple(f" t{i}" for i in range(30))
+...     return tuple(Pair(f"text {i}", i + back, i, 1.0, ids, tokens) for i in range(20))
+>>> others = tuple(pair for back in (2, 5, 7) for pair in pairs(back)[::2])
+>>> signal = ScoredSignal("L0H0:0", 0, 0, "channel", (0,))
+>>> found = interpret_examples([SignalExamples(signal, pairs(1), others)])
+>>> found.signals[0].description.text, found.signals[0].supported
+('The source is the token just before the destination.', True)
+>>> print(found.fraction)
+1.000 [0.207, 1.000]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.circuits import Circuit, write_parquet
+from headtrace.errors import InputError
+from headtrace.interpret.annotate import annotate
+from headtrace.interpret.examples import ScoredSignal, SignalExamples
+from headtrace.interpret.explainers import (
+    Description,
+    Estimate,
+    Explainer,
+    Judge,
+    QuestionCounts,
+    RunContext,
+    TokenBudget,
+    make_both,
+)
+from headtrace.interpret.judging import Counts, Judged, judge_all, split
+from headtrace.interpret.scan_run import scan
+from headtrace.interpret.scored_signals import circuit_signals
+from headtrace.interpret.verdicts import (
+    FALSE_DISCOVERY_RATE,
+    Controls,
+    Exchange,
+    exchange_words,
+    measure_controls,
+    with_verdicts,
+)
+from headtrace.progress import Progress, scaled
+from headtrace.statistics import Proportion
+from headtrace.writing import replacing, write_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from headtrace.models import Model
+
+SCHEMA = "headtrace.interpretation/1"
+PAIRS = 40
+"""The highest pairs, and the random ones, that a scan keeps of a signal."""
+FEWEST_TOP = 8
+"""A signal with fewer pairs above zero is not judged: half of them would say nothing."""
+
+
+def interpret(
+    circuits: Circuit | Sequence[Circuit],
+    model: Model,
+    corpus: Any,
+    *,
+    explainer: str | Explainer = "lexical",
+    judge: str | Judge = "lexical",
+    out: str | Path | None = None,
+    limit: int | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    scanning: Callable[..., Any] | None = None,
+) -> Interpretation:
+    """Describe what the signals of circuits respond to in a corpus, and test the descriptions.
+
+    ``limit`` takes the strongest edges only. With ``out``, the scan and the answers of an endpoint are kept there, and
+    the same call resumes an interrupted run. ``scanning`` replaces ``headtrace.interpret.scan``.
+    """
+    from headtrace.causal.opening import require_own_model
+
+    several = (circuits,) if isinstance(circuits, Circuit) else tuple(circuits)
+    chosen = {signal.id for signal in _strongest(several, limit)}
+    for circuit in several:
+        require_own_model(circuit, model)
+    explains, judges = make_both(explainer, judge)
+    folder = None if out is None else Path(out)
+    context = RunContext(model, folder, TokenBudget(budget))
+    explains, judges = explains.prepare(context), judges.prepare(context)
+    scanned = (scanning or scan)(
+        model,
+        corpus,
+        signals=list(several),
+        seed=seed,
+        out=None if folder is None else folder / "scan",
+        progress=scaled(progress, 0, 100, 200),
+    )
+    examples = [scanned.examples(signal) for signal in scanned.signals]
+    # Edges into the same channels of the same head are one signal: described and counted once.
+    distinct: dict[Any, SignalExamples] = {}
+    for each in examples:
+        if each.signal.id in chosen:
+            distinct.setdefault(each.signal.reads, each)
+    found = interpret_examples(
+        list(distinct.values()),
+        explainer=explains,
+        judge=judges,
+        siblings=examples,
+        seed=seed,
+        progress=scaled(progress, 100, 100, 200),
+    )
+    judged = {each.signal.reads: each for each in found.signals}
+    edges = [
+        replace(judged[each.signal.reads], signal=each.signal)
+        for each in examples
+        if each.signal.id in chosen
+    ]
+    found = replace(
+        found,
+        circuits=tuple(annotate(circuit, edges, explains.name, judges.name) for circuit in several),
+        settings={**found.settings, "model": model.name, "corpus": str(corpus)},
+    )
+    if folder is not None:
+        found.save(folder)
+    return found
+
+
+def _strongest(circuits: Sequence[Circuit], limit: int | None) -> list[ScoredSignal]:
+    """The signals of all edges, or of the ``limit`` edges of largest weight."""
+    ranked: list[tuple[float, str, ScoredSignal]] = []
+    for circuit in circuits:
+        for signal in circuit_signals(circuit):
+            assert signal.edge is not None
+            number = signal.edge[1]
+            ranked.append((-circuit.edges[number].weight, f"{circuit.content_id}:{number}", signal))
+    if not ranked:
+        raise InputError(
+            f"The {len(circuits)} circuits given have no signals to explain: no query or key edge with channels. "
+            "Trace with the method acc++ (`headtrace trace`)."
+        )
+    if limit is not None and limit < 1:
+        raise InputError(f"limit={limit}: how many signals to explain is at least 1.")
+    return [signal for *_, signal in sorted(ranked, key=lambda each: each[:2])[:limit]]
+
+
+def count_signals(circuits: Sequence[Circuit], limit: int | None = None) -> int:
+    """How many different signals ``interpret`` explains for these circuits."""
+    return len({signal.reads for signal in _strongest(circuits, limit)})
+
+
+def estimate(n_signals: int, explainer: str | Explainer, judge: str | Judge) -> Estimate:
+    """What explaining and judging some signals costs, controls included, without the scan.
+
+    >>> estimate(100, "lexical", "lexical").tokens
+    0
+    """
+    explains, judges = make_both(explainer, judge)
+    half = PAIRS // 2
+    # Held out are half of the highest and of the random pairs, and as many hard negatives of two kinds; the control
+    # with the description of another signal uses the first two.
+    cost = explains.estimate(n_signals, half) + judges.estimate(n_signals, 4 * half)
+    return cost + judges.estimate(n_signals, 2 * half)
+
+
+def interpret_examples(
+    examples: Sequence[SignalExamples],
+    *,
+    explainer: str | Explainer = "lexical",
+    judge: str | Judge = "lexical",
+    siblings: Sequence[SignalExamples] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Interpretation:
+    """Describe signals from the examples of a scan, and test the descriptions.
+
+    ``siblings`` are searched for other channels of the same heads (default: ``examples``).
+    """
+    explains, judges = make_both(explainer, judge)
+    before = _questions_asked(explains, judges)
+
+    # Hold out half of each signal's pairs. Signals with too few of them are not explained.
+    parts = [split(each, examples if siblings is None else siblings, seed) for each in examples]
+    judged: dict[int, Judged] = {}
+    usable: list[int] = []
+    for place, (shown, held) in enumerate(parts):
+        if len(shown.top) + len(held.top) >= FEWEST_TOP and shown.random and held.random:
+            usable.append(place)
+            continue
+        positive = sum(pair.score > 0 for pair in examples[place].top)
+        reason = f"Only {positive} pairs score above zero, and {FEWEST_TOP} are needed."
+        reason = "; ".join(examples[place].notes) or reason
+        judged[place] = Judged(examples[place].signal, "too few", reason=reason)
+
+    # Explain: a rule or a sentence for each, from the half that is shown.
+    steps = max(1, len(usable))
+    explained = explains.explain_all(
+        [parts[place][0] for place in usable], scaled(progress, 0, steps, 3 * steps)
+    )
+    described: dict[int, Description] = {}
+    for place, words in zip(usable, explained, strict=True):
+        if isinstance(words, Description):
+            described[place] = words
+            continue
+        signal, pairs = examples[place].signal, tuple((pair, None) for pair in parts[place][1].top)
+        if words is None:
+            reason = "Nothing was found that tells its pairs from others."
+            judged[place] = Judged(signal, "none", reason=reason, examples=pairs)
+        else:
+            judged[place] = Judged(signal, "failed", reason=words.reason, examples=pairs)
+
+    # Judge each description by the pairs held out, and give verdicts over all signals together.
+    signals, held = [examples[place].signal for place in described], [parts[place][1] for place in described]
+    with_words = judge_all(
+        judges, signals, list(described.values()), held, seed, scaled(progress, steps, steps, 3 * steps)
+    )
+    judged |= zip(described, with_words, strict=True)
+    verdicts = with_verdicts([judged[place] for place in range(len(examples))])
+
+    # Controls: the same with the descriptions of other signals, and with random labels.
+    exchanged = exchange_words(judges, with_words, held, seed, scaled(progress, 2 * steps, steps, 3 * steps))
+    return Interpretation(
+        signals=tuple(verdicts),
+        controls=measure_controls(verdicts, exchanged, seed),
+        settings={"explainer": options_of(explains), "judge": options_of(judges), "seed": seed},
+        exchanged=tuple(exchanged),
+        asked=_questions_asked(explains, judges) - before,
+    )
+
+
+def _questions_asked(*asking: Explainer | Judge) -> QuestionCounts:
+    """The questions asked so far; the explainer and the judge of a run share one count."""
+    counts = {id(each.question_counts): each.question_counts for each in asking}
+    return sum((each for each in counts.values() if each is not None), QuestionCounts())
+
+
+def options_of(made: Explainer | Judge) -> dict[str, Any]:
+    """The name and the options, as far as they are plain values.
+
+    >>> from headtrace.interpret import make_explainer, make_judge
+    >>> options_of(make_judge("lexical")), options_of(make_explainer("vocabulary"))
+    ({'name': 'lexical'}, {'name': 'vocabulary', 'tokens': 10})
+    """
+    options = {each.name: getattr(made, each.name) for each in fields(made)}
+    plain = {name: value for name, value in options.items() if isinstance(value, (str, int, float))}
+    return {"name": made.name} | plain
+
+
+# -- The result --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interpretation:
+    """Signals, their descriptions, and the verdicts on them."""
+
+    signals: tuple[Judged, ...]
+    controls: Controls
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    circuits: tuple[Circuit, ...] = ()
+    """The circuits with descriptions on their edges."""
+    exchanged: tuple[Exchange, ...] = ()
+    """The signals as judged by the descriptions of others: what the controls are computed from."""
+    asked: QuestionCounts = field(default_factory=QuestionCounts)
+    """Questions to language models, and how many of them got no usable answer."""
+
+    @cached_property
+    def fraction(self) -> Proportion:
+        """The interpretable fraction: of the signals that were tested, those whose description is supported."""
+        return self._fraction(self.signals)
+
+    @cached_property
+    def by_layer(self) -> dict[int, Proportion]:
+        """The interpretable fraction of each layer."""
+        layers = sorted({each.signal.layer for each in self.signals})
+        return {
+            layer: self._fraction([each for each in self.signals if each.signal.layer == layer])
+            for layer in layers
+        }
+
+    @staticmethod
+    def _fraction(signals: Sequence[Judged]) -> Proportion:
+        tested = [each for each in signals if each.tested]
+        return Proportion(sum(each.supported for each in tested), len(tested))
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """What is not counted: signals without an answer, signals with too few examples, pairs without a label."""
+        return {
+            "signals": sum(each.status == "failed" for each in self.signals),
+            "too few examples": sum(each.status == "too few" for each in self.signals),
+            "pairs": sum(each.counts.failed for each in self.signals),
+        }
+
+    @property
+    def counts(self) -> Counts:
+        """Over all supported signals: highest pairs against random ones."""
+        return sum((each.counts for each in self.signals if each.supported), Counts())
+
+    @property
+    def against_middle(self) -> Counts:
+        """Over all supported signals: highest pairs against those in the middle."""
+        return sum((each.against_middle for each in self.signals if each.supported), Counts())
+
+    @property
+    def against_sibling(self) -> Counts:
+        """Over all supported signals: highest pairs against those of other channels of the same head."""
+        return sum((each.against_sibling for each in self.signals if each.supported), Counts())
+
+    def summary(self) -> str:
+        """A few lines: the fraction, its controls, what failed."""
+        failed, controls, asked = self.failures, self.controls, self.asked
+        described = sum(each.description is not None for each in self.signals)
+        lines = [
+            f"{len(self.signals)} signals, {described} with words; supported: {self.fraction.count} of "
+            f"{self.fraction.total} = {self.fraction} (Wilson 95%; false-discovery rate {FALSE_DISCOVERY_RATE:.0%})",
+            f"With the words of another signal: {controls.shuffled_words} pass; with words of another that have "
+            f"nothing in common with their own: {controls.different_words} of {controls.different_words.total}; with "
+            f"labels dealt at random: {controls.shuffled_labels}; words shared by several signals: "
+            f"{controls.shared_words}",
+            f"Supported words hold for {self.counts.recall} of their own held-out pairs, "
+            f"{self.counts.false_positive_rate} of random ones, {self.against_middle.false_positive_rate} of those "
+            f"that score in the middle, {self.against_sibling.false_positive_rate} of another channel's highest",
+        ]
+        if any(failed.values()):
+            lines.append(
+                f"Not counted: {failed['signals']} signals without an answer, {failed['too few examples']} with fewer "
+                f"than {FEWEST_TOP} pairs above zero; {failed['pairs']} pairs without a label"
+            )
+        if asked.questions:
+            lines.append(
+                f"Of {asked.questions} questions to a language model {asked.unanswered} have no answer, and "
+                f"{asked.unreadable} one that is not in the requested format"
+            )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as in ``interpretation.json``."""
+        return {
+            "schema": SCHEMA,
+            "settings": dict(self.settings),
+            "interpretable": self.fraction.to_dict(),
+            "by_layer": {str(layer): each.to_dict() for layer, each in self.by_layer.items()},
+            "controls": {name: each.to_dict() for name, each in vars(self.controls).items()},
+            "failures": self.failures,
+            "asked": dict(vars(self.asked)),
+            "supported": {
+                "against_random": self.counts.to_dict(),
+                "against_middle": self.against_middle.to_dict(),
+                "against_sibling": self.against_sibling.to_dict(),
+            },
+            "signals": [each.to_dict() for each in self.signals],
+            "exchanged": [each.to_dict() for each in self.exchanged],
+        }
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """One row per signal."""
+        import polars as pl
+
+        rows: list[dict[str, Any]] = []
+        for each in self.signals:
+            row = each.to_dict()
+            row |= {name: getattr(each.counts, name).value for name in ("accuracy", "precision", "recall")}
+            row |= {"channels": "+".join(map(str, each.signal.channels)), "failed": each.counts.failed}
+            rows.append({name: row[name] for name in COLUMNS})
+        return pl.DataFrame(rows, schema=COLUMNS)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write interpretation.json, descriptions.parquet and the circuits with their words into a folder."""
+        folder = Path(folder)
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        write_text(folder / "interpretation.json", text + "\n")
+        with replacing(folder / "descriptions.parquet") as temporary:
+            self.table.write_parquet(temporary)
+        if len(self.circuits) == 1:
+            self.circuits[0].save(folder / "circuit.json")
+        elif self.circuits:
+            write_parquet(self.circuits, folder / "circuits.parquet")
+        return folder
+
+
+COLUMNS: dict[str, Any] = {
+    "id": str,
+    "layer": int,
+    "head": int,
+    "channels": str,
+    "kind": str,
+    "side": str,
+    "status": str,
+    "description": str,
+    "supported": bool,
+    "p_value": float,
+    "q_value": float,
+    "accuracy": float,
+    "precision": float,
+    "recall": float,
+    "failed": int,
+}
+"""Columns of ``descriptions.parquet``."""

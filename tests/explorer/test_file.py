@@ -14,7 +14,8 @@ from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.explorer import page as page_text
 from headtrace.explorer import write_page
-from headtrace.explorer.document import json_for_script, page_data
+from headtrace.explorer.document import json_for_script
+from headtrace.explorer.page import page_data
 from tests.circuits.made_up import TOKENS, random_circuit, small_circuit
 
 HOSTILE = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from headtrace.causal.changes import Change, ComponentChange, SignalChange
 from headtrace.causal.execute import continued, rerun
@@ -32,6 +32,7 @@ from headtrace.explorer.panels.session import (
     Request,
     RootRequest,
     Session,
+    View,
     python_call,
     python_opening,
     python_tracer,
@@ -75,11 +76,9 @@ class SignalIntervention(Request):
 
     @property
     def change(self) -> Change:
-        f = self.target
-        firing, component = Firing(f.layer, f.head, f.dest, f.src), self.source.site.component
-        return SignalChange(
-            Signal(firing, self.side, component, tuple(self.channels)), self.factor, self.reach
-        )
+        source = self.source.site.component
+        signal = Signal(self.target.firing, self.side, source, tuple(self.channels))
+        return SignalChange(signal, self.factor, self.reach)
 
 
 class ComponentIntervention(Request):
@@ -107,7 +106,7 @@ class InterveneRequest(RecordingRequest):
     """How many tokens to generate, greedily, without and with the interventions."""
 
 
-class FiringChange(BaseModel):
+class FiringChange(View):
     """Attention of a firing that an intervention names, before and after."""
 
     firing: FiringRequest
@@ -115,7 +114,7 @@ class FiringChange(BaseModel):
     after: float
 
 
-class MetricChange(BaseModel):
+class MetricChange(View):
     """The root's metric, before and after."""
 
     measure: str
@@ -123,7 +122,7 @@ class MetricChange(BaseModel):
     after: float
 
 
-class InterveneView(BaseModel):
+class InterveneView(View):
     """The model as it is, and under the interventions. ``changed`` has patterns like any recording."""
 
     clean: RecordingView
@@ -189,7 +188,7 @@ def _firings(recording: Recording, changed: Recording, changes: Sequence[Change]
             named[change.site.firing] = None
     return [
         FiringChange(
-            firing=FiringRequest(layer=f.layer, head=f.head, dest=f.dest, src=f.src),
+            firing=FiringRequest.model_validate(f),
             before=float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src)),
             after=float(changed.attention.at(f.layer, 0, f.head, f.dest, f.src)),
         )

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import Field
 from scipy.cluster.hierarchy import leaves_list
 
 from headtrace.errors import InputError
@@ -31,6 +30,7 @@ from headtrace.explorer.panels.session import (
     RootRequest,
     Session,
     Text,
+    View,
     python_call,
     python_opening,
     python_tracer,
@@ -59,7 +59,7 @@ class TraceRequest(RecordingRequest):
     min_influence: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class CircuitView(BaseModel):
+class CircuitView(View):
     """A circuit: its file's data with what the drawing adds (`headtrace.explorer.page.page_data`)."""
 
     circuit: dict[str, Any]
@@ -119,7 +119,7 @@ NAMED = 3
 """How many exclusive edges describe a family."""
 
 
-class RunPrompt(BaseModel):
+class RunPrompt(View):
     id: str
     text: str
     answer: str | None
@@ -129,7 +129,7 @@ class RunPrompt(BaseModel):
     labels: dict[str, Any]
 
 
-class RunPage(BaseModel):
+class RunPage(View):
     """Prompts of the run that a search found."""
 
     found: int
@@ -137,7 +137,7 @@ class RunPage(BaseModel):
     prompts: list[RunPrompt]
 
 
-class FamilyView(BaseModel):
+class FamilyView(View):
     family: int
     size: int
     representative: str
@@ -145,7 +145,7 @@ class FamilyView(BaseModel):
     """Edges that its circuits have and others do not, in a line."""
 
 
-class RunMap(BaseModel):
+class RunMap(View):
     """The cluster map: circuits in the order of the clustering tree, and their pairwise distances (0: equal, 1: nothing
     in common). Of a large run, a sample that has all representatives."""
 
@@ -159,7 +159,7 @@ class RunMap(BaseModel):
 
 
 class RunSource:
-    """One run. Families and the map are computed once, by the first thread that needs them.
+    """One run. Families and the map are computed once, when they are first needed.
 
     >>> import headtrace, tempfile
     >>> names = [("Mary", "John"), ("Anna", "Mark"), ("Tom", "Kate")]
@@ -167,14 +167,13 @@ class RunSource:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = headtrace.run("builtin", texts, out=folder, top_k=1)
     ...     source = RunSource(folder)
-    ...     found, shown = source.prompts("anna", None, 0, 10), source.map()
+    ...     found, shown = source.prompts("anna", None, 0, 10), source.map
     >>> found.found, found.prompts[0].text[:13], shown.size, shown.families[0].size
     (1, 'When Anna and', 3, 3)
     """
 
     def __init__(self, place: str | Path) -> None:
         self.place, self.run = str(place), open_run(str(place))
-        self._lock = RLock()
 
     @property
     def name(self) -> str:
@@ -184,8 +183,8 @@ class RunSource:
     def prompts(self, search: str, family: int | None, offset: int, limit: int) -> RunPage:
         """Prompts in the order of the run whose text, id or labels contain ``search`` (in any case); with ``family``,
         only those of this family (-1: of none)."""
-        families = self._families_by_prompt()
-        rows = [row for row in self._rows() if _matches(row, search.casefold())]
+        families = self._families_by_prompt
+        rows = [row for row in self._rows if _matches(row, search.casefold())]
         if family is not None:
             rows = [row for row in rows if families.get(row["id"], (-1, False))[0] == family]
         page = rows[offset : offset + limit]
@@ -205,43 +204,35 @@ class RunSource:
             prompts.append(prompt)
         return RunPage(found=len(rows), offset=offset, prompts=prompts)
 
-    def map(self) -> RunMap:
-        """The cluster map."""
-        with self._lock:
-            return self._map
-
     def circuit(self, id: str) -> CircuitView:
         """The circuit of a prompt."""
         lines = ["import headtrace", "", f"run = headtrace.open_run({self.place!r})"]
         lines += [f"circuit = run.circuit({id!r})", "print(circuit.summary())"]
         return CircuitView(circuit=page_data(self.run.circuit(id)), python="\n".join(lines))
 
-    def _rows(self) -> list[dict[str, Any]]:
-        with self._lock:
-            return self._table
-
     @cached_property
-    def _table(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         labels = [name for name in self.run.prompts.collect_schema().names() if name.startswith(LABEL)]
         chosen = self.run.prompts.sort("index").select("id", "text", "tokens", *labels)
         return chosen.collect().to_dicts()
-
-    def _families_by_prompt(self) -> Mapping[str, tuple[int, bool]]:
-        """By prompt, its family and whether it represents it; empty where there are too few circuits."""
-        with self._lock:
-            try:
-                families = self._families
-            except InputError:
-                return {}
-            first = set(families.representatives.values())
-            return {id: (family, id in first) for id, family in families.labels.items()}
 
     @cached_property
     def _families(self) -> Families:
         return find_families(self.run)
 
     @cached_property
-    def _map(self) -> RunMap:
+    def _families_by_prompt(self) -> Mapping[str, tuple[int, bool]]:
+        """By prompt, its family and whether it represents it; empty where there are too few circuits."""
+        try:
+            families = self._families
+        except InputError:
+            return {}
+        first = set(families.representatives.values())
+        return {id: (family, id in first) for id, family in families.labels.items()}
+
+    @cached_property
+    def map(self) -> RunMap:
+        """The cluster map."""
         families = self._families
         shown, first = shown_rows(families), families.representatives
         ids, labels = families.population.ids, families.family.tolist()

@@ -15,11 +15,10 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import BaseModel
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.explorer.panels.session import PromptRequest, Session, python_call, python_opening
+from headtrace.explorer.panels.session import PromptRequest, Session, View, python_call, python_opening
 from headtrace.tasks import TASKS, load_task
 from headtrace.vocabulary import head_name
 
@@ -31,7 +30,7 @@ ANSWERS = 10
 """How many of the likeliest next tokens are shown."""
 
 
-class Answer(BaseModel):
+class Answer(View):
     """A next token."""
 
     token: str
@@ -39,7 +38,7 @@ class Answer(BaseModel):
     probability: float
 
 
-class HeadMeasures(BaseModel):
+class HeadMeasures(View):
     """One head on this prompt."""
 
     layer: int
@@ -54,7 +53,7 @@ class HeadMeasures(BaseModel):
     """Destination, source and attention where it attends most, past the first token if the prompt has more."""
 
 
-class RecordingView(BaseModel):
+class RecordingView(View):
     """A recorded prompt. Its patterns are at ``/api/recordings/{id}/patterns``: one byte per attention weight
     (255: all of it), layer by layer, head by head, destination by destination, each with its sources 0 to dest."""
 
@@ -68,7 +67,7 @@ class RecordingView(BaseModel):
     python: str
 
 
-class HeadPattern(BaseModel):
+class HeadPattern(View):
     """All attention of one head: per destination, its sources 0 to dest."""
 
     layer: int
@@ -150,12 +149,12 @@ def head_pattern(session: Session, id: str, layer: int, head: int) -> HeadPatter
 # -- what is served, and prompts to begin with -----------------------------------------------------------------
 
 
-class TaskView(BaseModel):
+class TaskView(View):
     name: str
     description: str
 
 
-class ServedModel(BaseModel):
+class ServedModel(View):
     name: str
     architecture: str
     n_layers: int
@@ -164,7 +163,7 @@ class ServedModel(BaseModel):
     d_head: int
 
 
-class ServerView(BaseModel):
+class ServerView(View):
     """What is served, and within which limits."""
 
     version: str
@@ -176,7 +175,7 @@ class ServerView(BaseModel):
     max_waiting: int
 
 
-class ExampleView(BaseModel):
+class ExampleView(View):
     """A prompt of a task with its answers."""
 
     text: str

@@ -27,6 +27,7 @@ from headtrace.errors import HeadtraceError, InputError
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing import Tracer
 from headtrace.tracing.sweep import Budget
+from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.explorer.panels.circuits import RunSource
@@ -94,6 +95,12 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class View(BaseModel):
+    """An answer, or a part of one, which may be read from an object with attributes of the same names."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
 class PromptRequest(Request):
     """A prompt, as text or as token ids, for one of the models that are served."""
 
@@ -139,10 +146,16 @@ class RootRequest(Request):
 class FiringRequest(Request):
     """A head that attends from a destination to a source."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     layer: Position
     head: Position
     dest: Position
     src: Position
+
+    @property
+    def firing(self) -> Firing:
+        return Firing(self.layer, self.head, self.dest, self.src)
 
 
 # -- recordings ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import Field
 
 from headtrace.errors import InputError
 from headtrace.explorer.panels.session import (
@@ -27,12 +27,13 @@ from headtrace.explorer.panels.session import (
     RecordingRequest,
     RootRequest,
     Session,
+    View,
     python_call,
     python_opening,
     python_tracer,
 )
 from headtrace.tracing.content import moved
-from headtrace.vocabulary import Firing, Kind, head_name
+from headtrace.vocabulary import Kind, head_name
 
 if TYPE_CHECKING:
     from headtrace.interpret import Atlas
@@ -48,17 +49,17 @@ class WhyRequest(RecordingRequest):
     root: RootRequest | None = None
 
 
-class Evidence(BaseModel):
+class Evidence(View):
     """What an atlas or an interpretation says about a channel."""
 
     words: str
-    tokens: list[str] = []
-    examples: list[str] = []
+    tokens: list[str] = Field(default_factory=list)
+    examples: list[str] = Field(default_factory=list)
     p_value: float | None = None
     supported: bool | None = None
 
 
-class ChannelBar(BaseModel):
+class ChannelBar(View):
     """What one channel contributes to the firing's attention logit."""
 
     channel: int
@@ -69,7 +70,7 @@ class ChannelBar(BaseModel):
     evidence: Evidence | None = None
 
 
-class CauseView(BaseModel):
+class CauseView(View):
     """A component without whose signal the head would not attend here."""
 
     name: str
@@ -84,7 +85,7 @@ class CauseView(BaseModel):
     weight: float
 
 
-class SideView(BaseModel):
+class SideView(View):
     """One side of a firing."""
 
     causes: list[CauseView]
@@ -93,7 +94,7 @@ class SideView(BaseModel):
     explained: bool
 
 
-class MovedView(BaseModel):
+class MovedView(View):
     """What the head moved from the source to the destination."""
 
     norm: float
@@ -107,7 +108,7 @@ class MovedView(BaseModel):
     """The unit of the contribution."""
 
 
-class WhyView(BaseModel):
+class WhyView(View):
     """Why a head attends here."""
 
     firing: FiringRequest
@@ -126,9 +127,7 @@ def why(session: Session, request: WhyRequest) -> WhyView:
     """The channels and causes of one firing, what it moved, and what that contributed to a root."""
     recorded = session.clean(request.recording)
     prompt, recording, tracer = recorded.prompt, recorded.recording, session.tracer(recorded.prompt)
-    f = request.firing
-    firing = Firing(f.layer, f.head, f.dest, f.src)
-
+    firing = request.firing.firing
     (causes,) = tracer.trace_firings(recording, [firing])
     terms = tracer.model.decompose(recording, firing)
     root, subject = None, recording
@@ -137,34 +136,21 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         root, subject = question.root, session.subject(recorded, question)
     written = moved(subject, firing, root)
 
-    evidence = session.atlas if prompt.model == 0 else None
     tokens = recording.tokens()
+    channels = [ChannelBar.model_validate(term) for term in terms.top(len(terms.terms))]
+    if session.atlas is not None and prompt.model == 0:
+        for bar in channels:
+            bar.evidence = session.atlas.channel(firing.layer, firing.head, bar.channel)
     return WhyView(
         firing=request.firing,
         attention=terms.attention,
         threshold=causes.threshold or 0.0,
         logit=terms.logit,
-        channels=[
-            ChannelBar(
-                channel=term.channel,
-                term=term.term,
-                relative_term=term.relative_term,
-                singular_value=term.singular_value,
-                in_signal_set=term.in_signal_set,
-                evidence=None if evidence is None else evidence.channel(f.layer, f.head, term.channel),
-            )
-            for term in terms.top(len(terms.terms))
-        ],
+        channels=channels,
         remainder=terms.remainder,
         query=_side(causes.query, tokens),
         key=_side(causes.key, tokens),
-        moved=MovedView(
-            norm=written.norm,
-            promotes=list(written.promotes),
-            suppresses=list(written.suppresses),
-            contribution=written.contribution,
-            measure=written.measure,
-        ),
+        moved=MovedView.model_validate(written),
         python=_python(tracer, prompt, request),
     )
 
@@ -191,7 +177,7 @@ def _side(side: SideCauses, tokens: tuple[str, ...]) -> SideView:
 
 def _python(tracer: Tracer, prompt: PromptRequest, request: WhyRequest) -> str:
     f, root = request.firing, request.root
-    place = f"L{f.layer}H{f.head}:{f.dest}:{f.src}"
+    place = f"{head_name(f.layer, f.head)}:{f.dest}:{f.src}"
     lines = [*python_opening(tracer.model, prompt), f"tracer = {python_tracer(tracer)}"]
     if root is None:
         lines.append(f"recording = {python_call('model.record', raw='prompt', bos=prompt.bos)}")

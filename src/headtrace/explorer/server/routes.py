@@ -318,7 +318,7 @@ async def run_prompts(
 
 @router.get("/run/map", response_model=RunMap, responses=errors(404))
 async def run_map(request: Request) -> Response:
-    return await computed(request, lambda session: session.run.map())
+    return await computed(request, lambda session: session.run.map)
 
 
 @router.get("/run/circuits/{id:path}", response_model=CircuitView, responses=errors(404))

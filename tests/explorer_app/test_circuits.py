@@ -32,7 +32,7 @@ EventSource.prototype.addEventListener = function (name, ...rest) {
 
 def traced(server, **changes: Any) -> dict[str, Any]:
     """What the server traces, asked for without a browser."""
-    root = {"answer": " Mary", "wrong": " John", "kind": "linear"}
+    root = {"answer": " Mary", "wrong": " John"}
     id = server.about("trace", {"text": IOI}, {"root": root, "paths": "attention", **changes}).json()["id"]
     return next(data for _, name, data in server.events(id) if name == "done")
 

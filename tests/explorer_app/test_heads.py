@@ -11,7 +11,7 @@ from tests.explorer_app.conftest import IOI
 
 pytestmark = pytest.mark.browser
 
-ROOT = {"answer": " Mary", "wrong": " John", "kind": "linear"}
+ROOT = {"answer": " Mary", "wrong": " John"}
 
 
 def test_a_typed_prompt_shows_its_tokens_its_answers_and_every_head(explorer, server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 import headtrace
 from headtrace.explorer.panels.circuits import TraceRequest, trace
@@ -74,6 +75,7 @@ def test_what_a_listener_raises_ends_the_trace_and_leaves_the_model_as_it_was(de
         {"paths": "attention"},
         {"paths": "complete"},
         {"paths": "attention", "method": "acc", "max_firings": 3},
+        {"paths": "attention", "options": {"tau": 0.3}},
         {"paths": "complete", "min_influence": 0.1},
     ],
 )
@@ -82,3 +84,11 @@ def test_the_python_lines_trace_the_same_circuit(session, recorded, root, run_li
     view, circuit = trace(session, recorded.prompt, request)
     assert run_lines(view.python)["circuit"] == circuit
     assert [node["name"] for node in view.circuit["nodes"]] == [node.name for node in circuit.nodes]
+
+
+@pytest.mark.parametrize("options", [{"method": "none"}, {"options": {"taw": 1}}, {"options": {"tau": 2}}])
+def test_a_method_or_option_that_does_not_exist_is_refused_before_anything_runs(
+    recorded, root, options
+) -> None:
+    with pytest.raises(ValidationError, match=r"none|taw|tau"):
+        TraceRequest(recording=recorded.id, root=root, **options)

@@ -28,7 +28,7 @@ export const promptOf = ({ text, model }) => ({ text, model });
 export function rootOf({ answer, wrong }, { answers }) {
   if (!answer) return null;
   const meant = (text) => answers.find(({ token }) => token === text)?.id ?? text;
-  return wrong ? { answer: meant(answer), wrong: meant(wrong), kind: "linear" } : { answer: meant(answer), kind: "probability" };
+  return wrong ? { answer: meant(answer), wrong: meant(wrong) } : { answer: meant(answer) };
 }
 
 /**

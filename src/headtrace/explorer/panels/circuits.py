@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.cluster.hierarchy import leaves_list
 
 from headtrace.errors import InputError
@@ -39,7 +39,7 @@ from headtrace.families import find_families
 from headtrace.families.clustering import square
 from headtrace.families.population import LABEL
 from headtrace.runs import open_run
-from headtrace.tracing import Tracer
+from headtrace.tracing import METHODS, Tracer, make_method
 from headtrace.tracing.complete import Paths
 
 if TYPE_CHECKING:
@@ -54,9 +54,16 @@ class TraceRequest(RecordingRequest):
     root: RootRequest
     paths: Paths = "complete"
     counterfactual: Text | None = None
-    method: Literal["acc++", "acc", "svt"] = "acc++"
+    method: Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})] = "acc++"
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Options of the method, such as ``tau``."""
     max_firings: Annotated[int, Field(ge=1, le=10_000)] | None = None
     min_influence: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _known_method(self) -> TraceRequest:
+        make_method(self.method, **self.options)
+        return self
 
 
 class CircuitView(View):
@@ -96,16 +103,13 @@ def trace(
 
 def _tracer(tracer: Tracer, request: TraceRequest) -> Tracer:
     """A tracer with the method and budget of a request, which shares the session's composed weights."""
-    if request.method == tracer.method.name and request.max_firings is request.min_influence is None:
-        return tracer
+    usual = tracer.settings
     found = Tracer(
         tracer.model,
-        method=tracer.method if request.method == tracer.method.name else request.method,
-        max_firings=request.max_firings or tracer.settings["max_firings"],
-        min_influence=tracer.settings["min_influence"]
-        if request.min_influence is None
-        else request.min_influence,
-        patterns=tracer.settings["patterns"],
+        method=make_method(request.method, **request.options),
+        max_firings=request.max_firings or usual["max_firings"],
+        min_influence=usual["min_influence"] if request.min_influence is None else request.min_influence,
+        patterns=usual["patterns"],
     )
     found.composer = tracer.composer
     return found

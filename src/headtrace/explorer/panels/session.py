@@ -18,13 +18,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.models.frozen import CONTENT_FIELDS
+from headtrace.roots import ROOTS
 from headtrace.tracing import Tracer
 from headtrace.tracing.sweep import Budget
 from headtrace.vocabulary import Firing
@@ -130,12 +131,16 @@ class RecordingRequest(Request):
     """The id that ``/api/record`` returned for the prompt."""
 
 
+_ANSWER_ROOTS: list[Any] = [name for name, root in ROOTS.items() if "answer" in root.options]
+
+
 class RootRequest(Request):
-    """What is explained: the logit difference of two answers (``linear``), or the likelihood of an answer."""
+    """What is explained: the logit difference of two answers, or the likelihood of one; ``kind`` chooses another root
+    that takes answers."""
 
     answer: Token | Annotated[list[Token], Field(min_length=1, max_length=50)]
     wrong: Token | Annotated[list[Token], Field(min_length=1, max_length=50)] | None = None
-    kind: Literal["linear", "probability"] | None = None
+    kind: Annotated[str, Field(json_schema_extra={"enum": _ANSWER_ROOTS})] | None = None
 
     @property
     def options(self) -> dict[str, Any]:

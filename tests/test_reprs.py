@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import headtrace
-from headtrace.channels.decomposition import decompose_all
+from headtrace.channels.terms import decompose_all
 from tests.conftest import IOI
 
 EVIL = "<img src=x onerror=alert(1)>\u202e</td>\x00"

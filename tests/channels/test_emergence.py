@@ -10,8 +10,7 @@ import torch
 
 import headtrace
 from headtrace.channels import decompose
-from headtrace.channels.cases import Case, read_cases
-from headtrace.channels.emergence import emergence, step_of, strongest_cases
+from headtrace.channels.emergence import Case, emergence, read_cases, step_of, strongest_cases
 from headtrace.errors import InputError
 from headtrace.figures.channels import plot_decomposition, plot_early_and_late
 from headtrace.models.identities import tolerance_for

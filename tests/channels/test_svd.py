@@ -134,14 +134,14 @@ def test_weights_that_are_not_finite_are_named() -> None:
 
 def test_the_cache_is_keyed_by_the_layers_weights_and_survives_damage(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("headtrace.channels.on_demand.KEPT_FROM_NUMBERS", 0)
+    monkeypatch.setattr("headtrace.channels.svd.KEPT_FROM_NUMBERS", 0)
     model = tiny_model("llama")
     made = model_channels(model).singular_values
     files = sorted(tmp_path.rglob("*.safetensors"))
     assert len(files) == model.n_layers
 
     with monkeypatch.context() as patched:  # read, not made again
-        patched.setattr("headtrace.channels.on_demand.heads_svd", None)
+        patched.setattr("headtrace.channels.svd.heads_svd", None)
         assert torch.equal(model_channels(model).singular_values, made)
 
     file = files[0]
@@ -163,7 +163,7 @@ def test_heads_are_decomposed_when_they_are_asked_for_and_are_those_of_all(
     name, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("headtrace.channels.on_demand.KEPT_FROM_NUMBERS", 0)
+    monkeypatch.setattr("headtrace.channels.svd.KEPT_FROM_NUMBERS", 0)
     model = tiny_model(name)
     channels, whole = model_channels(model, dtype=torch.float64), decompose_model(model)
     some = channels.at(torch.tensor([1, 3]), torch.tensor([2, 0]))
@@ -180,7 +180,7 @@ def test_when_many_heads_of_a_layer_were_asked_for_the_rest_follows_in_the_backg
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("headtrace.channels.on_demand.KEPT_FROM_NUMBERS", 0)
+    monkeypatch.setattr("headtrace.channels.svd.KEPT_FROM_NUMBERS", 0)
     model = tiny_model("llama")
     channels = model_channels(model)
     channels.at(0, 1)

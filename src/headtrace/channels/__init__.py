@@ -1,7 +1,5 @@
 """Channels: the SVD of a head's query-key form, what it says about one firing, sparsity and its controls."""
 
-from headtrace.channels.decomposition import ChannelTerm, Decomposition, decompose, decompose_all
-from headtrace.channels.on_demand import ModelChannels, model_channels
 from headtrace.channels.sparsity import (
     RotationControl,
     rotation_control,
@@ -10,12 +8,22 @@ from headtrace.channels.sparsity import (
 from headtrace.channels.svd import (
     HeadChannels,
     HeadSVD,
+    ModelChannels,
     condition_numbers,
     decompose_model,
     layer_svd,
+    model_channels,
     svd_heads,
 )
-from headtrace.channels.terms import FiringTerms, firing_places, terms_of
+from headtrace.channels.terms import (
+    ChannelTerm,
+    Decomposition,
+    FiringTerms,
+    decompose,
+    decompose_all,
+    firing_places,
+    terms_of,
+)
 from headtrace.sparseness import n_recon, sparseness
 
 __all__ = [

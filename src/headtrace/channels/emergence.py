@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -25,10 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headtrace.channels.cases import Case
 from headtrace.channels.sparsity import CONTROLS, random_rotations, rotated_terms
 from headtrace.channels.terms import FiringTerms, terms_of
 from headtrace.errors import InputError
+from headtrace.lines import Record, prompt_of, read_lines
 from headtrace.prompts import as_prompts
 from headtrace.vocabulary import Firing, Prompt
 
@@ -41,6 +42,33 @@ MEASURES = {"sparseness": ("true", "basis", "spectrum"), "n_recon": ("true", "ba
 """In which bases each is measured: the singular one, rotated ones of the same logit, rotated heads of the
 same spectrum. Those have another logit, often a small one, which few terms reach: ``n_recon`` would not
 compare."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head and a token pair of a prompt, to be followed through training."""
+
+    prompt: str | tuple[int, ...]
+    firing: Firing
+    name: str = ""
+    """What the head does, if known: shown in figures."""
+
+
+def read_cases(path: str | Path) -> list[Case]:
+    """Read firings from JSONL: ``{"text": ..., "firing": "L9H6:14:3"}`` or ``{"tokens": ...``.
+
+    A line that cannot be used is an error: what is followed through training should be what was asked for.
+    """
+    return read_lines(path, _case, what="firings", strict=True).values
+
+
+def _case(record: Record, where: str) -> Case:
+    prompt = prompt_of(record, where)
+    try:
+        firing = Firing.parse(str(record.get("firing", "")))
+    except InputError as error:
+        raise InputError(f"{where}, field 'firing': {error}") from error
+    return Case(prompt, firing, str(record.get("name", "")))
 
 
 @dataclass(frozen=True, eq=False)

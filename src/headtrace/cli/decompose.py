@@ -98,8 +98,7 @@ def _strongest(recording: Recording, top: int, bias: Bias) -> list[Decomposition
     """Each head's strongest firing past the first token, the strongest heads first, decomposed together."""
     import torch
 
-    from headtrace.channels.decomposition import decomposition_of
-    from headtrace.channels.terms import terms_of
+    from headtrace.channels.terms import decomposition_of, terms_of
 
     firings = [f for f, _ in sorted(recording.strongest_firings(), key=lambda pair: -pair[1])[:top]]
     places = torch.tensor(

@@ -76,8 +76,7 @@ def emerge(
             "Say what to follow: a file with --firings, or prompts with -p (or --tokens) to take the "
             "strongest firings of."
         )
-    from headtrace.channels.cases import read_cases
-    from headtrace.channels.emergence import emergence, strongest_cases
+    from headtrace.channels.emergence import emergence, read_cases, strongest_cases
 
     if firings is not None:
         cases = read_cases(firings)

@@ -80,7 +80,9 @@ class PromptTrace:
         ]
         shares = spread([(side, cause.weight) for side, cause in causes])
         whole = self.influence[found.site]
-        passed = [(side, cause, whole * share) for (side, cause), share in zip(causes, shares, strict=True)]
+        passed: list[tuple[Side, Cause, float]] = [
+            (side, cause, whole * share) for (side, cause), share in zip(causes, shares, strict=True)
+        ]
         for _, cause, influence in passed:
             self.influence[cause.site] += influence
         return passed

@@ -66,7 +66,7 @@ def test_what_a_listener_raises_ends_the_trace_and_leaves_the_model_as_it_was(de
     assert hf.config._attn_implementation == how
     assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in hf.modules()) == hooks
     assert tracer.trace(ids, answer, wrong, paths=paths) == whole
-    assert not getattr(tracer.model._inside, "assumed", False)
+    assert not getattr(tracer.model._thread, "assumed", False)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_the_identities_are_exact_in_float64(name: str) -> None:
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_a_model_that_computes_in_float32_whatever_its_dtype_is_refused_in_float64(name: str) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"turn queries and keys in float32.*Load the model in float32"
+        UnsupportedModelError, match=r"rotate queries and keys in float32.*Load the model in float32"
     ):
         headtrace.load(tiny_hf(name, dtype=torch.float64))
 

@@ -197,7 +197,7 @@ def test_an_edit_that_cannot_be_seen_needs_to_be_said() -> None:
     def unseen(place) -> bool:
         kept = float(weight.data[place])
         weight.data[place] = kept + 1
-        same = watcher.holds()
+        same = watcher.unchanged()
         weight.data[place] = kept
         return same
 
@@ -224,7 +224,7 @@ def test_looking_costs_far_less_than_a_millisecond_for_300_parameters() -> None:
 
     def took() -> float:
         start = time.perf_counter()
-        assert all(watcher.holds() for _ in range(20))
+        assert all(watcher.unchanged() for _ in range(20))
         return (time.perf_counter() - start) / 20
 
     assert min(took() for _ in range(10)) < 1e-3
@@ -233,7 +233,7 @@ def test_looking_costs_far_less_than_a_millisecond_for_300_parameters() -> None:
 def test_while_assumed_unchanged_the_weights_are_looked_at_once(monkeypatch) -> None:
     model = tiny_model("llama")
     looks = []
-    monkeypatch.setattr(Watcher, "holds", lambda self: looks.append(self) or True)
+    monkeypatch.setattr(Watcher, "unchanged", lambda self: looks.append(self) or True)
     with model.assume_weights_unchanged(), model.assume_weights_unchanged():
         for _ in range(5):
             model.weights  # noqa: B018

@@ -176,7 +176,7 @@ class Changes(Observer):
         copies = torch.tensor([copy for copy, _ in group], device=self.model.device)
         return Replaced(group[0][1].source, copies, shares)
 
-    def wants(self, place: str) -> bool:
+    def watches(self, place: str) -> bool:
         return self._places.get(place, False)
 
     @cached_property

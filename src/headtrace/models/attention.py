@@ -1,10 +1,11 @@
 """The attention function that transformers calls while headtrace runs a model, registered under ``headtrace``.
 
-Every layer's queries, keys and values pass through it after biases, QK-norm and rotary positions, together with
-the mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by operation (in
-a model of half precision, scores stay in float32, as they do in the fused kernels that such models run with: only what
-goes in and what comes out is rounded), and shows each call to the observer of the pass, which may change the scores of
-one head at one destination, even where heads share keys. `headtrace.models.forward` is where a pass is begun and ended.
+Every layer's queries, keys and values pass through it after biases, QK-norm and rotary positions, together with the
+mask, the scale and the softcap. It computes what transformers' eager attention computes, operation by operation (in a
+model of half precision, scores stay in float32, as in the fused kernels that such models run with: only inputs and
+outputs are rounded), and shows each call to the observers of the pass, which may change the scores of one head at one
+destination, even where heads share keys. Modules that do not use transformers' ``AttentionInterface`` are brought to
+the same function. `headtrace.models.forward` begins and ends a pass.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,34 +33,44 @@ from headtrace.models.observer import AttentionCall, Observer
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
-
 NAME = "headtrace"
 SCORES_AT_ONCE = 16_000_000
-"""Attention scores that are made at once for long prompts (64 MB in float32)."""
+"""Attention scores that are computed at once for long prompts (64 MB in float32)."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who watches the attention of the pass that runs in this thread."""
+    """The observers of the pass that runs in this thread."""
 
-    observers: tuple[Observer, ...]
-    head_order: Int[Tensor, " d_head"] | None
+    observers: tuple[Observer, ...] = ()
+    head_order: Int[Tensor, " d_head"] | None = None
     """The order in which observers see a head's dimensions, where it is not the model's own."""
     home: torch.device | None = None
     """Where observers have their tensors, and so where attention that they watch is computed."""
     queries: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """By layer, what attends in the place of the model's own queries or keys; used once."""
+    """By layer, queries or keys to use instead of the model's own; each is used once."""
 
     def device(self, layer: torch.device) -> torch.device:
-        """Where a layer attends: where it is, unless somebody watches from elsewhere."""
+        """Where a layer attends: on its own device, unless an observer watches from another one."""
         watched = any(not observer.takes_rows() or observer.needs_rows() for observer in self.observers)
         return self.home if watched and self.home is not None else layer
+
+    def by_rows(self, n_scores: int) -> bool:
+        """Whether attention is computed some rows at a time: an observer needs it, or there are many scores."""
+        if any(observer.needs_rows() for observer in self.observers):
+            if not all(observer.needs_rows() or observer.takes_rows() for observer in self.observers):
+                raise HeadtraceError(
+                    "A pass whose patterns are not kept shows attention some rows at a time, and an observer of this "
+                    'one changes or reads it as a whole. Record with patterns="keep".'
+                )
+            return True
+        return n_scores > 2 * SCORES_AT_ONCE and all(observer.takes_rows() for observer in self.observers)
 
 
 @dataclass
 class Rereading:
-    """Attention that is called only for the queries and keys that it would be called with."""
+    """The queries and keys of an attention module that was called only to read them."""
 
     query: Tensor | None = None
     key: Tensor | None = None
@@ -70,7 +82,7 @@ _rereading: ContextVar[Rereading | None] = ContextVar("headtrace_rereading", def
 
 @contextmanager
 def rereading() -> Generator[Rereading]:
-    """Inside, attention modules attend to nothing: they only show the queries and keys of what they are given."""
+    """Inside, attention modules do not attend: they only report the queries and keys of what they are given."""
     found = Rereading()
     before = _rereading.set(found)
     try:
@@ -107,7 +119,7 @@ def per_query_head(
 
 
 def attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -117,7 +129,7 @@ def attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Eager attention, with a place to look and to act. The signature is the one transformers calls."""
+    """Eager attention that observers can watch and change. The signature is the one transformers calls."""
     if s_aux is not None:
         raise UnsupportedModelError(
             "The model's heads attend to learned sinks that are no tokens, so that attention does not sum to one. That "
@@ -127,62 +139,57 @@ def attention(
     if only_read is not None:
         only_read.query, only_read.key = query, key
         return torch.zeros_like(query).transpose(1, 2).contiguous(), query
-    watch = watching.get() or Watch((), None)
-    layer: int = module.layer_idx  # type: ignore[assignment]
+
+    watch, layer = watching.get() or Watch(), module.layer_idx
     query, key = watch.queries.pop(layer, query), watch.keys.pop(layer, key)
+    own_dtype, own_device = query.dtype, query.device
+    device, wide = watch.device(own_device), compute_dtype(own_dtype)
+    query, key, value = (tensor.to(device, wide) for tensor in (query, key, value))
+    mask = None if attention_mask is None else attention_mask.to(device)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    order = slice(None) if watch.head_order is None else watch.head_order.to(device)
+    call = AttentionCall(layer, query[..., order], key[..., order], value, mask, scale, softcap)
+
     n_heads = query.shape[1]
-    own, wide, where = query.dtype, compute_dtype(query.dtype), query.device
-    here = watch.device(where)
-    query, key, value = (tensor.to(here, wide) for tensor in (query, key, value))
-    attention_mask = None if attention_mask is None else attention_mask.to(here)
-    order = None if watch.head_order is None else watch.head_order.to(here)
-    seen = (query, key) if order is None else (query[..., order], key[..., order])
-    call = AttentionCall(layer, *seen, value, attention_mask, scale, softcap)
-    needed = any(observer.needs_rows() for observer in watch.observers)
-    if needed and not all(o.needs_rows() or o.takes_rows() for o in watch.observers):
-        raise HeadtraceError(
-            "A pass whose patterns are not kept shows attention some rows at a time, and an observer of this one "
-            'changes or reads it as a whole. Record with patterns="keep".'
-        )
-    if needed or (_many(query, key) and all(observer.takes_rows() for observer in watch.observers)):
-        output = _by_rows(call, query, key, value.to(own), watch.observers)
-        for observer in watch.observers:
-            observer.rows_seen(call)
-        return output.transpose(1, 2).contiguous().to(where, own), None
-    scores = torch.matmul(query, per_query_head(key, n_heads).transpose(2, 3)).mul_(scale)
-    for observer in watch.observers:
+    keys, values = per_query_head(key, n_heads).transpose(2, 3), per_query_head(value.to(own_dtype), n_heads)
+    n_scores = 0 if query.requires_grad else query.shape[:3].numel() * key.shape[2]
+    if watch.by_rows(n_scores):
+        output, pattern = _attend_by_rows(call, query, keys, values, watch.observers), None
+    else:
+        output, pattern = _attend_at_once(call, query, keys, values, watch.observers)
+    return output.transpose(1, 2).contiguous().to(own_device, own_dtype), pattern
+
+
+def _attend_at_once(
+    call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, observers: tuple[Observer, ...]
+) -> tuple[Float[Tensor, "batch head dest d_head"], Float[Tensor, "batch head dest src"]]:
+    """Attention with every observer's changes: of the scores, and of what is made of the pattern."""
+    scores = torch.matmul(query, keys).mul_(call.scale)
+    for observer in observers:
         observer.edit_scores(call, scores)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_()
+    if call.softcap is not None:
+        scores = scores.div_(call.softcap).tanh_()
         # The slope of tanh is computed from its value, which must not change where gradients are wanted.
-        scores = scores * softcap if scores.requires_grad else scores.mul_(softcap)
-    if attention_mask is not None:
-        scores = scores.add_(attention_mask)
-    buffer = _first(observer.pattern_buffer(call) for observer in watch.observers)
+        scores = scores * call.softcap if scores.requires_grad else scores.mul_(call.softcap)
+    if call.mask is not None:
+        scores = scores.add_(call.mask)
+    buffer = _first(observer.pattern_buffer(call) for observer in observers)
     # transformers computes the softmax in float32 whatever the model's dtype; a float64 model keeps float64 here.
     pattern = torch.softmax(scores, dim=-1) if buffer is None else torch.softmax(scores, dim=-1, out=buffer)
-    output = _first(observer.mix(call, pattern) for observer in watch.observers)
+    output = _first(observer.mix(call, pattern) for observer in observers)
     if output is None:
-        output = torch.matmul(pattern.to(own), per_query_head(value.to(own), n_heads))
-    for observer in watch.observers:
+        output = torch.matmul(pattern.to(values.dtype), values)
+    for observer in observers:
         observer.see(call, pattern)
-    return output.transpose(1, 2).contiguous().to(where, own), pattern
+    return output, pattern
 
 
-def _many(query: Tensor, key: Tensor) -> bool:
-    """Whether scores would be so many that they are better made and used some rows at a time."""
-    batch, n_heads, length, _ = query.shape
-    return not query.requires_grad and batch * n_heads * length * key.shape[2] > 2 * SCORES_AT_ONCE
-
-
-def _by_rows(
-    call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, observers: tuple[Observer, ...]
+def _attend_by_rows(
+    call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor, observers: tuple[Observer, ...]
 ) -> Float[Tensor, "batch head dest d_head"]:
     """The same attention, some destinations at a time: no tensor has all pairs of tokens."""
     batch, n_heads, length, _ = query.shape
-    keys, values = per_query_head(key, n_heads).transpose(2, 3), per_query_head(value, n_heads)
-    step = max(1, SCORES_AT_ONCE // (batch * n_heads * key.shape[2]))
+    step = max(1, SCORES_AT_ONCE // (batch * n_heads * keys.shape[-1]))
     output = values.new_empty(batch, n_heads, length, values.shape[-1])
     for first in range(0, length, step):
         rows = slice(first, first + step)
@@ -193,6 +200,8 @@ def _by_rows(
         output[:, :, rows] = torch.matmul(pattern.to(values.dtype), values)
         for observer in observers:
             observer.see_rows(call, first, logits, pattern)
+    for observer in observers:
+        observer.rows_seen(call)
     return output
 
 
@@ -203,61 +212,56 @@ def _first(offers: Iterable[Tensor | None]) -> Tensor | None:
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, eager_mask)
 
+# -- modules that attend by themselves -----------------------------------------------------------------------
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def attend_by_hand(model: Model, own: OwnAttention, stack: ExitStack) -> None:
-    """Until the stack is left, the attention modules of a model attend through headtrace's function."""
+def replace_own_attention(model: Model, own: OwnAttention, stack: ExitStack) -> None:
+    """Until the stack is left, attention modules that do not use ``AttentionInterface`` attend through `attention`.
+
+    The module's own projections, rotary positions and output stay; only the step from queries, keys and values to a
+    mixture of values is replaced.
+    """
     for index, layer in enumerate(model.layers):
         module = layer.get_submodule(model.architecture.attention)
-        attend = _attend(module, index, own)
-        name = own.method or "forward"
-        stack.callback(_put_back, module, name, module.__dict__.get(name))
-        setattr(module, name, attend if own.method else _calling(module.forward, attend))
+        attend, name = _attend_as(module, index, own), own.method or "forward"
+        stack.callback(_restore, module, name, module.__dict__.get(name))
+        setattr(module, name, attend if own.method else _with_attention(module.forward, attend))
 
 
-def _put_back(module: nn.Module, name: str, before: Any) -> None:
-    """What a module had under a name of its own (some libraries wrap forward methods), or nothing."""
+def _restore(module: nn.Module, name: str, before: Any) -> None:
+    """Undo what was set on a module: what it had under that name (some libraries wrap ``forward``), or nothing."""
     module.__dict__.pop(name, None)
     if before is not None:
         setattr(module, name, before)
 
 
-class _Layer(nn.Module):
-    """Says which layer attends, for modules that do not."""
+def _attend_as(module: nn.Module, layer: int, own: OwnAttention) -> Attend:
+    """A method for an attention module that calls `attention` as that layer."""
 
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self.layer_idx = layer
-
-
-def _attend(module: nn.Module, layer: int, own: OwnAttention) -> Attend:
-    place = _Layer(layer)
+    def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor, Tensor | None]:
-        mask = _additive(mask, query)
+        mask = additive(mask, query.dtype)
         if own.window is not None:
             n, m = query.shape[-2], key.shape[-2]
-            window = _additive(own.window(module)[:, :, m - n : m, :m], query)
+            window = additive(own.window(module)[:, :, m - n : m, :m], query.dtype)
             mask = window if mask is None else torch.minimum(mask, window)  # type: ignore[arg-type]
+        place = SimpleNamespace(layer_idx=layer)
         mixed, pattern = attention(place, query, key, value, mask, scaling=own.scale)
         return mixed.transpose(1, 2), pattern
 
     return attend
 
 
-def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """A mask to add to scores, from one that says which keys are visible."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, torch.finfo(like.dtype).min)
-
-
-class _Instead(TorchFunctionMode):
-    """Inside, PyTorch's attention is headtrace's."""
+class _ReplaceScaledDotProduct(TorchFunctionMode):
+    """Inside, PyTorch's ``scaled_dot_product_attention`` is headtrace's."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -273,9 +277,9 @@ class _Instead(TorchFunctionMode):
         return self.attend(query, key, value, kwargs.get("attn_mask"))[0]
 
 
-def _calling(forward: Callable[..., Any], attend: Attend) -> Callable[..., Any]:
+def _with_attention(forward: Callable[..., Any], attend: Attend) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Instead(attend):
+        with _ReplaceScaledDotProduct(attend):
             return forward(*args, **kwargs)
 
     return run

@@ -14,7 +14,8 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +28,7 @@ from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError, UnsupportedModelError
 from headtrace.models.architectures import HOW_TO_ADD, find_architecture
 from headtrace.models.checks import check_parameters
-from headtrace.models.devices import available_bytes
+from headtrace.models.devices import available_bytes, dtype_name
 from headtrace.tables import human
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -36,7 +37,7 @@ LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST_LABELS = 1_000_000
 MOST_TENSORS = 100_000
 """More than any model has: what a config may promise before the files that hold them are there."""
-FLOATS = ("F64", "F32", "F16", "BF16")
+SAVED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 RECOMPUTED: dict[str, Callable[[tuple[int, ...]], bool]] = {
     r"(^|\.)rotary_emb\.inv_freq$": lambda shape: len(shape) == 1,
     r"(^|\.)\w*att(entio)?n\.masked_bias$": lambda shape: shape in ((), (1,)),
@@ -75,17 +76,17 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, dtype: torch.dtype, *, in_memory: bool = True) -> Checkpoint:
-    """Look a folder over: InputError with the reason if it cannot be, or is not, the model that its config says.
+    """Check a folder without reading weights; InputError says why it is not the model that its config describes.
 
-    A model that goes as a whole into this machine's memory (``in_memory``) must fit there.
+    A model that goes into this machine's memory as a whole (``in_memory``) must fit there.
     """
-    _read_facts(folder)
+    _config_json(folder)
     headers = read_headers(folder)
     config = read_config(folder, len(headers))
     needed = _check_sizes(folder, config, headers) * torch.finfo(dtype).bits // 8
     if in_memory and needed > available_bytes():
         raise OutOfMemoryError(
-            f"The model in {str(folder)!r} needs about {human(needed)} in {str(dtype).removeprefix('torch.')}, and "
+            f"The model in {str(folder)!r} needs about {human(needed)} in {dtype_name(dtype)}, and "
             f"{human(available_bytes())} is available. Use a machine with more memory, a smaller model, or "
             "device_map='auto' to leave some of its weights on disk."
         )
@@ -94,19 +95,19 @@ def open_checkpoint(folder: Path, dtype: torch.dtype, *, in_memory: bool = True)
 
 def read_config(folder: Path, n_tensors: int = MOST_TENSORS) -> Any:
     """The folder's config, of an architecture that is supported; no weights need to be there."""
-    facts = _read_facts(folder)
-    _check_layers(folder, facts, n_tensors)
-    _check_code(folder, facts)
-    try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except Exception as error:
-        raise _bad_config(folder, error) from error
-    find_architecture(config)
-    return config
-
-
-def _check_code(folder: Path, facts: Mapping[str, Any]) -> None:
-    """A model that exists only as code in its repository; where transformers has its own, that one is used."""
+    facts = _config_json(folder)
+    # Before transformers makes lists of that length: every layer has at least one tensor.
+    labels = facts.get("num_labels")
+    if isinstance(labels, (int, float)) and labels > MOST_LABELS:
+        raise InputError(f"config.json of {str(folder)!r} says num_labels = {labels}. Is the file damaged?")
+    for key in LAYER_COUNTS:
+        value = facts.get(key)
+        if isinstance(value, (int, float)) and value > n_tensors:
+            raise InputError(
+                f"config.json of {str(folder)!r} says {key} = {value}, but the weights files hold {n_tensors} tensors "
+                "in all. The config does not belong to these weights."
+            )
+    # A model that exists only as code in its repository; where transformers has its own, that one is used.
     if facts.get("auto_map") and facts.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"The model in {str(folder)!r} ({facts.get('model_type')!r}) runs only with code of its own repository "
@@ -114,9 +115,12 @@ def _check_code(folder: Path, facts: Mapping[str, Any]) -> None:
             f"architecture transformers has itself: `headtrace models` lists those that headtrace knows, and "
             f"{HOW_TO_ADD} explains how to add one."
         )
-
-
-SAVED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+    try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise _bad_config(folder, error) from error
+    find_architecture(config)
+    return config
 
 
 def saved_dtype(folder: Path) -> torch.dtype:
@@ -128,7 +132,7 @@ def saved_dtype(folder: Path) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
+def _config_json(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         gguf = sorted(file.name for file in folder.glob("*.gguf"))
@@ -175,7 +179,16 @@ def read_headers(folder: Path) -> dict[str, Header]:
     """Name, type and shape of every tensor in the folder's safetensors files; no tensor is read."""
     headers: dict[str, Header] = {}
     for name in weight_files(folder):
-        found = _file_header(folder / name)
+        path = folder / name
+        try:
+            with safe_open(path, "pt") as file:
+                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+                found = {key: Header(s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
+        except (OSError, SafetensorError, ValueError) as error:
+            raise InputError(
+                f"The weights file {str(path)!r} cannot be read: {error}. It is damaged or cut short: fetch or save it "
+                "again."
+            ) from error
         twice = sorted(headers.keys() & found.keys())
         if twice:
             raise InputError(
@@ -194,15 +207,15 @@ def weight_files(folder: Path) -> list[str]:
         if pickled:
             raise pickled_weights(str(folder), pickled[0])
         raise InputError(f"The folder {str(folder)!r} has no weights: expected {WEIGHTS} or {INDEX}.")
-    files = sorted(set(indexed_files(folder / INDEX).values()))
+    files = indexed_files(folder / INDEX)
     absent = [name for name in files if not (folder / name).is_file()]
     if absent:
         raise InputError(f"{INDEX} of {str(folder)!r} names {', '.join(absent)}, which is not there.")
     return files
 
 
-def indexed_files(index: Path) -> dict[str, str]:
-    """Which file each tensor of a sharded model is in."""
+def indexed_files(index: Path) -> list[str]:
+    """The files of a sharded model."""
     found = read_json(index).get("weight_map")
     files: list[Any] = list(found.values()) if isinstance(found, dict) else []
     if not files or any(not isinstance(name, str) for name in files):
@@ -212,7 +225,7 @@ def indexed_files(index: Path) -> dict[str, str]:
             raise InputError(
                 f"{str(index)!r} names the weights file {name!r}: expected a .safetensors file beside it."
             )
-    return found  # type: ignore[return-value]
+    return sorted(set(files))
 
 
 def file_sha256(path: Path) -> str:
@@ -237,37 +250,8 @@ def pickled_weights(where: str, file: str, revision: str | None = None) -> Input
     )
 
 
-def _file_header(path: Path) -> dict[str, Header]:
-    try:
-        with safe_open(path, "pt") as file:
-            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-            return {key: Header(s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(
-            f"The weights file {str(path)!r} cannot be read: {error}. It is damaged or cut short: fetch or "
-            "save it again."
-        ) from error
-
-
-# -- sizes ---------------------------------------------------------------------------------------------------
-
-
-def _check_layers(folder: Path, facts: Mapping[str, Any], n_tensors: int) -> None:
-    """Before transformers makes lists of that length: every layer has at least one tensor."""
-    labels = facts.get("num_labels")
-    if isinstance(labels, (int, float)) and labels > MOST_LABELS:
-        raise InputError(f"config.json of {str(folder)!r} says num_labels = {labels}. Is the file damaged?")
-    for key in LAYER_COUNTS:
-        value = facts.get(key)
-        if isinstance(value, (int, float)) and value > n_tensors:
-            raise InputError(
-                f"config.json of {str(folder)!r} says {key} = {value}, but the weights files hold {n_tensors} tensors "
-                "in all. The config does not belong to these weights."
-            )
-
-
 def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header]) -> int:
-    """Hold a model of shapes only, made from the config, against the headers; how many numbers it has."""
+    """Compare a model of shapes only, made from the config, with the headers; how many numbers it has."""
     try:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -276,26 +260,12 @@ def _check_sizes(folder: Path, config: Any, headers: Mapping[str, Header]) -> in
         buffers = sum(tensor.numel() for tensor in empty.buffers())
     except Exception as error:
         raise _bad_config(folder, error) from error
-    short = names_of(headers, getattr(empty, "base_model_prefix", ""))
-    _compare(folder, expected, {name: headers[key] for name, key in short.items()})
-    wanted, held = sum(map(math.prod, expected.values())), sum(header.size for header in headers.values())
-    if wanted > held:
-        absent = sorted(expected.keys() - short.keys()) or ["(renamed weights)"]
-        raise missing_weights(str(folder), absent)
-    return wanted + buffers
-
-
-def names_of(headers: Iterable[str], prefix: str) -> dict[str, str]:
-    """A file's tensors by the names that the model may use for them: with and without the base model's prefix."""
-    names: dict[str, str] = {}
-    for key in headers:
-        names.setdefault(key.removeprefix(f"{prefix}."), key)
-        names.setdefault(f"{prefix}.{key}", key)
-    return names | {key: key for key in headers}
-
-
-def _compare(folder: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Header]) -> None:
-    """Weights that both sides know have the same shape, and are floating-point numbers."""
+    # A file may name tensors with or without the base model's prefix.
+    found, prefix = dict[str, Header](), getattr(empty, "base_model_prefix", "")
+    for key, header in headers.items():
+        found.setdefault(key.removeprefix(f"{prefix}."), header)
+        found.setdefault(f"{prefix}.{key}", header)
+    found |= headers
     for name in sorted(expected.keys() & found.keys()):
         header = found[name]
         if header.shape != expected[name]:
@@ -303,11 +273,15 @@ def _compare(folder: Path, expected: Mapping[str, tuple[int, ...]], found: Mappi
                 f"config.json of {str(folder)!r} and its weights disagree: {name!r} should have the shape "
                 f"{expected[name]}, and has {header.shape} in the file. The config does not belong to these weights."
             )
-        if header.dtype not in FLOATS:
+        if header.dtype not in SAVED:
             raise InputError(
                 f"The weight {name!r} in {str(folder)!r} is stored as {header.dtype}: expected floating-point numbers "
-                f"({', '.join(FLOATS)}). Is the model quantised? Save it in float32, float16 or bfloat16."
+                f"({', '.join(SAVED)}). Is the model quantised? Save it in float32, float16 or bfloat16."
             )
+    wanted, held = sum(map(math.prod, expected.values())), sum(header.size for header in headers.values())
+    if wanted > held:
+        raise missing_weights(str(folder), sorted(expected.keys() - found.keys()) or ["(renamed weights)"])
+    return wanted + buffers
 
 
 def missing_weights(where: str, absent: Iterable[str]) -> InputError:
@@ -331,148 +305,126 @@ def _listed(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(map(repr, found[:most])) + more
 
 
+# -- GGUF files ------------------------------------------------------------------------------------------------
+
 CONVERSION = 2
 """Conversions of an earlier number are not read: the first ones did not look for weights that are missing."""
-
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9
-COUNTED_BY_TENSORS = (".block_count",)
-BOUNDED_BY_SHAPES = (".embedding_length", ".feed_forward_length")
-COMPUTED = ("rope_freqs.weight",)
+GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+GGUF_STRING, GGUF_ARRAY = 8, 9
+GGUF_COMPUTED = ("rope_freqs.weight",)
 """Tensors of GGUF files that models compute themselves."""
 
 
-@dataclass
-class GGUFHeader:
-    """What stands before the tensors of a GGUF file."""
-
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-
-
-class _Bytes:
-    """Reads numbers and strings from a file, and never more than the file has."""
+class _GGUFHeader:
+    """Metadata (without lists) and shapes of a GGUF file. Never reads more than the file has, however damaged it is."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file, self.size = file, size
+        self.facts: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        if self._take(4) != b"GGUF":
+            raise ValueError("it does not begin like a GGUF file")
+        version = self._number("I")
+        if version not in (2, 3):
+            raise ValueError(f"it has the version {version}: expected 2 or 3, little-endian")
+        n_tensors, n_facts = self._number("Q"), self._number("Q")
+        for _ in range(n_facts):
+            key = self._text()
+            self.facts[key] = self._value(self._number("I"))
+        for _ in range(n_tensors):
+            name, n_axes = self._text(), self._number("I")
+            if n_axes > 8:
+                raise ValueError(f"its tensor {name!r} has {n_axes} axes")
+            self.shapes[name] = tuple(self._number("Q") for _ in range(n_axes))
+            self._take(12)  # type and place
 
-    def take(self, count: int) -> bytes:
+    def _take(self, count: int) -> bytes:
         if count > self.size - self.file.tell():
             raise ValueError(f"it ends after {self.size} bytes, in the middle of its header")
         return self.file.read(count)
 
-    def number(self, code: str) -> Any:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+    def _number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
 
-    def text(self) -> str:
-        return self.take(self.number("Q")).decode("utf-8")
+    def _text(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8")
 
-    def value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self.text()
-        if kind == ARRAY:
-            inner, count = self.number("I"), self.number("Q")
-            if inner in SCALARS:
-                self.take(count * struct.calcsize("<" + SCALARS[inner]))
-            elif inner == STRING:
-                for _ in range(count):  # ends with the file: a string takes eight bytes at least
-                    self.take(self.number("Q"))
-            else:
-                raise ValueError(f"it has a list of an unknown type {inner}")
-            return None  # lists are vocabularies: nothing here needs them
-        if kind not in SCALARS:
+    def _value(self, kind: int) -> Any:
+        if kind == GGUF_STRING:
+            return self._text()
+        if kind in GGUF_NUMBERS:
+            return self._number(GGUF_NUMBERS[kind])
+        if kind != GGUF_ARRAY:
             raise ValueError(f"it has a value of an unknown type {kind}")
-        return self.number(SCALARS[kind])
+        inner, count = self._number("I"), self._number("Q")  # lists are vocabularies: nothing here needs them
+        if inner in GGUF_NUMBERS:
+            self._take(count * struct.calcsize("<" + GGUF_NUMBERS[inner]))
+        elif inner == GGUF_STRING:
+            for _ in range(count):  # ends with the file: a string takes eight bytes at least
+                self._take(self._number("Q"))
+        else:
+            raise ValueError(f"it has a list of an unknown type {inner}")
+        return None
 
-
-def read_header(path: Path) -> GGUFHeader:
-    """Metadata (without lists) and shapes of a GGUF file; InputError if it is damaged or cut short."""
-    header = GGUFHeader()
-    try:
-        with path.open("rb") as file:
-            read = _Bytes(file, path.stat().st_size)
-            if read.take(4) != b"GGUF":
-                raise ValueError("it does not begin like a GGUF file")
-            version = read.number("I")
-            if version not in (2, 3):
-                raise ValueError(f"it has the version {version}: expected 2 or 3, little-endian")
-            n_tensors, n_facts = read.number("Q"), read.number("Q")
-            for _ in range(n_facts):
-                key = read.text()
-                header.facts[key] = read.value(read.number("I"))
-            for _ in range(n_tensors):
-                name, n_axes = read.text(), read.number("I")
-                if n_axes > 8:
-                    raise ValueError(f"its tensor {name!r} has {n_axes} axes")
-                header.shapes[name] = tuple(read.number("Q") for _ in range(n_axes))
-                read.take(12)  # type and place
-    except (OSError, ValueError, struct.error) as error:
-        raise _unreadable(path, str(error)) from error
-    return header
-
-
-def _unreadable(path: Path, reason: str) -> InputError:
-    return InputError(
-        f"The GGUF file {path.name!r} cannot be read: {reason.rstrip('.')}. It is damaged, cut short or of a kind that "
-        "transformers cannot read: fetch it again, or give the model in Hugging Face format."
-    )
-
-
-def _check_gguf_sizes(path: Path, header: GGUFHeader) -> None:
-    """What the metadata promises against the shapes, and the shapes against memory, before a tensor is read."""
-    widest = max((max(shape, default=0) for shape in header.shapes.values()), default=0)
-    limits = {
-        **dict.fromkeys(COUNTED_BY_TENSORS, len(header.shapes)),
-        **dict.fromkeys(BOUNDED_BY_SHAPES, widest),
-    }
-    for key, value in header.facts.items():
-        for ending, most in limits.items():
-            if key.endswith(ending) and isinstance(value, int) and value > most:
-                raise _unreadable(path, f"it says {key} = {value}, and its tensors allow {most} at most")
-    needed = 4 * sum(math.prod(shape) for shape in header.shapes.values())
-    if needed > 8 * 4 * path.stat().st_size:  # no type takes less than a bit per number
-        raise _unreadable(path, f"its tensors would take {human(needed)}, far more than the file holds")
-    if needed > available_bytes():
-        raise OutOfMemoryError(
-            f"The model in {path.name!r} needs about {human(needed)} in float32, and {human(available_bytes())} is "
-            "available. Use a machine with more memory, or a smaller model."
-        )
+    def check(self, file_size: int) -> int:
+        """Compare what the metadata says with the shapes, and these with the file; bytes of all tensors in float32."""
+        widest = max((max(shape, default=0) for shape in self.shapes.values()), default=0)
+        limits = {
+            ".block_count": len(self.shapes),
+            ".embedding_length": widest,
+            ".feed_forward_length": widest,
+        }
+        for key, value in self.facts.items():
+            for ending, most in limits.items():
+                if key.endswith(ending) and isinstance(value, int) and value > most:
+                    raise ValueError(f"it says {key} = {value}, and its tensors allow {most} at most")
+        needed = 4 * sum(math.prod(shape) for shape in self.shapes.values())
+        if needed > 8 * 4 * file_size:  # no type takes less than a bit per number
+            raise ValueError(f"its tensors would take {human(needed)}, far more than the file holds")
+        return needed
 
 
 def converted(path: Path, *, anew: bool = False) -> Path:
-    """A GGUF file as a Hugging Face folder, converted once and kept in the cache (``anew``: even if it is there)."""
-    folder = cache_folder("gguf") / f"{_digest(path)}-{CONVERSION}"
-    if anew:
-        shutil.rmtree(folder, ignore_errors=True)
-    if (folder / "config.json").exists():
-        return folder
-    header = read_header(path)
-    _check_gguf_sizes(path, header)
-    from rich.console import Console
+    """A GGUF file as a Hugging Face folder with float32 weights, converted once and kept in the cache.
 
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    with Console(stderr=True).status(f"Reading {path.name} (once; later loads take a second)"):
-        try:
+    transformers takes some twenty seconds to read a GGUF file even of a small model; the folder loads in one. With
+    ``anew`` the file is converted even if the folder exists.
+    """
+    partial: Path | None = None
+    try:
+        folder = cache_folder("gguf") / f"{file_sha256(path)}-{CONVERSION}"
+        if anew:
+            shutil.rmtree(folder, ignore_errors=True)
+        if (folder / "config.json").exists():
+            return folder
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            header = _GGUFHeader(file, size)
+        needed = header.check(size)
+        if needed > available_bytes():
+            raise OutOfMemoryError(
+                f"The model in {path.name!r} needs about {human(needed)} in float32, and {human(available_bytes())} is "
+                "available. Use a machine with more memory, or a smaller model."
+            )
+        from rich.console import Console
+
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        with Console(stderr=True).status(f"Reading {path.name} (once; later loads take a second)"):
             _convert(path, partial, has_tokenizer="tokenizer.ggml.model" in header.facts)
-        except HeadtraceError:
+        with suppress(OSError):  # another process was faster
+            partial.rename(folder)
+        return folder
+    except HeadtraceError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"The GGUF file {path.name!r} cannot be read: {reason}. It is damaged, cut short or of a kind that "
+            "transformers cannot read: fetch it again, or give the model in Hugging Face format."
+        ) from error
+    finally:
+        if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-            raise
-        except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise _unreadable(path, reason) from error
-    try:
-        partial.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
-
-
-def _digest(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise _unreadable(path, str(error)) from error
 
 
 def _convert(path: Path, folder: Path, *, has_tokenizer: bool) -> None:
@@ -483,7 +435,7 @@ def _convert(path: Path, folder: Path, *, has_tokenizer: bool) -> None:
     hf, info = found
     if info["missing_keys"]:
         raise missing_weights(path.name, info["missing_keys"])
-    extra = [key for key in info["unexpected_keys"] if not key.endswith(COMPUTED)]
+    extra = [key for key in info["unexpected_keys"] if not key.endswith(GGUF_COMPUTED)]
     if extra:
         raise unexpected_weights(path.name, extra)
     check_parameters(hf)

@@ -1,4 +1,11 @@
-"""Whether the parameters of a model are what they should be: one kind of number, in one place, all of them finite."""
+"""Whether a model is what it should be, and still what it was: parameters, device, changes of weights, their hash.
+
+What is derived from the weights (folded weights, channels, their hash) is kept, so a change must be noticed, in a
+fraction of a millisecond. PyTorch counts edits in place, also under ``torch.no_grad()`` and by optimisers; modules and
+parameters that are replaced, moved or converted are other objects or at other addresses. ``parameter.data``, NumPy
+views and fused optimisers bypass the count: a sample of each parameter's numbers shows edits of whole parameters and of
+most blocks of them (on the CPU), not those of a few numbers. After such an edit, call ``model.invalidate()``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +24,9 @@ from torch.nn import functional
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.devices import (
     DTYPES,
+    HALF,
+    compute_dtype,
+    dtype_name,
     is_spread,
     own_parameters,
     set_aside,
@@ -27,6 +37,8 @@ from headtrace.models.devices import (
 if TYPE_CHECKING:
     from headtrace.models.recording import Recording
 
+# -- parameters ----------------------------------------------------------------------------------------------
+
 
 @torch.no_grad()
 def check_parameters(hf: nn.Module) -> None:
@@ -35,137 +47,87 @@ def check_parameters(hf: nn.Module) -> None:
     spread = is_spread(hf)
     for name, parameter in hf.named_parameters():
         first = parameter if first is None else first
-        values = values_of(hf, name, parameter)
+        values, dtype = values_of(hf, name, parameter), dtype_name(parameter.dtype)
         if parameter.dtype not in DTYPES:
             raise InputError(
-                f"The parameter {name!r} is in {_plain(parameter.dtype)}; expected {', '.join(map(_plain, DTYPES))}. "
+                f"The parameter {name!r} is in {dtype}; expected {', '.join(map(dtype_name, DTYPES))}. "
                 "Call model.float() first, or let headtrace.load read it with dtype='float32'."
             )
         if parameter.dtype != first.dtype or (parameter.device != first.device and not spread):
             raise InputError(
-                f"The parameter {name!r} is in {_plain(parameter.dtype)} on {str(parameter.device)!r}, others are in "
-                f"{_plain(first.dtype)} on {str(first.device)!r}. Convert or move the whole model first: model.to(...)."
+                f"The parameter {name!r} is in {dtype} on {str(parameter.device)!r}, others are in "
+                f"{dtype_name(first.dtype)} on {str(first.device)!r}. Convert or move the whole model first: "
+                "model.to(...)."
             )
-        _check_finite(name, values)
+        # A sum is finite only if all its terms are, and costs a tenth of looking at each; it may overflow.
+        if bool(torch.isfinite(values.sum())):
+            continue
+        wrong = ~torch.isfinite(values)
+        if bool(wrong.any()):
+            raise InputError(
+                f"The parameter {name!r} is not finite: {int(wrong.sum())} of {values.numel()} numbers are NaN or "
+                f"infinite, the first at {tuple(wrong.nonzero()[0].tolist())}. Nothing that such a model computes can "
+                "be trusted: fetch or save it again."
+            )
 
 
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_finite(name: str, parameter: Tensor) -> None:
-    # A sum is finite only if all its terms are, and costs a tenth of looking at each; it may overflow, so look then.
-    if bool(torch.isfinite(parameter.sum())):
-        return
-    wrong = ~torch.isfinite(parameter)
-    if bool(wrong.any()):
-        place = tuple(wrong.nonzero()[0].tolist())
-        raise InputError(
-            f"The parameter {name!r} is not finite: {int(wrong.sum())} of {parameter.numel()} numbers are NaN or "
-            f"infinite, the first at {place}. Nothing that such a model computes can be trusted: fetch or save it anew."
-        )
-
+# -- devices -------------------------------------------------------------------------------------------------
 
 SIZE = 24
-"""Rows and columns of what is computed with: as many terms has each sum."""
-ROUNDINGS = {torch.bfloat16: 8, torch.float16: 8}
-"""How many roundings may be seen in a result: in half precision those of what comes out (sums are made in float32),
-else four for each term of a sum."""
+"""Rows and columns of the matrices that a device is tried with."""
 
-Operation = Callable[[Tensor, Tensor], Tensor]
-
-
-def _hidden(x: Tensor) -> Tensor:
-    """Scores with later keys hidden, as attention has them."""
-    later = torch.ones(SIZE, SIZE, dtype=torch.bool, device=x.device).triu(1)
-    return (8 * x).masked_fill(later, -torch.inf)
-
-
-def _put(x: Tensor, y: Tensor) -> Tensor:
-    found = torch.zeros_like(x)
-    rows = torch.arange(0, SIZE, 3, device=x.device)
-    found[rows, rows.flip(0)] = y[rows, 1]
-    return found.index_add(0, rows, x[rows])
-
-
-OPERATIONS: dict[str, Operation] = {
-    "matrix products": lambda x, y: x @ y,
-    "products of turned matrices": lambda x, y: x.mT @ y.mT[:, ::2],
-    "batches of matrix products": lambda x, y: x.reshape(4, -1, SIZE) @ y,
-    "sums of products (einsum)": lambda x, y: torch.einsum(
-        "bhtr,hrd->btd", x.reshape(2, 3, 4, SIZE), y.reshape(3, SIZE, 8)
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matrix products": lambda x, y: (x @ y.mT + (x.reshape(4, -1, SIZE) @ y).reshape(SIZE, SIZE)) / SIZE,
+    "softmax": lambda x, _: (8 * x).masked_fill(torch.ones_like(x).triu(1) > 0, -torch.inf).softmax(-1),
+    "norms": lambda x, y: functional.layer_norm(x, (SIZE,)) * y.square().mean(-1, keepdim=True).rsqrt(),
+    "sums": lambda x, y: torch.stack((x.sum(-1), y.cumsum(0)[-1], x.logsumexp(-1), y.amax(0))),
+    "activations": lambda x, y: torch.cat((x.tanh(), functional.silu(y), functional.gelu(x), y.cos())),
+    "indexing": lambda x, y: (
+        x.gather(1, y.sort(dim=-1, stable=True).indices) + x.index_add(0, y[0].argsort(), x)
     ),
-    "softmax": lambda x, _: _hidden(x).softmax(-1),
-    "log-sum-exp": lambda x, _: _hidden(x).logsumexp(-1),
-    "norms": lambda x, y: torch.stack((x.var(-1, unbiased=False).sqrt(), y.square().mean(-1).rsqrt())),
-    "layer norm": lambda x, y: functional.layer_norm(x, (SIZE,), y[0], y[1]),
-    "sums": lambda x, y: torch.stack((x.sum(-1), y.mT.sum(-1), x.amax(0), y.norm(dim=0))),
-    "sums from the first on (cumsum)": lambda x, y: x.cumsum(-1) + y.mT.cumsum(0),
-    "activations": lambda x, y: torch.cat(
-        (x.tanh(), functional.silu(y), functional.gelu(x), y.relu(), x.exp())
-    ),
-    "rotations": lambda x, y: (
-        torch.cat((-x[:, SIZE // 2 :], x[:, : SIZE // 2]), dim=-1) * y.cos() + x * y.sin()
-    ),
-    "embeddings": lambda x, y: functional.embedding(x.argsort(-1)[:2], y),
-    "choosing by index": lambda x, y: x.gather(1, y.argsort(-1)) + x[y[0].argsort(), y[1].argsort()],
-    "writing by index": _put,
-    "changes in place": lambda x, y: x.clone().mT.add_(y).mul_(2).sub_(x),
-    "sorting": lambda x, y: torch.cat(
-        (x.sort(dim=-1, descending=True, stable=True).values, y.topk(20).values), dim=-1
-    ),
-    "conditions": lambda x, y: torch.where(x > y, x, y).masked_fill(y.isnan() | (x < -2), 0.0),
 }
-"""What is tried, by the name in the message."""
+"""What is tried on a device, by the name in the message."""
 
 
-def check_backends(own: torch.dtype, places: Iterable[torch.device]) -> None:
-    """Try the devices of a model, in its own dtype and in float32 at least; each once in a process.
+def check_devices(own: torch.dtype, devices: Iterable[torch.device]) -> None:
+    """Compare what a model's devices compute with the CPU, once in a process; IdentityError names what is wrong.
 
-    The CPU is what they are held against.
+    The identities of a recording compare a device with itself: a softmax that is wrong in the same way each time would
+    pass them.
     """
-    for device in dict.fromkeys(place for place in places if place.type != "cpu"):
-        for dtype in dict.fromkeys((own, torch.promote_types(own, torch.float32))):
-            check_backend(device, dtype)
-
-
-def check_backend(device: torch.device, dtype: torch.dtype) -> None:
-    """IdentityError that names the device and the first operation that it gets wrong.
-
-    >>> check_backend(torch.device("cpu"), torch.float32)
-    """
-    wrong = _first_wrong(device, dtype)
-    if wrong is not None:
-        plain = str(dtype).removeprefix("torch.")
-        raise IdentityError(
-            f"The device {str(device)!r} computes {wrong[0]} wrongly in {plain}: relative error {wrong[1]:.1e} against "
-            f"the host (allowed {wrong[2]:.0e}), so nothing that a model shows there can be trusted. Use device='cpu', "
-            "another version of PyTorch or of the driver, or, if products were made less exact on purpose, "
-            "torch.set_float32_matmul_precision('highest')."
-        )
+    for device in dict.fromkeys(device for device in devices if device.type != "cpu"):
+        for dtype in dict.fromkeys((own, compute_dtype(own))):
+            wrong = _first_wrong(device, dtype)
+            if wrong is not None:
+                raise IdentityError(
+                    f"The device {str(device)!r} computes {wrong[0]} wrongly in {dtype_name(dtype)}: relative error "
+                    f"{wrong[1]:.1e} against the host (allowed {wrong[2]:.0e}), so nothing that a model shows there "
+                    "can be trusted. Use device='cpu', another version of PyTorch or of the driver, or, if products "
+                    "were made less exact on purpose, torch.set_float32_matmul_precision('highest')."
+                )
 
 
 @cache
 def _first_wrong(device: torch.device, dtype: torch.dtype) -> tuple[str, float, float] | None:
     """The first operation with too large an error: its name, the error and what is allowed."""
-    allowed = ROUNDINGS.get(dtype, 4 * SIZE) * torch.finfo(dtype).eps
-    generator = torch.Generator().manual_seed(0)
-    # Numbers that the dtype has, so that what differs afterwards was computed, not rounded before.
-    drawn = torch.randn(2, SIZE, SIZE, generator=generator).to(dtype)
+    # In half precision the rounding of the result (sums are made in float32), else of each term of a sum.
+    allowed = (8 if dtype in HALF else 4 * SIZE) * torch.finfo(dtype).eps
+    # Numbers that the dtype has, so that a difference was computed, not rounded before.
+    drawn = torch.randn(2, SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(dtype)
     with torch.inference_mode():
         there = drawn.to(device)
         for name, operation in OPERATIONS.items():
-            expected = operation(*drawn.double())
-            found = operation(*there).cpu().double()
-            error = (found - expected).abs().max() / expected.abs().max()
-            if not float(error) <= allowed:
-                return name, float(error), allowed
+            expected, found = operation(*drawn.double()), operation(*there).cpu().double()
+            error = float((found - expected).abs().max() / expected.abs().max())
+            if not error <= allowed:
+                return name, error, allowed
     return None
 
 
+# -- changes of weights --------------------------------------------------------------------------------------
+
 SAMPLES = 32
 """Numbers that are compared per parameter."""
-GOLDEN = 0.618
 _edits = attrgetter("_version")
 
 
@@ -173,11 +135,11 @@ class WeightsVersion:
     """Stands for one state of a model's weights, without holding them: another object after every change."""
 
     weights_sha256: str | None = None
-    """Their hash, once somebody has asked for it."""
+    """Their hash, once it was computed."""
 
 
 class Watcher:
-    """What a model's weights look like at one moment, to be held against what they look like later."""
+    """What a model's weights look like at one moment, to be compared with what they look like later."""
 
     def __init__(self, hf: nn.Module) -> None:
         # Dictionaries of the modules themselves: they show what is added, replaced or taken away.
@@ -191,16 +153,16 @@ class Watcher:
             if id(own) not in ignored
         ]
         self._parts = list(self._now())
-        parameters = list({id(part): part for part in self._parts if isinstance(part, Tensor)}.values())
-        self._parameters: list[Tensor] = parameters
-        self._counted = [
-            p for p in self._parameters if not p.is_inference()
-        ]  # those made for inference have no count
+        self._parameters: list[Tensor] = list(
+            {id(part): part for part in self._parts if isinstance(part, Tensor)}.values()
+        )
+        # Parameters made in inference mode have no count of edits.
+        self._counted = [p for p in self._parameters if not p.is_inference()]
         # They share memory with the parameters, whose addresses cannot be given to others as long as these are held.
         self._samples = [_sample(p) for p in self._parameters if p.device.type == "cpu"]
         self._seen = self._look()
 
-    def holds(self) -> bool:
+    def unchanged(self) -> bool:
         """Whether nothing that can be seen has changed."""
         now = list(self._now())
         return len(now) == len(self._parts) and all(map(is_, now, self._parts)) and self._look() == self._seen
@@ -214,15 +176,6 @@ class Watcher:
         return list(map(_edits, self._counted)), addresses, b"".join(map(np.ndarray.tobytes, self._samples))
 
 
-def require_same_weights(recording: Recording) -> None:
-    """A recording belongs to the weights it was made with: with others, nothing would add up."""
-    if recording.weights_version is not recording.model.refresh():
-        raise InputError(
-            f"The weights of {recording.model.name!r} were changed after this recording was made, so the two do not "
-            "belong together. Record again: model.record(prompt)."
-        )
-
-
 def _sample(parameter: Tensor) -> np.ndarray:
     """Some of a parameter's numbers, spread over rows and columns alike, as a view."""
     held = parameter.detach()
@@ -232,24 +185,26 @@ def _sample(parameter: Tensor) -> np.ndarray:
         return values[tuple(slice(None, None, max(1, size // 6)) for size in values.shape)]
     row = values.shape[-1] if values.ndim > 1 else 1
     # Each step goes some rows down and a golden section of a row across, so that no column is always the one.
-    step = values.size // SAMPLES // row * row + (round(GOLDEN * row) if row > 1 else 0)
+    step = values.size // SAMPLES // row * row + (round(0.618 * row) if row > 1 else 0)
     return values.reshape(-1)[:: max(1, step)][: 2 * SAMPLES]
 
 
-BLOCK = 1 << 24
-"""Numbers that are converted at a time, so that no second copy of a large matrix is made."""
+def require_same_weights(recording: Recording) -> None:
+    """A recording belongs to the weights it was made with: with others, nothing would add up."""
+    if recording.weights_version is not recording.model.refresh():
+        raise InputError(
+            f"The weights of {recording.model.name!r} were changed after this recording was made, so the two do not "
+            "belong together. Record again: model.record(prompt)."
+        )
 
 
 @torch.no_grad()
 def weights_sha256(hf: nn.Module) -> str:
-    """Names, shapes and float32 values of all parameters: the same whatever the dtype they are kept in."""
+    """A hash of names, shapes and float32 values of all parameters: the same whatever dtype they are kept in."""
     digest = hashlib.sha256()
     for name, parameter in sorted(own_parameters(hf)):
         digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
-        for block in _blocks(values_of(hf, name, parameter)):
+        # Some numbers at a time, so that no second copy of a large matrix is made.
+        for block in values_of(hf, name, parameter).detach().contiguous().flatten().split(1 << 24):
             digest.update(block.float().cpu().numpy().data)
     return digest.hexdigest()
-
-
-def _blocks(parameter: Tensor) -> Iterable[Tensor]:
-    return parameter.detach().contiguous().flatten().split(BLOCK)

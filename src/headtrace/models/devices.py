@@ -1,9 +1,7 @@
 """Devices and number formats: where a model and its weights are, and what its numbers are computed in.
 
-A model may be on one device or spread over several by a device map (accelerate). A module may then run on one device
-while its weights wait elsewhere, on the CPU or on disk, and are loaded for each pass: meanwhile its parameters have no
-values. Channels are computed in float64 whatever the model computes in, since the inverse of an ill-conditioned
-projection has large entries; Apple's GPUs have no float64, so such numbers are kept on the host there.
+A model is on one device, or spread over several by a device map (accelerate). A module may then run on one device while
+its weights wait elsewhere, on the CPU or on disk, and are loaded for each pass: until then its parameters are empty.
 """
 
 from __future__ import annotations
@@ -19,7 +17,11 @@ from torch import Tensor, nn
 
 from headtrace.errors import InputError
 
+# -- choosing a device ---------------------------------------------------------------------------------------
+
 EXPECTED = "Expected 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or another device that this PyTorch can use."
+DeviceMap = str | Mapping[str, Any]
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def find_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
@@ -28,16 +30,14 @@ def find_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
     >>> find_device("cpu")
     device(type='cpu')
     """
-    if name == "auto":
-        name = best_device(dtype)
-    device = named_device(name)
+    device = named_device(best_device(dtype) if name == "auto" else name)
     if device.type == "meta":
         raise InputError(f"The device 'meta' holds shapes only, no weights. {EXPECTED}")
     if device.type == "mps" and dtype == torch.float64:
         raise InputError("The device 'mps' has no float64. Use device='cpu', or dtype='float32'.")
     try:
         torch.zeros(1, dtype=dtype, device=device).add_(1)
-    except Exception as error:  # each backend has its own way of saying that it is not there
+    except Exception as error:  # each backend raises its own type of error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if "aten::" in reason or "INTERNAL ASSERT" in reason:
             reason = "this PyTorch is not built for it"
@@ -48,15 +48,22 @@ def find_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
 
 
 def best_device(dtype: torch.dtype) -> str:
-    """The quickest kind of device that this machine has for numbers of a dtype."""
-    if torch.cuda.is_available():
-        return "cuda"
-    has_dtype = dtype != torch.float64  # Apple's GPUs have none
-    return "mps" if torch.backends.mps.is_available() and has_dtype else "cpu"
+    """The fastest kind of device that this machine has for numbers of a dtype (Apple's GPUs have no float64)."""
+    mps = torch.backends.mps.is_available() and dtype != torch.float64
+    return "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
 
 
-DeviceMap = str | Mapping[str, Any]
-STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+def named_device(name: str) -> torch.device:
+    """What PyTorch calls that device, whether it is there or not."""
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError, ValueError):
+        raise InputError(f"There is no device {name!r}. {EXPECTED}") from None
+
+
+def same_device(given: torch.device, found: torch.device) -> bool:
+    """Whether a device is the given one; a kind without a number (``cuda``) is any of its kind."""
+    return given.type == found.type and given.index in (None, found.index)
 
 
 def check_device_map(found: object, dtype: torch.dtype = torch.float32) -> None:
@@ -82,17 +89,21 @@ read from their files.
         )
 
 
-def named_device(name: str) -> torch.device:
-    """What PyTorch calls that device, whether it is there or not."""
-    try:
-        return torch.device(name)
-    except (RuntimeError, TypeError, ValueError):
-        raise InputError(f"There is no device {name!r}. {EXPECTED}") from None
+def available_bytes() -> int:
+    """Memory of this machine that is free."""
+    return psutil.virtual_memory().available
 
 
-def same_device(asked: torch.device, found: torch.device) -> bool:
-    """Whether a device is the one that was asked for; a kind without a number (``cuda``) is any of its kind."""
-    return asked.type == found.type and asked.index in (None, found.index)
+# -- where a module and its weights are ----------------------------------------------------------------------
+
+
+def every_module(root: nn.Module) -> Iterator[nn.Module]:
+    """All modules, each before its parts: faster than ``modules()``, which builds their names."""
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting.extend(part for part in reversed(vars(module)["_modules"].values()) if part is not None)
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -102,9 +113,9 @@ def device_of(module: nn.Module) -> torch.device:
             device = getattr(hook, "execution_device", None)
             if device is not None:
                 return torch.device(device)
-        own = next(_own_parameters(each), None)
-        if own is not None:
-            return own.device
+        for parameter in vars(each)["_parameters"].values():
+            if parameter is not None:
+                return parameter.device
     return torch.device("cpu")
 
 
@@ -114,30 +125,17 @@ def first_number(root: nn.Module) -> nn.Parameter:
     >>> first_number(nn.Sequential(nn.ReLU(), nn.Linear(2, 2).double())).dtype
     torch.float64
     """
-    parameters = (parameter for each in every_module(root) for parameter in _own_parameters(each))
-    return next(parameter for parameter in parameters if parameter.is_floating_point())
-
-
-def every_module(root: nn.Module) -> Iterator[nn.Module]:
-    """All modules, each before its parts, without the names that ``modules()`` would put together."""
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        yield module
-        waiting.extend(part for part in reversed(vars(module)["_modules"].values()) if part is not None)
-
-
-def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    return (parameter for parameter in vars(module)["_parameters"].values() if parameter is not None)
+    parameters = (own for each in every_module(root) for own in vars(each)["_parameters"].values())
+    return next(own for own in parameters if own is not None and own.is_floating_point())
 
 
 def is_spread(root: nn.Module) -> bool:
-    """Whether a device map put parts of a model into different places, or weights aside."""
+    """Whether a device map put parts of a model on different devices, or weights aside."""
     return any(_hooks(module) for module in root.modules())
 
 
 def values_of(root: nn.Module, name: str, parameter: Tensor) -> Tensor:
-    """The numbers of a parameter, also of one that is only brought to its device while its module runs."""
+    """The numbers of a parameter, also of one that is only loaded while its module runs."""
     if parameter.device.type != "meta":
         return parameter
     path, _, own = name.rpartition(".")
@@ -150,24 +148,21 @@ def values_of(root: nn.Module, name: str, parameter: Tensor) -> Tensor:
 
 
 def own_parameters(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All parameters by name, each once: those that are tied share their numbers also where these are set aside."""
+    """All parameters by name, each once: tied ones share their numbers also where these are set aside."""
     seen = set[int]()
     for name, parameter in root.named_parameters():
-        path, _, own = name.rpartition(".")
-        held = (
-            set_aside_in_memory(root.get_submodule(path)).get(own)
-            if parameter.device.type == "meta"
-            else None
-        )
-        if held is None:
-            yield name, parameter
-        elif held.data_ptr() not in seen:
-            seen.add(held.data_ptr())
-            yield name, parameter
+        if parameter.device.type == "meta":
+            path, _, own = name.rpartition(".")
+            held = set_aside_in_memory(root.get_submodule(path)).get(own)
+            if held is not None and held.data_ptr() in seen:
+                continue
+            if held is not None:
+                seen.add(held.data_ptr())
+        yield name, parameter
 
 
 def with_values(module: nn.Module) -> Any:
-    """A module whose parameters can be read: itself, or a twin of it with those that were set aside. Not to be run."""
+    """A module whose parameters can be read: itself, or a copy with those that were set aside. Not to be run."""
     if all(parameter.device.type != "meta" for parameter in module.parameters()):
         return module
     twin, device = copy(module), device_of(module)
@@ -205,30 +200,42 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
     return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
 
 
+# -- number formats ------------------------------------------------------------------------------------------
+
+HALF = (torch.bfloat16, torch.float16)
+DTYPES = (*HALF, torch.float32, torch.float64)
 WITHOUT_FLOAT64 = {"mps"}
 """Kinds of devices that have no float64."""
 
 
-def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64.
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without its module, such as ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
 
-    >>> has_float64(torch.device("cuda", 1)), has_float64(torch.device("mps"))
-    (True, False)
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What headtrace computes in for a model of a dtype: float32 for half precision, itself otherwise.
+
+    >>> compute_dtype(torch.bfloat16), compute_dtype(torch.float64)
+    (torch.float32, torch.float64)
     """
-    return device.type not in WITHOUT_FLOAT64
+    return torch.float32 if dtype in HALF else dtype
 
 
 def exact_device(device: torch.device) -> torch.device:
-    """Where float64 numbers that belong to a device are kept: there, or on the host.
+    """Where float64 numbers that belong to a device are kept: there, or on the host if it has no float64.
 
-    >>> exact_device(torch.device("mps"))
-    device(type='cpu')
+    >>> exact_device(torch.device("cuda", 1)), exact_device(torch.device("mps"))
+    (device(type='cuda', index=1), device(type='cpu'))
     """
-    return device if has_float64(device) else torch.device("cpu")
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def exact(x: Tensor) -> Float[Tensor, "..."]:
     """A tensor in float64: where it is, or on the host if there is no float64 where it is.
+
+    Channels are computed in float64 whatever the model computes in: the inverse of an ill-conditioned projection has
+    large entries.
 
     >>> exact(torch.ones(2)).dtype
     torch.float64
@@ -237,36 +244,20 @@ def exact(x: Tensor) -> Float[Tensor, "..."]:
 
 
 def rounded(x: Tensor, like: Tensor) -> Tensor:
-    """Exact numbers, or whole ones, in the dtype and on the device of others.
+    """Float64 numbers, or integers, in the dtype and on the device of others.
 
     >>> rounded(torch.ones(2).double(), like=torch.zeros(1)).dtype
     torch.float32
     """
-    return x.to(like.dtype).to(like.device)  # in this order: the device may not have what it comes in
+    return x.to(like.dtype).to(
+        like.device
+    )  # in this order: the device may not have the dtype that it comes in
 
 
 def on_host(x: Tensor) -> Float[Tensor, "..."]:
-    """A tensor in float64 on the CPU, to be counted or shown: for results, not on the way to them.
+    """A tensor in float64 on the CPU, to be counted or shown: for results, not for intermediate steps.
 
     >>> on_host(torch.ones(2)).dtype
     torch.float64
     """
     return x.cpu().double()
-
-
-HALF = (torch.bfloat16, torch.float16)
-DTYPES = (*HALF, torch.float32, torch.float64)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What numbers of a dtype are computed with: float32 for half precision, itself otherwise.
-
-    >>> compute_dtype(torch.bfloat16), compute_dtype(torch.float64)
-    (torch.float32, torch.float64)
-    """
-    return torch.float32 if dtype in HALF else dtype
-
-
-def available_bytes() -> int:
-    """Memory of this machine that can still be had."""
-    return psutil.virtual_memory().available

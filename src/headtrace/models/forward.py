@@ -10,8 +10,8 @@ in are kept; what they give back follows the layer that it goes into. Attention 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headtrace.errors import HeadtraceError
-from headtrace.models.attention import NAME, Watch, attend_by_hand, is_rereading, rereading, watching
+from headtrace.models.attention import NAME, Watch, is_rereading, replace_own_attention, rereading, watching
 from headtrace.models.devices import every_module, exact
 from headtrace.models.observer import NormPlace, Observer, Rotary
 from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ModelLock:
-    """Whose turn it is to use a model: a lock that knows its owner."""
+    """The lock of a model, which knows its owner: a thread that holds it cannot wait for itself."""
 
     def __init__(self) -> None:
         self._lock, self._owner = Lock(), None
@@ -55,10 +55,20 @@ _locks: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
 _locks_lock = Lock()
 
 
-def lock_of(hf: nn.Module) -> ModelLock:
-    """The lock of a Hugging Face model: one, however many ``Model`` objects look at it."""
+@contextmanager
+def _session(model: Model) -> Generator[ExitStack]:
+    """The model locked for this thread and in evaluation mode; whatever is put on the stack is undone afterwards.
+
+    A Hugging Face model has one lock, however many ``Model`` objects share it.
+    """
+    model.refresh()  # what is wrong with the weights is said before they are used
     with _locks_lock:
-        return _locks.setdefault(hf, ModelLock())
+        lock = _locks.setdefault(model.hf, ModelLock())
+    with lock, ExitStack() as stack:
+        for module in [module for module in every_module(model.hf) if module.training]:
+            stack.callback(setattr, module, "training", True)
+            module.training = False
+        yield stack
 
 
 def forward(
@@ -73,29 +83,23 @@ def forward(
 ) -> Float[Tensor, "batch kept vocab"]:
     """One forward pass of the model itself on right-padded prompts, watched by observers; its output logits.
 
-    ``keep`` says at which positions of each prompt logits are wanted (None: everywhere). With ``layers`` only those
+    ``keep`` gives the positions of each prompt at which logits are computed (None: all). With ``layers`` only those
     run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
     With ``grad`` what observers put in can be differentiated through (the model's own parameters cannot).
     """
-    model.refresh()
     options: dict[str, Any] = {"use_cache": False}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
-    with (
-        lock_of(model.hf),
-        torch.inference_mode(not grad),
-        torch.set_grad_enabled(grad),
-        ExitStack() as stack,
-    ):
-        _evaluate(model.hf, stack)
-        if grad:
-            _constant(model.hf, stack)
-        if model.dtype == torch.float64:  # first, so that the hooks below see what it returns
-            _full_precision_norms(model, stack)
+    with _session(model) as stack, torch.inference_mode(not grad), torch.set_grad_enabled(grad):
+        if grad:  # parameters are constants of this pass: nothing is kept for gradients that are not needed
+            for parameter in model.hf.parameters():
+                if parameter.requires_grad and parameter.device.type != "meta":
+                    stack.callback(parameter.requires_grad_, True)
+                    parameter.requires_grad_(False)
         if layers is not None:
-            _only(model, layers, residual, stack)
-        _watch(model, observers, token_ids, stack)
+            _run_only(model, layers, residual, stack)
+        _observe(model, observers, token_ids, stack)
         if keep is not None:
             _unembed_only(model, keep, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
@@ -107,10 +111,8 @@ def sample(
 ) -> Int[Tensor, "batch length"]:
     """Prompts of one length continued to ``length`` tokens in all, each token drawn as the model predicts it
     (temperature one). The generator lives on the CPU, so that the same seed draws alike on every device."""
-    model.refresh()
-    with lock_of(model.hf), torch.inference_mode(), ExitStack() as stack:
-        _evaluate(model.hf, stack)
-        _attend_here(model, (), stack)
+    with _session(model) as stack, torch.inference_mode():
+        _set_attention(model, (), stack)
         found, new, past = token_ids, token_ids, None
         while found.shape[1] < length:
             output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
@@ -132,57 +134,36 @@ def continue_greedily(
     The first pass is over the prompt, the others over one new token each, with the keys and values of those before it:
     what observers changed in them stays. Those of ``prompt_only`` watch the first pass alone.
     """
-    model.refresh()
     found: list[int] = []
     new, past = token_ids, None
-    with lock_of(model.hf), torch.inference_mode():
+    with _session(model), torch.inference_mode():
         for _ in range(n):
             with ExitStack() as stack:
-                _evaluate(model.hf, stack)
-                if model.dtype == torch.float64:
-                    _full_precision_norms(model, stack)
-                _watch(model, (*prompt_only, *observers) if past is None else observers, new, stack)
+                _observe(model, (*prompt_only, *observers) if past is None else observers, new, stack)
                 output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
             new, past = output.logits[:, -1:].argmax(-1), output.past_key_values
             found.append(int(new))
     return found
 
 
-def _watch(model: Model, observers: tuple[Observer, ...], token_ids: Tensor, stack: ExitStack) -> None:
+def _observe(model: Model, observers: tuple[Observer, ...], token_ids: Tensor, stack: ExitStack) -> None:
     """Observers see the passes of the model until the stack is closed."""
+    if model.dtype == torch.float64:  # first, so that the observers' hooks see what it returns
+        _full_precision_norms(model, stack)
     for observer in observers:
-        _Places(model, observer, tuple(token_ids.shape), stack).hook()
-    _attend_here(model, observers, stack)
+        _Hooks(model, observer, tuple(token_ids.shape), stack).register()
+    _set_attention(model, observers, stack)
 
 
-def _evaluate(hf: nn.Module, stack: ExitStack) -> None:
-    """Without dropout; each module's own mode comes back afterwards."""
-    training = [module for module in every_module(hf) if module.training]
-    if training:
-        stack.callback(_set_training, training, True)
-        _set_training(training, False)
-
-
-def _constant(hf: nn.Module, stack: ExitStack) -> None:
-    """Parameters are constants of this pass: nothing is kept for gradients that nobody asks for."""
-    for parameter in [p for p in hf.parameters() if p.requires_grad and p.device.type != "meta"]:
-        stack.callback(parameter.requires_grad_, True)
-        parameter.requires_grad_(False)
-
-
-def _set_training(modules: list[nn.Module], mode: bool) -> None:
-    for module in modules:
-        module.training = mode
-
-
-def _attend_here(model: Model, observers: tuple[Observer, ...], stack: ExitStack) -> None:
+def _set_attention(model: Model, observers: tuple[Observer, ...], stack: ExitStack) -> None:
+    """The model attends through headtrace's function, which shows each call to the observers."""
     config: Any = model.config
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
     stack.callback(watching.reset, watching.set(Watch(observers, model.head_order, model.device)))
     own = model.architecture.own_attention
     config._attn_implementation = NAME if own is None or own.method is not None else "sdpa"
     if own is not None:
-        attend_by_hand(model, own, stack)
+        replace_own_attention(model, own, stack)
     if model.dtype == torch.float64:  # grouped matrix products have no float64
         stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
         config._experts_implementation = "eager"
@@ -226,28 +207,24 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
             stack.callback(module.register_forward_hook(hook).remove)
 
 
-def _hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-    return hidden_states
+def _run_only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack) -> None:
+    """Layers outside the range return their input; the first one inside starts from ``residual``."""
 
+    def skip(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        return (hidden_states, None) if model.architecture.blocks_return_tuples else hidden_states
 
-def _hand_on_first(hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    return hidden_states, None
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert residual is not None
+        return _with_input(args, kwargs, residual)
 
-
-def _only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack) -> None:
-    """Layers outside the range hand their input on; the first one inside starts from ``residual``."""
     for index, layer in enumerate(model.layers):
         if index not in wanted:
-            # What others put in its place (accelerate, where weights are brought in for each pass) comes back.
+            # A forward method set by others (accelerate, where weights are loaded for each pass) comes back.
             own = {name: vars(layer)[name] for name in ("forward",) if name in vars(layer)}
             stack.callback(vars(layer).update, own)
             stack.callback(vars(layer).pop, "forward")
-            layer.forward = _hand_on_first if model.architecture.blocks_return_tuples else _hand_on
+            layer.forward = skip
     if residual is not None and len(wanted):
-
-        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return _with_input(args, kwargs, residual)
-
         first = model.layers[wanted[0]]
         stack.callback(first.register_forward_pre_hook(begin, with_kwargs=True, prepend=True).remove)
 
@@ -263,49 +240,54 @@ def _like(x: Tensor, own: Tensor) -> Tensor:
     return x.to(own.device, own.dtype)
 
 
-class _Places:
-    """Where an observer's places are in one architecture."""
+class _Hooks:
+    """One observer's hooks: where the places that it watches are in one architecture."""
 
     def __init__(self, model: Model, observer: Observer, shape: tuple[int, ...], stack: ExitStack) -> None:
         self.model, self.observer, self.shape, self.stack = model, observer, shape, stack
         self.facts = model.architecture
-        self.home, self.wide = model.device, model.dtype
 
-    def hook(self) -> None:
+    def register(self) -> None:
         """A hook for everything that the observer's class overrides, and for nothing else."""
-        facts = self.facts
+        facts, observer = self.facts, self.observer
         written = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
-        wants = cache(self.observer.wants)  # asked once, not for every layer
+        watches = cache(observer.watches)  # found out once, not for every layer
         for index, layer in enumerate(self.model.layers):
-            if wants("layer_input"):
+            if watches("layer_input"):
                 self._add(layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True))
-            if wants("attention_write"):
-                hook = self._output(index, self.observer.attention_write)
+            if watches("attention_write"):
+                hook = self._output(index, observer.attention_write)
                 self._add(layer.get_submodule(written).register_forward_hook(hook))
-            if wants("mlp_input"):
-                hook = self._input(index, self.observer.mlp_input)
+            if watches("mlp_input"):
+                hook = self._input(index, observer.mlp_input)
                 self._add(layer.get_submodule(facts.mlp).register_forward_pre_hook(hook))
-            if wants("mlp_write"):
-                hook = self._output(index, self.observer.mlp_write)
+            if watches("mlp_write"):
+                hook = self._output(index, observer.mlp_write)
                 self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
-            if wants("norm_input"):
+            if watches("norm_input"):
                 self._norms(index, layer)
-            if wants("query_input") or wants("key_input"):
+            if watches("query_input") or watches("key_input"):
                 self._reread(index, layer)
-        if wants("final_input"):
+        if watches("final_input"):
             final = self.model.hf.get_submodule(facts.final_norm)
-            self._add(
-                final.register_forward_pre_hook(
-                    lambda _, args: self.observer.final_input(self._shown(args[0]))
-                )
-            )
+            hook = lambda _, args: observer.final_input(self._shown(args[0]))  # noqa: E731
+            self._add(final.register_forward_pre_hook(hook))
 
     def _add(self, handle: Any) -> None:
         self.stack.callback(handle.remove)
 
+    def _shown(self, x: Tensor) -> Tensor:
+        """As observers see it: in float32 at least, where their own tensors are."""
+        return x.to(self.model.device, self.model.dtype)
+
+    def _as_tokens(self, x: Tensor) -> Tensor:
+        """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
+        x = self._shown(x)
+        return x if x.ndim == 3 else x.reshape(*self.shape, -1)
+
     def _layer_input(self, index: int) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            rotary = self._rotary(index, kwargs) if self.facts.turns(index) else None
+            rotary = self._rotary(index, kwargs) if self.facts.rotates(index) else None
             x = args[0] if args else kwargs["hidden_states"]
             changed = self.observer.layer_input(index, self._shown(x), rotary)
             return None if changed is None else _with_input(args, kwargs, changed)
@@ -320,8 +302,9 @@ class _Places:
             tables = facts.own_rotary(attention, kwargs["position_ids"])
         if tables is None:
             return None
-        interleaved = facts.rotary_tables == "interleaved"
-        cos, sin = (_table(self._shown(table), interleaved) for table in tables)
+        cos, sin = map(self._shown, tables)
+        if facts.rotary_tables == "interleaved":  # each angle twice in a row: all angles twice over
+            cos, sin = (torch.cat((table[..., 0::2],) * 2, dim=-1) for table in (cos, sin))
         return Rotary(cos, -sin if facts.rotary_backwards else sin)
 
     def _input(self, index: int, place: Callable[[int, Tensor], Tensor | None]) -> Callable[..., Any]:
@@ -346,36 +329,27 @@ class _Places:
 
         return hook
 
-    def _shown(self, x: Tensor) -> Tensor:
-        """As observers see it: in float32 at least, where their own tensors are."""
-        return x.to(self.home, self.wide)
-
-    def _as_tokens(self, x: Tensor) -> Tensor:
-        """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
-        x = self._shown(x)
-        return x if x.ndim == 3 else x.reshape(*self.shape, -1)
-
     def _norms(self, index: int, layer: nn.Module) -> None:
+        """The norms inside a block whose scales are frozen."""
         facts = self.facts
-        places: list[tuple[NormPlace, str | None]] = [
-            ("attention_post_norm", facts.attention_post_norm),
-            ("mlp_norm", facts.mlp_norm),
-            ("mlp_post_norm", facts.mlp_post_norm),
-        ]
+        places: dict[NormPlace, str | None] = {
+            "attention_post_norm": facts.attention_post_norm,
+            "mlp_norm": facts.mlp_norm,
+            "mlp_post_norm": facts.mlp_post_norm,
+        }
         if facts.query_key_norm is not None:
-            query, key = (f"{facts.attention}.{path}" for path in facts.query_key_norm)
-            places.append(("query", query))
-            places.append(("key", key))
-        for place, path in places:
+            places["query"], places["key"] = (f"{facts.attention}.{path}" for path in facts.query_key_norm)
+
+        def hook_at(place: NormPlace) -> Callable[..., None]:
+            def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
+                if not is_rereading():
+                    self.observer.norm_input(place, index, self._shown(args[0]), norm)
+
+            return hook
+
+        for place, path in places.items():
             if path is not None:
-                self._add(layer.get_submodule(path).register_forward_pre_hook(self._norm(place, index)))
-
-    def _norm(self, place: NormPlace, index: int) -> Callable[..., None]:
-        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            if not is_rereading():
-                self.observer.norm_input(place, index, self._shown(args[0]), norm)
-
-        return hook
+                self._add(layer.get_submodule(path).register_forward_pre_hook(hook_at(place)))
 
     def _reread(self, index: int, layer: nn.Module) -> None:
         """Queries or keys of another residual: the model's own norm and projections read it beside the real one."""
@@ -392,8 +366,8 @@ class _Places:
             watch = watching.get()
             if watch is None:
                 return
-            wanted = (self.observer.query_input, watch.queries), (self.observer.key_input, watch.keys)
-            for side, (place, instead) in enumerate(wanted):
+            sides = (self.observer.query_input, watch.queries), (self.observer.key_input, watch.keys)
+            for side, (place, instead) in enumerate(sides):
                 changed = place(index, self._shown(x))
                 if changed is None:
                     continue
@@ -409,8 +383,3 @@ class _Places:
         if norm is not None:
             self._add(norm.register_forward_pre_hook(look))
         self._add(attention.register_forward_pre_hook(hook, with_kwargs=True))
-
-
-def _table(table: Tensor, interleaved: bool) -> Tensor:
-    """Cosines or sines with all angles twice over, from a table that has each twice in a row."""
-    return torch.cat((table[..., 0::2],) * 2, dim=-1) if interleaved else table

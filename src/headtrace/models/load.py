@@ -1,7 +1,7 @@
-"""Names, local folders, GGUF files, loaded modules and the built-in model -> ``Model``.
+"""Load a model: from a hub name, a local folder, a GGUF file, a module that is loaded already, or the built-in one.
 
 Whatever the source, it becomes a folder in Hugging Face format (`headtrace.models.hub`),
-which is looked over before a weight is read (`headtrace.models.checkpoint`) and afterwards: a weight that is missing,
+which is checked before a weight is read (`headtrace.models.checkpoint`) and afterwards: a weight that is missing,
 left over, of another shape or not finite is an error that names it.
 """
 
@@ -30,12 +30,19 @@ from headtrace.models.checkpoint import (
     saved_dtype,
     unexpected_weights,
 )
-from headtrace.models.devices import DeviceMap, check_device_map, find_device, named_device, same_device
+from headtrace.models.devices import (
+    DeviceMap,
+    check_device_map,
+    dtype_name,
+    find_device,
+    named_device,
+    same_device,
+)
 from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
 from headtrace.models.model import Model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in devices.DTYPES}
+DTYPES = {dtype_name(dtype): dtype for dtype in devices.DTYPES}
 
 
 def load(
@@ -75,40 +82,30 @@ def load(
             f"Expected the name of a model, a path or a loaded transformers model, got "
             f"{type(name_or_path_or_model).__name__}."
         )
-    wanted = _Wanted(None if dtype == "auto" else DTYPES[dtype or "float32"], device_map, tokenizer is None)
-    place, source = _place(device, wanted), find_source(name_or_path_or_model, revision)
+    if device_map is not None and device != "auto":
+        raise InputError(
+            f"device={device!r} is one place for the whole model, and device_map={device_map!r} says where its parts "
+            "go. Give one of them."
+        )
+    wanted = None if dtype == "auto" else DTYPES[dtype or "float32"]
+    place = None
+    if device_map is None:
+        place = find_device(device, wanted or torch.float32)
+    else:
+        check_device_map(device_map, wanted or torch.float32)
+    source = find_source(name_or_path_or_model, revision)
     with _quiet():
-        source = _at_hand(source)
-        hf, found = _read(source, wanted)
-        found = found if tokenizer is None else tokenizer
+        source = _on_this_machine(source)
+        read = _Reading(wanted, device_map, tokenizer is None)
+        if source.kind == "gguf":
+            hf, found = read.gguf(Path(source.place))
+        else:
+            hf, found = read.folder(builtin.folder() if source.kind == "builtin" else Path(source.place))
         hf = hf if place is None else hf.to(place)  # type: ignore[arg-type]
+        found = found if tokenizer is None else tokenizer
         model = Model(hf, found, name=source.name, revision=source.revision)
         _try(model)
     return model
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What is to be read of a model, and how."""
-
-    dtype: torch.dtype | None
-    """None: as the checkpoint was saved."""
-    device_map: DeviceMap | None
-    tokenizer: bool
-
-
-def _place(device: str, wanted: _Wanted) -> torch.device | None:
-    """The one device for all of a model; None if a device map says where its parts go."""
-    dtype = wanted.dtype or torch.float32
-    if wanted.device_map is None:
-        return find_device(device, dtype)
-    if device != "auto":
-        raise InputError(
-            f"device={device!r} is one place for the whole model, and device_map={wanted.device_map!r} says where its "
-            "parts go. Give one of them."
-        )
-    check_device_map(wanted.device_map, dtype)
-    return None
 
 
 def _loaded(
@@ -132,7 +129,7 @@ def _loaded(
         )
     if dtype not in (None, "auto") and hf.dtype != DTYPES[dtype]:
         raise InputError(
-            f"dtype={dtype!r}, but the model that was given is in {str(hf.dtype).removeprefix('torch.')}. Convert it "
+            f"dtype={dtype!r}, but the model that was given is in {dtype_name(hf.dtype)}. Convert it "
             f"first (model.to(torch.{dtype})), or leave dtype out."
         )
     if device != "auto" and not same_device(named_device(device), hf.device):
@@ -177,10 +174,10 @@ def _quiet() -> Generator[None]:
 # -- where weights come from ---------------------------------------------------------------------------------
 
 
-def _at_hand(source: Source) -> Source:
+def _on_this_machine(source: Source) -> Source:
     """The same model as a folder or a file of this machine: fetched from the hub if it is only there.
 
-    Its revision is the one that was asked for, or else the commit that was found: a branch moves on.
+    Its revision is the one that was given, or else the commit that was found: a branch moves on.
     """
     if source.kind != "hub":
         return source
@@ -193,12 +190,14 @@ def _at_hand(source: Source) -> Source:
     return replace(source, kind="gguf", place=str(packaged))
 
 
-def _read(source: Source, wanted: _Wanted) -> tuple[PreTrainedModel, Any]:
-    """The module, and its tokenizer if it has one and it is wanted."""
-    if source.kind == "gguf":
-        return _read_gguf(Path(source.place), wanted)
-    folder = builtin.folder() if source.kind == "builtin" else Path(source.place)
-    return _read_folder(folder, wanted)
+def _packaged_gguf(alias: str) -> Path | None:
+    """The GGUF file that an installed package carries for this alias (found without importing the package)."""
+    if alias not in PACKAGED_GGUF:
+        return None
+    package, file = PACKAGED_GGUF[alias]
+    spec = importlib.util.find_spec(package)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((Path(place) / file for place in places if (Path(place) / file).exists()), None)
 
 
 def loadable_place(name: str, revision: str | None = None) -> str | None:
@@ -217,75 +216,67 @@ def loadable_place(name: str, revision: str | None = None) -> str | None:
     return name if known else None
 
 
-def _packaged_gguf(alias: str) -> Path | None:
-    """The GGUF file that an installed package carries for this alias (found without importing the package)."""
-    if alias not in PACKAGED_GGUF:
-        return None
-    package, file = PACKAGED_GGUF[alias]
-    spec = importlib.util.find_spec(package)
-    places = [] if spec is None else spec.submodule_search_locations or []
-    return next((Path(place) / file for place in places if (Path(place) / file).exists()), None)
+@dataclass(frozen=True)
+class _Reading:
+    """How a model's files are read."""
 
+    dtype: torch.dtype | None
+    """None: as the checkpoint was saved."""
+    device_map: DeviceMap | None
+    with_tokenizer: bool
 
-def _read_gguf(path: Path, wanted: _Wanted) -> tuple[PreTrainedModel, Any]:
-    try:
-        return _read_folder(converted(path), wanted)
-    except InputError:
-        # Either the file itself is at fault, which a second conversion says again, or its converted copy is damaged.
-        return _read_folder(converted(path, anew=True), wanted)
+    def gguf(self, path: Path) -> tuple[PreTrainedModel, Any]:
+        try:
+            return self.folder(converted(path))
+        except InputError:
+            # The file itself is damaged, which a second conversion says again, or its converted copy is.
+            return self.folder(converted(path, anew=True))
 
+    def folder(self, folder: Path) -> tuple[PreTrainedModel, Any]:
+        """The module of a folder, and its tokenizer if it has one and it is wanted."""
+        hf = self._weights(folder)
+        return hf, _read_tokenizer(folder) if self.with_tokenizer else None
 
-def _read_folder(folder: Path, wanted: _Wanted) -> tuple[PreTrainedModel, Any]:
-    hf = _read_weights(folder, wanted)
-    return hf, _read_tokenizer(folder) if wanted.tokenizer else None
-
-
-def _read_weights(folder: Path, wanted: _Wanted) -> PreTrainedModel:
-    """The module of a folder, with every one of its weights from the files and every weight of the files in it."""
-    dtype = saved_dtype(folder) if wanted.dtype is None else wanted.dtype
-    checkpoint = open_checkpoint(folder, dtype, in_memory=wanted.device_map is None)
-    where = {} if wanted.device_map is None else {"device_map": wanted.device_map}
-    try:
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=dtype,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            **where,
-        )
-    except HeadtraceError:
-        raise
-    except Exception as error:
-        doubt = "Are all its files there and whole?"
-        if wanted.device_map is not None:
-            doubt = f"Does device_map={wanted.device_map!r} suit the model and this machine?"
-        raise InputError(
-            f"The model in {str(folder)!r} cannot be read: {str(error).rstrip('.')}. {doubt}"
-        ) from error
-    hf, info = found
-    if isinstance(wanted.device_map, Mapping):
-        _check_modules(hf, wanted.device_map)
-    if info["missing_keys"]:
-        raise missing_weights(str(folder), info["missing_keys"])
-    extra = [key for key in info["unexpected_keys"] if not checkpoint.recomputed(key)]
-    if extra:
-        raise unexpected_weights(str(folder), extra)
-    return hf
-
-
-def _check_modules(hf: PreTrainedModel, device_map: Mapping[str, Any]) -> None:
-    """transformers passes over names of a device map that no module has."""
-    known = {name for name, _ in (*hf.named_modules(), *hf.named_parameters())}
-    strange = sorted(set(device_map) - known)
-    if strange:
-        near = get_close_matches(strange[0], known, n=3) or sorted(known - {""})[:3]
-        raise InputError(
-            f"device_map names {strange[0]!r}, and the model has no such module. Is it one of "
-            f"{', '.join(map(repr, near))}?"
-        )
+    def _weights(self, folder: Path) -> PreTrainedModel:
+        """The module of a folder, with every one of its weights from the files and every weight of the files in it."""
+        dtype = saved_dtype(folder) if self.dtype is None else self.dtype
+        checkpoint = open_checkpoint(folder, dtype, in_memory=self.device_map is None)
+        try:
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                dtype=dtype,
+                attn_implementation="eager",
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                **({} if self.device_map is None else {"device_map": self.device_map}),
+            )
+        except HeadtraceError:
+            raise
+        except Exception as error:
+            doubt = "Are all its files there and complete?"
+            if self.device_map is not None:
+                doubt = f"Does device_map={self.device_map!r} suit the model and this machine?"
+            raise InputError(
+                f"The model in {str(folder)!r} cannot be read: {str(error).rstrip('.')}. {doubt}"
+            ) from error
+        hf, info = found
+        if isinstance(self.device_map, Mapping):  # transformers ignores names that no module has
+            known = {name for name, _ in (*hf.named_modules(), *hf.named_parameters())}
+            strange = sorted(set(self.device_map) - known)
+            if strange:
+                near = get_close_matches(strange[0], known, n=3) or sorted(known - {""})[:3]
+                raise InputError(
+                    f"device_map names {strange[0]!r}, and the model has no such module. Is it one of "
+                    f"{', '.join(map(repr, near))}?"
+                )
+        if info["missing_keys"]:
+            raise missing_weights(str(folder), info["missing_keys"])
+        extra = [key for key in info["unexpected_keys"] if not checkpoint.recomputed(key)]
+        if extra:
+            raise unexpected_weights(str(folder), extra)
+        return hf
 
 
 def _read_tokenizer(folder: Path) -> Any:

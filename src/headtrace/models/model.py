@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from headtrace.errors import InputError, UnsupportedModelError
 from headtrace.models.architectures import find_architecture
-from headtrace.models.checks import Watcher, WeightsVersion, check_backends, check_parameters, weights_sha256
-from headtrace.models.devices import compute_dtype, device_of, first_number, is_spread
+from headtrace.models.checks import Watcher, WeightsVersion, check_devices, check_parameters, weights_sha256
+from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
 from headtrace.models.forward import forward
 from headtrace.models.observer import Observer
 from headtrace.models.record import PatternsKept, patterns_kept, record, require_memory
@@ -47,8 +47,11 @@ class Model:
         revision: str | None = None,
     ) -> None:
         self.architecture = find_architecture(hf.config)
-        check_parameters(hf)
-        self._check_dtype(hf)
+        if self.architecture.rotary_in_float32 and hf.dtype == torch.float64:
+            raise UnsupportedModelError(
+                f"{self.architecture.name} models rotate queries and keys in float32 whatever their dtype is, so "
+                "float64 would not be exact. Load the model in float32."
+            )
         self.hf = hf
         self.tokenizer = tokenizer
         self.name = name or hf.config.name_or_path or type(hf).__name__
@@ -68,10 +71,9 @@ class Model:
         )
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._making, self._made, self._inside = RLock(), dict[str, Any](), local()
-        self._watcher, self._version, self._first = Watcher(hf), WeightsVersion(), first_number(hf)
-        self._check_layers()
-        check_backends(hf.dtype, (self.device, *map(device_of, self.layers)))
+        self._lock, self._cache, self._thread = RLock(), dict[str, Any](), local()
+        self.invalidate()
+        check_devices(hf.dtype, (self.device, *map(device_of, self.layers)))
 
     @property
     def config(self) -> Any:
@@ -113,7 +115,7 @@ class Model:
     @property
     def own_dtype(self) -> str:
         """What the model itself computes in: ``"bfloat16"``, ``"float32"`` ..."""
-        return str(self._first.dtype).removeprefix("torch.")
+        return dtype_name(self._first.dtype)
 
     @property
     def half(self) -> bool:
@@ -156,11 +158,12 @@ class Model:
 
         It reads them all, so it is made when a file or a comparison needs it, and kept with their version.
         """
-        return self.cached("weights_sha256", self._hash)
 
-    def _hash(self) -> str:
-        self._version.weights_sha256 = found = weights_sha256(self.hf)
-        return found
+        def compute() -> str:
+            self._version.weights_sha256 = found = weights_sha256(self.hf)
+            return found
+
+        return self.cached("weights_sha256", compute)
 
     @property
     def channels(self) -> ModelChannels:
@@ -170,13 +173,13 @@ class Model:
         return self.cached("channels", lambda: model_channels(self))
 
     def cached(self, name: str, make: Callable[[], T]) -> T:
-        """What is made on first use and kept while the weights stay: by one thread, while the others wait for it."""
+        """A value computed on first use and kept until the weights change: by one thread, while others wait for it."""
         self.refresh()
-        if name not in self._made:
-            with self._making:
-                if name not in self._made:
-                    self._made[name] = make()
-        return self._made[name]
+        if name not in self._cache:
+            with self._lock:
+                if name not in self._cache:
+                    self._cache[name] = make()
+        return self._cache[name]
 
     # -- when weights change -----------------------------------------------------------------------------------
 
@@ -185,52 +188,41 @@ class Model:
 
         Returns the version of the weights: the same object as long as no change is seen.
         """
-        if not getattr(self._inside, "assumed", False):
-            with self._making:
-                if not self._watcher.holds():
+        if not getattr(self._thread, "assumed", False):
+            with self._lock:
+                if not self._watcher.unchanged():
                     self.invalidate()
         return self._version
 
     def invalidate(self) -> None:
-        """Make everything that follows from the weights anew: after an edit that cannot be seen.
+        """Drop everything derived from the weights: to be called after an edit that cannot be noticed.
 
         Edits in place, replaced parameters and modules are noticed. What only changes a few numbers through
         ``parameter.data`` or a NumPy view is not (`headtrace.models.checks`): call this afterwards.
         """
-        with self._making:
+        with self._lock:
             check_parameters(self.hf)
-            self._check_layers()
-            self._made.clear()
-            self._watcher, self._version, self._first = (
-                Watcher(self.hf),
-                WeightsVersion(),
-                first_number(self.hf),
-            )
+            if len(self.layers) != self.n_layers:
+                raise InputError(
+                    f"The config says {self.n_layers} layers, and the model has {len(self.layers)}. Set "
+                    f"model.config.num_hidden_layers to what is there and load the module again: headtrace.load(hf)."
+                )
+            self._cache.clear()
+            self._watcher, self._version = Watcher(self.hf), WeightsVersion()
+            self._first = first_number(self.hf)
 
     @contextmanager
     def assume_weights_unchanged(self) -> Generator[None]:
-        """Look at the weights once, now, and take them as unchanged inside: for work that asks for them many times."""
+        """Check the weights for changes once, now, and not inside: for work that reads them many times."""
         self.refresh()
-        before = getattr(self._inside, "assumed", False)
-        self._inside.assumed = True
+        before = getattr(self._thread, "assumed", False)
+        self._thread.assumed = True
         try:
             yield
         finally:
-            self._inside.assumed = before
+            self._thread.assumed = before
 
-    def _check_dtype(self, hf: PreTrainedModel) -> None:
-        if self.architecture.rotary_in_float32 and hf.dtype == torch.float64:
-            raise UnsupportedModelError(
-                f"{self.architecture.name} models turn queries and keys in float32 whatever their dtype is, so float64 "
-                "would not be exact. Load the model in float32."
-            )
-
-    def _check_layers(self) -> None:
-        if len(self.layers) != self.n_layers:
-            raise InputError(
-                f"The config says {self.n_layers} layers, and the model has {len(self.layers)}. Set "
-                f"model.config.num_hidden_layers to what is there and load the module again: headtrace.load(hf)."
-            )
+    # -- running ---------------------------------------------------------------------------------------------
 
     def record(
         self,

@@ -59,7 +59,7 @@ class Observer:
     A place that returns a tensor puts it where the model's own was; None leaves everything as it is.
     """
 
-    def wants(self, place: str) -> bool:
+    def watches(self, place: str) -> bool:
         """Whether this observer has something to do at a place: if its class says what."""
         return getattr(type(self), place) is not getattr(Observer, place)
 
@@ -84,7 +84,7 @@ class Observer:
     def takes_rows(self) -> bool:
         """Whether it has no need of a layer's scores and pattern as a whole: then long prompts are attended to some
         rows at a time."""
-        return not any(map(self.wants, ("edit_scores", "pattern_buffer", "mix", "see")))
+        return not any(map(self.watches, ("edit_scores", "pattern_buffer", "mix", "see")))
 
     def needs_rows(self) -> bool:
         """Whether it is to be shown rows whatever the length of the prompt; no other observer may then need a whole."""

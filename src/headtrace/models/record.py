@@ -54,10 +54,12 @@ class Capture(Observer):
         self.softcaps: list[float | None] = []
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def wants(self, place: str) -> bool:
+    def watches(self, place: str) -> bool:
         """Places whose tensors are not kept need no hook."""
         needed = {"mlp_input": ("mlp_inputs",), "mlp_write": ("mlp_writes",), "norm_input": _SCALES.values()}
-        return super().wants(place) and (place not in needed or any(n in self.tensors for n in needed[place]))
+        return super().watches(place) and (
+            place not in needed or any(n in self.tensors for n in needed[place])
+        )
 
     def _keep(self, name: str, layer: int, tensor: Tensor) -> None:
         if name in self.tensors:

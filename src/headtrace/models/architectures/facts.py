@@ -101,15 +101,15 @@ class Architecture:
     rotary: bool = True
     """Rotary positions (their cosines and sines come from the model's own module) or learned ones."""
     rotary_pairs: Literal["half-split", "interleaved"] = "half-split"
-    """Which dimensions turn together: i and i + half (Llama), or 2i and 2i + 1 (GLM, GPT-J, Cohere)."""
+    """Which dimensions rotate together: i and i + half (Llama), or 2i and 2i + 1 (GLM, GPT-J, Cohere)."""
     rotary_layers: tuple[bool, ...] | None = None
-    """Layer by layer, whether queries and keys turn at all (SmolLM3 leaves every fourth out); None: all layers."""
+    """Layer by layer, whether queries and keys are rotated at all (SmolLM3: not in every fourth); None: all layers."""
     rotary_tables: Literal["half-split", "interleaved"] = "half-split"
     """How the model's cosines and sines are laid out: all angles twice over, or each angle twice in a row."""
     rotary_backwards: bool = False
-    """Whether queries and keys turn the other way round: by minus the angle (nanochat)."""
+    """Whether queries and keys are rotated the other way: by minus the angle (nanochat)."""
     rotary_in_float32: bool = False
-    """Whether they turn in float32 whatever the model's dtype, so that float64 would be no more exact (Cohere)."""
+    """Whether they are rotated in float32 whatever the model's dtype, so that float64 is no more exact (Cohere)."""
     own_rotary: Callable[[nn.Module, Int[Tensor, "#batch token"]], tuple[Tensor, Tensor]] | None = None
     """Cosines and sines at some positions, from an attention module that makes them itself (GPT-J)."""
     query_key_norm: tuple[str, str] | None = None
@@ -141,8 +141,8 @@ class Architecture:
         """The facts of one model: with what its config decides."""
         return replace(self, **self.variant(config))
 
-    def turns(self, layer: int) -> bool:
-        """Whether a layer's queries and keys turn with the position."""
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer's queries and keys are rotated by position."""
         return self.rotary and (self.rotary_layers is None or self.rotary_layers[layer])
 
     def centred(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -162,7 +162,7 @@ class Architecture:
 
 
 def rotary_width(config: Any, d_head: int) -> int:
-    """How many of a head's dimensions turn with the position."""
+    """How many of a head's dimensions are rotated by position."""
     if getattr(config, "rotary_dim", None):
         return config.rotary_dim
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}

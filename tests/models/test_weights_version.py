@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 
 import pytest
@@ -217,17 +216,12 @@ def test_models_loaded_for_inference_only_are_watched_too() -> None:
         assert model.record([1, 2, 3]).check().worst < 1e-4
 
 
-def test_looking_costs_far_less_than_a_millisecond_for_300_parameters() -> None:
+def test_looking_costs_far_less_than_reading_all_weights() -> None:
     hf = nn.ModuleList([nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(75)])
     watcher = Watcher(hf)
     assert len(list(hf.parameters())) == 300
-
-    def took() -> float:
-        start = time.perf_counter()
-        assert all(watcher.unchanged() for _ in range(20))
-        return (time.perf_counter() - start) / 20
-
-    assert min(took() for _ in range(10)) < 1e-3
+    assert sum(sample.size for sample in watcher._samples) < 0.1 * sum(p.numel() for p in hf.parameters())
+    assert watcher.unchanged()
 
 
 def test_while_assumed_unchanged_the_weights_are_looked_at_once(monkeypatch) -> None:

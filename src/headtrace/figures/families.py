@@ -47,6 +47,8 @@ def cluster_map(
     """Distances in the order of the tree; above them the tree, beside them families and labels as coloured bars."""
     from scipy.cluster import hierarchy
 
+    from headtrace.families.clustering import square
+
     population = families.population
     chosen = list(population.labels.columns if columns is None else columns)
     bars = [("family", [f"{f}" for f in families.family])]
@@ -64,11 +66,16 @@ def cluster_map(
             _bar(axis, name, [values[i] for i in order])
             beside.set_axis_off()
         image = left[-1].imshow(
-            _distances(families, shown), cmap=HEAT, vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+            square(families.sets.matrix[shown]),
+            cmap=HEAT,
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            interpolation="nearest",
         )
-        left[-1].set(
-            xticks=[], yticks=[], xlabel=_counted(len(order), len(shown)), ylabel="the same circuits"
-        )
+        drawn = "" if len(order) == len(shown) else f" ({len(shown):,} of {len(order):,} drawn)"
+        label = f"circuits, in the order of the tree{drawn}"
+        left[-1].set(xticks=[], yticks=[], xlabel=label, ylabel="the same circuits")
         figure.colorbar(
             image,
             ax=left[-1],
@@ -78,24 +85,9 @@ def cluster_map(
         )
         _legends(right, bars)
         grain = {"components": "components", "edges": "edges", "edge-channel": "edges and their channels"}
-        headline(
-            figure, f"{len(order)} circuits compared by their {grain[families.grain]}: {_named(families.n)}"
-        )
+        found = f"{families.n} famil{'y' if families.n == 1 else 'ies'}"
+        headline(figure, f"{len(order)} circuits compared by their {grain[families.grain]}: {found}")
         return save(figure, path)
-
-
-def _named(n: int) -> str:
-    return f"{n} famil{'y' if n == 1 else 'ies'}"
-
-
-def _counted(n: int, shown: int) -> str:
-    return "circuits, in the order of the tree" + ("" if n == shown else f" ({shown:,} of {n:,} drawn)")
-
-
-def _distances(families: Families, rows: np.ndarray) -> np.ndarray:
-    from headtrace.families.clustering import square
-
-    return square(families.sets.matrix[rows])
 
 
 def _tree(axis: Axes, tree: np.ndarray, order: np.ndarray) -> None:
@@ -265,16 +257,12 @@ def signal_maps(found: SignalComparison, path: str | Path | None = None) -> Figu
             figure.colorbar(image, ax=every, label="cosine (1: the same, -1: the opposite)", shrink=0.8)
         note = "Hatched: a head that only one of them has, or none."
         note += "\nControl: the same head in two circuits of one and the same side." if controlled else ""
-        headline(figure, f"What heads read in {' and in '.join(map(_of, found.names, found.circuits))}", note)
+        names = [
+            name if circuits == 1 else f"{name} ({circuits} circuits)"
+            for name, circuits in zip(found.names, found.circuits, strict=True)
+        ]
+        headline(figure, f"What heads read in {' and in '.join(names)}", note)
         return save(figure, path)
-
-
-def _of(name: str, circuits: int) -> str:
-    return name if circuits == 1 else f"{name} ({circuits} circuits)"
-
-
-def _few(found: SignalComparison) -> bool:
-    return found.n_heads <= 12 and found.n_layers <= 12
 
 
 def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
@@ -287,7 +275,7 @@ def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
     image = axis.imshow(
         np.ma.masked_invalid(values), cmap=SIGNED, vmin=-1, vmax=1, aspect="auto", origin="lower"
     )
-    if _few(found):
+    if found.n_heads <= 12 and found.n_layers <= 12:
         for (layer, head), value in np.ndenumerate(values):
             if not np.isnan(value):
                 colour = "white" if abs(value) > 0.65 else INK
@@ -329,10 +317,10 @@ def comparison_grid(found: CircuitComparison, path: str | Path | None = None) ->
         else:
             other.set_axis_off()
         in_all = found.shared.filter(kind=found.unit).height
-        told = f"{in_all} of {table.height} {found.unit}s are in {'all' if several else 'both'}"
+        shared = f"{in_all} of {table.height} {found.unit}s are in {'all' if several else 'both'}"
         which = f"The {shown.height} strongest of them" if shown.height < table.height else "All of them"
         note = f"{which}, in the order in which they first appear.\nWhite: not in the circuit."
-        headline(figure, told, note)
+        headline(figure, shared, note)
         return save(figure, path)
 
 

@@ -40,7 +40,7 @@ Sides = Literal["query", "key", "both"]
 SIDES: tuple[Sides, ...] = ("query", "key", "both")
 MEASURES = ("sink mass", "loss", "logit difference", "accuracy", "removed")
 """Mean attention on sinks over all heads; next-token cross-entropy (nats) over the prompt; right over wrong answers at
-its end (logits), and how often that is above 0; the share of a token's residual, by length, that is taken away."""
+its end (logits), and how often that is above 0; the share of a token's residual, by length, that is removed."""
 TOKENS_AT_ONCE = 512
 """Output logits are needed at every token: over a large vocabulary more would take much memory."""
 

@@ -113,7 +113,7 @@ def find_sinks(
         means: Means = {side: mean_signals(signals, side) for side in ATTENTION_SIDES}
         experiment = RemovalExperiment(model, cases, rule, means, seed)
         conditions = experiment.conditions(directions)
-        values = experiment.measured(conditions, study.told(3)) if directions else None
+        values = experiment.measured(conditions, study.progress_of(3)) if directions else None
     tasks = [case.task for case in cases]
     return Sinks(
         model={"name": model.name, "weights_sha256": model.weights_sha256},
@@ -152,7 +152,7 @@ class _Study:
     seed: int
     progress: Progress | None
 
-    def told(self, step: int) -> Progress | None:
+    def progress_of(self, step: int) -> Progress | None:
         return scaled(self.progress, sum(STEPS[:step]), STEPS[step], sum(STEPS))
 
     def _recordings(
@@ -160,14 +160,14 @@ class _Study:
     ) -> Iterator[tuple[list[int], Recording]]:
         """Recordings of prompts that run concatenate, with the places of their prompts."""
         places = list(range(len(self.cases))) if wanted is None else list(wanted)
-        told, done = self.told(step), 0
+        report, done = self.progress_of(step), 0
         for group in batches([self.cases[place].length for place in places], TOKENS_AT_ONCE):
             mine = [places[each] for each in group]
             ids = [list(self.cases[place].ids) for place in mine]
             yield mine, self.model.record(ids, last_logits=True, keep=keep)
             done += len(mine)
-            if told is not None:
-                told(done, len(places))
+            if report is not None:
+                report(done, len(places))
 
     def received(self) -> None:
         """Which tokens receive attention, and where that of each head goes."""

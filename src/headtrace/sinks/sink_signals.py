@@ -167,8 +167,9 @@ def traced_signals(
     cases: Sequence[SinkPrompt],
 ) -> SinkSignals:
     """Trace firings of a recording's prompts (``places``: where each prompt is in it), and add their signals up."""
-    asked = [each.firing for each in firings]
-    causes = tracer.trace_firings(recording, asked, [places[each.prompt] for each in firings])
+    causes = tracer.trace_firings(
+        recording, [each.firing for each in firings], [places[each.prompt] for each in firings]
+    )
     rows = [
         {
             "layer": each.firing.layer,

@@ -161,7 +161,7 @@ class Weights:
 
     @classmethod
     def zeros(cls, models: int, n_features: int, d_model: int, d_head: int) -> Weights:
-        """Weights of so many models, all zero."""
+        """Weights of several models, all zero."""
         rows = n_features + 2 * d_head
         return cls(torch.zeros(models, rows * d_model + n_features), n_features, d_model)
 

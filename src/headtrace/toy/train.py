@@ -78,7 +78,7 @@ def train(
 ) -> Trained:
     """Train every setting with every seed. Snapshots are taken before the given steps, and after the last.
 
-    ``progress`` hears of steps, those of every model counted.
+    ``progress`` counts steps, added up over all models.
     """
     seeds = tuple(seeds)
     if steps < 1 or not settings or not seeds:

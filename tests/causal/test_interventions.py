@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headtrace.causal import GlobalEdit, Intervention, LocalEdit, Signal, edit, find_edge, intervene, run
+import headtrace
+from headtrace.causal import (
+    GlobalEdit,
+    Intervention,
+    LocalEdit,
+    Signal,
+    SignalChange,
+    edit,
+    find_edge,
+    intervene,
+    rerun,
+    run,
+)
 from headtrace.causal.execute import Changes
 from headtrace.causal.metric import metric_of
 from headtrace.causal.signals import coefficients, random_channels, residual_change
@@ -14,6 +26,7 @@ from headtrace.models import Observer
 from headtrace.vocabulary import Component
 from tests.causal.traced import traced
 from tests.rounding import forward_terms, rounding
+from tests.tiny import prompts, tiny_model
 
 
 class Watching(Observer):
@@ -250,6 +263,21 @@ def test_edits_of_query_and_keys_of_one_firing_act_together(name: str) -> None:
     found = run(recording, [Intervention(tuple(edits), f)]).attention[0]
     assert float(found) == pytest.approx(float(wanted), abs=near(recording, f.layer))
     assert intervene(circuit, model, circuit.edges_into(node)).attention_after == pytest.approx(float(wanted))
+
+
+def test_a_metric_of_several_layers_is_read_whole_wherever_an_intervention_begins() -> None:
+    """Heads of layers 1 and 3: an edit at layer 3 still reads the attention of both."""
+    model, ids = tiny_model("gemma2", dtype=torch.float64), prompts(0)[0]
+    circuit = headtrace.Tracer(model, tau=0.08).trace(ids, heads=["L3H1", "L1H0"])
+    recording = model.record(ids)
+    metric = metric_of(circuit.root, recording)
+    edge = next(e for e in circuit.top(50) if circuit.node(e.target).layer == 3 and e.side != "root")
+    changed = rerun(recording, [SignalChange(Signal.of(circuit, edge))])
+    found = intervene(circuit, model, edge)
+    assert found.metric_after == pytest.approx(metric.of(changed), abs=near(recording))
+    assert found.metric_after - found.metric_before == pytest.approx(
+        found.attention_after - found.attention_before, abs=near(recording)
+    )
 
 
 def test_random_channels_are_as_many_and_never_the_claimed_ones() -> None:

@@ -266,7 +266,7 @@ class Patch:
             *(site.kind for site in self.sites),
             *(() if self.places is None else ("head",)),
         }
-        named = {
+        named: dict[Kind, Tensor] = {
             k: torch.zeros(shapes[k], dtype=torch.bool, device=model.device) for k in shapes if k in kinds
         }
         if self.places is not None:

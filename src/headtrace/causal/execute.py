@@ -415,7 +415,8 @@ def _run_batch(
     length, n_layers = copies[0].recording.lengths[0], model.n_layers
     metrics = {id(copy.metric): copy.metric for copy in copies if copy.metric is not None}
     firings = [copy.intervention.firing for copy in copies if copy.intervention.firing is not None]
-    start = min(copy.intervention.first_layer for copy in copies)
+    starts = [copy.intervention.first_layer for copy in copies]
+    start = min([*starts, *(metric.first_layer(n_layers) for metric in metrics.values())])
     ends = [start, *(f.layer for f in firings), *(metric.layers(n_layers) - 1 for metric in metrics.values())]
     changes = Changes(
         model,

@@ -40,7 +40,11 @@ class Metric(ABC):
 
     @abstractmethod
     def layers(self, n_layers: int) -> int:
-        """How many layers have to run."""
+        """How many layers have to run: none above is read."""
+
+    def first_layer(self, n_layers: int) -> int:
+        """The first layer that is read: the pass must not begin above it."""
+        return self.layers(n_layers)
 
     @abstractmethod
     def reading(self) -> MetricObserver:
@@ -139,6 +143,9 @@ class AttentionMetric(Metric):
 
     def layers(self, n_layers: int) -> int:
         return 1 + max(f.layer for f in self.firings)
+
+    def first_layer(self, n_layers: int) -> int:
+        return min(f.layer for f in self.firings)
 
     def of(self, recording: Recording) -> float:
         return float(sum(recording.attention.at(f.layer, 0, f.head, f.dest, f.src) for f in self.firings))

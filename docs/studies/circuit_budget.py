@@ -17,8 +17,7 @@ from typing import Any
 import polars as pl
 
 import headtrace
-from headtrace.causal.patching import measure
-from headtrace.causal.rankings import ranked_firings
+from headtrace.causal.patching import measure, ranked_firings
 from headtrace.causal.sufficiency import open_case
 from headtrace.tasks import TASKS, load_task
 

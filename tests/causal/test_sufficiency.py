@@ -12,8 +12,16 @@ import torch
 import headtrace
 from headtrace.causal.changes import OtherRun
 from headtrace.causal.execute import Changes
-from headtrace.causal.patching import PatchingCase, mask_gradients, mask_metric, measure
-from headtrace.causal.rankings import as_given, attribution_patching, by_attention, ranked_firings
+from headtrace.causal.patching import (
+    PatchingCase,
+    as_given,
+    attribution_patching,
+    by_attention,
+    mask_gradients,
+    mask_metric,
+    measure,
+    ranked_firings,
+)
 from headtrace.causal.sufficiency import open_case, sufficiency
 from headtrace.causal.sufficiency_result import SHARES, areas, shares_of, sizes
 from headtrace.circuits import Node

@@ -14,7 +14,7 @@ import torch
 
 import headtrace
 from headtrace.causal.claims import SideClaim, _taken, weigh_removals
-from headtrace.causal.ledger import overall
+from headtrace.causal.report import overall
 from headtrace.causal.tolerance import Tolerance, precision_of
 from headtrace.circuits import MethodInfo, load_circuit
 from headtrace.errors import InputError

@@ -3,12 +3,10 @@
 ``changes.py`` has the language of changes, ``execute.py`` runs the model under them, ``signals.py`` says what a signal
 is, ``effects.py`` ablates and boosts edges, ``experiments.py`` has the papers' experiments on them.
 
-``patching.py`` patches head components from another run: ``faithfulness.py`` and ``sufficiency.py`` keep only the
-circuit; ``rankings.py`` has the baselines that a circuit is compared with.
+``patching.py`` patches and ranks head components: ``faithfulness.py`` and ``sufficiency.py`` keep only the circuit.
 
-``verify.py`` puts every claim of a circuit to the test: ``checks.py``, ``graph_checks.py`` and ``content_checks.py``
-compare its numbers with the model's, ``claims.py`` computes what is claimed about a firing, ``report.py`` has
-the result.
+``verify.py`` puts every claim of a circuit to the test: ``checks.py`` and ``content_checks.py`` compare its numbers
+with the model's, ``claims.py`` computes what is claimed about a firing, ``report.py`` has the result.
 """
 
 from headtrace.causal.changes import (
@@ -27,11 +25,10 @@ from headtrace.causal.changes import (
 from headtrace.causal.claims import claim
 from headtrace.causal.effects import EdgeEffect, Intervened, intervene
 from headtrace.causal.execute import Outcome, continued, rerun, run
-from headtrace.causal.ledger import Failure, Verdict, overall
 from headtrace.causal.metric import Metric, metric_of
-from headtrace.causal.opening import find_edge, open_circuit
-from headtrace.causal.report import PredictionCheck, Report
-from headtrace.causal.signals import Signal, residual_change
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.report import Failure, PredictionCheck, Report, Verdict, overall
+from headtrace.causal.signals import Signal, find_edge, residual_change
 from headtrace.causal.sufficiency import sufficiency
 from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
 from headtrace.causal.tolerance import Tolerance

@@ -17,7 +17,7 @@ from torch import Tensor
 from headtrace.causal.changes import Intervention, MlpInputEdit
 from headtrace.causal.checks import Checking
 from headtrace.causal.execute import Changes
-from headtrace.causal.opening import edge_name
+from headtrace.causal.signals import edge_name
 from headtrace.errors import InputError, shown
 from headtrace.models.forward import forward
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenNorm

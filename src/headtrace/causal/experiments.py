@@ -29,8 +29,8 @@ from headtrace.causal.effects import (
 )
 from headtrace.causal.execute import run
 from headtrace.causal.metric import Metric, metric_of, require_metric
-from headtrace.causal.opening import edge_name, node_name, open_circuit
-from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, residual_change
+from headtrace.causal.opening import open_circuit
+from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, edge_name, node_name, residual_change
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph

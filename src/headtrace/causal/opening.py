@@ -10,16 +10,14 @@ headtrace.errors.InputError: prompt.token_ids[1]: expected 0 to 484 (token ids o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
 from headtrace.models.devices import available_bytes
 from headtrace.validation import fail
-from headtrace.vocabulary import Firing, head_name, parse_head
 
 if TYPE_CHECKING:
-    from headtrace.circuits import Circuit, Edge, Node
+    from headtrace.circuits import Circuit, Node
     from headtrace.models import Model, Recording
 
 PATHS = 5
@@ -44,33 +42,6 @@ def require_own_model(circuit: Circuit, model: Model) -> None:
             f"..., but {model.name!r} has {model.weights_sha256[:12]}.... A circuit can only be tested on its own "
             "model."
         )
-
-
-def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
-    """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
-    source, target = node_name(source), node_name(target)
-    wanted = circuit.node(target)
-    for edge in circuit.edges_into(wanted):
-        if edge.side == side and circuit.node(edge.source).name == source:
-            return edge
-    there = (
-        ", ".join(f"{circuit.node(e.source).name} ({e.side})" for e in circuit.edges_into(wanted)[:8])
-        or "none"
-    )
-    raise InputError(f"There is no {side} edge from {source!r} to {target!r}. Into {target!r} go: {there}.")
-
-
-def edge_name(circuit: Circuit, edge: Edge) -> str:
-    """An edge in a sentence: ``MLP 3 @5 => query of L9H6 14->3``."""
-    return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
-
-
-def node_name(text: str) -> str:
-    """The name of a node as a user may write it: a firing also as ``L9H6:14:3``, a head in small letters."""
-    for read in (lambda: str(Firing.parse(text)), lambda: head_name(*parse_head(text))):
-        with suppress(InputError):
-            return read()
-    return text.strip()
 
 
 def require_places(circuit: Circuit, model: Model) -> None:

@@ -7,6 +7,7 @@ none in the other channels. It is computed here from the component's recorded wr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +18,14 @@ from torch import Tensor
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.models.devices import exact, rounded
-from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing
+from headtrace.vocabulary import (
+    ATTENTION_SIDES,
+    AttentionSide,
+    Component,
+    Firing,
+    head_name,
+    parse_head,
+)
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -214,3 +222,33 @@ def residual_change(
     after = before + (factor - 1) * reader.in_residual(values)[position]
     cosine = torch.nn.functional.cosine_similarity(before, after, dim=0)
     return float(cosine), float(after.norm() / before.norm())
+
+
+# -- edges by name ---------------------------------------------------------------------------------------------
+
+
+def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
+    """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
+    source, target = node_name(source), node_name(target)
+    wanted = circuit.node(target)
+    for edge in circuit.edges_into(wanted):
+        if edge.side == side and circuit.node(edge.source).name == source:
+            return edge
+    there = (
+        ", ".join(f"{circuit.node(e.source).name} ({e.side})" for e in circuit.edges_into(wanted)[:8])
+        or "none"
+    )
+    raise InputError(f"There is no {side} edge from {source!r} to {target!r}. Into {target!r} go: {there}.")
+
+
+def edge_name(circuit: Circuit, edge: Edge) -> str:
+    """An edge in a sentence: ``MLP 3 @5 => query of L9H6 14->3``."""
+    return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
+
+
+def node_name(text: str) -> str:
+    """The name of a node as a user may write it: a firing also as ``L9H6:14:3``, a head in small letters."""
+    for read in (lambda: str(Firing.parse(text)), lambda: head_name(*parse_head(text))):
+        with suppress(InputError):
+            return read()
+    return text.strip()

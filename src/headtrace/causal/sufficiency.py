@@ -31,15 +31,18 @@ from headtrace.causal.changes import FixedValues, OtherRun
 from headtrace.causal.execute import Copy
 from headtrace.causal.metric import require_metric
 from headtrace.causal.opening import open_circuit
-from headtrace.causal.patching import NEAREST, PatchingCase, drawn_like, measure
-from headtrace.causal.rankings import (
+from headtrace.causal.patching import (
     BASELINES,
+    NEAREST,
     RANDOM,
+    PatchingCase,
     Ranked,
     Ranking,
     as_given,
     at_random,
     chosen_baselines,
+    drawn_like,
+    measure,
     ranked_firings,
 )
 from headtrace.causal.sufficiency_result import SHOWN, Curve, Necessity, Sufficiency, shares_of, sizes
@@ -71,7 +74,7 @@ def sufficiency(
 
     ``counterfactual`` is text or token ids, as many as the circuit's prompt has. ``ranking`` puts head components of
     your own in the place of the circuit's (its prompt and root stay). ``baselines`` adds rankings to compare with, all
-    or some by name (`headtrace.causal.rankings.BASELINES`, and ``random``, the mean of ``draws`` draws); ``compare``
+    or some by name (`headtrace.causal.patching.BASELINES`, and ``random``, the mean of ``draws`` draws); ``compare``
     adds circuits or ranked components of your own, by name. ``mean`` and ``zero`` ablation need no counterfactual: a
     component gives the head's mean value vector, or nothing, and m(nothing kept) stands for m(counterfactual).
     """

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headtrace.causal.execute import Copy
-from headtrace.causal.patching import PatchingCase, measure
-from headtrace.causal.rankings import Ranking
+from headtrace.causal.patching import PatchingCase, Ranking, measure
 from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
 from headtrace.writing import write_text

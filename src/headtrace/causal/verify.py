@@ -4,10 +4,10 @@
     print(report.summary())
     report.save("verification/")
 
-For every firing and side, exactly the claimed signals are removed in the running model and the attention it then shows
-is compared with what the trace predicted. Every other number that the model can reproduce is compared as well, and the
-verdict says whether all agree: PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing. For every edge,
-ablation and boost are measured against random channels.
+The numbers of the file, its graph and its content are compared with the model. For every firing and side, exactly the
+claimed signals are removed in the running model, and the attention it then shows is compared with what the trace
+predicted. For every edge, ablation and boost are measured against random channels. The verdict says whether all agree:
+PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing.
 """
 
 from __future__ import annotations
@@ -16,35 +16,49 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headtrace.causal.changes import Reach
-from headtrace.causal.checks import Checking, check_method, check_prompt, check_root, method_of
-from headtrace.causal.claims import SideClaim
-from headtrace.causal.content_checks import check_content
-from headtrace.causal.effect_checks import check_effects
-from headtrace.causal.effects import check_options, choose_edges, measure_edges, per_edge, within_reach
-from headtrace.causal.execute import run
-from headtrace.causal.graph_checks import (
+from headtrace.causal.checks import (
+    Checking,
     check_flags,
     check_influence,
+    check_method,
     check_nodes,
     check_places,
+    check_prompt,
     check_root_edges,
     check_weights,
     claimed_sides,
+    method_of,
 )
-from headtrace.causal.ledger import Ledger
+from headtrace.causal.claims import SideClaim
+from headtrace.causal.content_checks import check_content
+from headtrace.causal.effects import (
+    EdgeEffect,
+    check_options,
+    choose_edges,
+    effect_record,
+    measure_edges,
+    per_edge,
+    within_reach,
+)
+from headtrace.causal.execute import run
 from headtrace.causal.metric import metric_of
 from headtrace.causal.opening import open_circuit
-from headtrace.causal.report import PredictionCheck, Report
-from headtrace.causal.signals import Scope
+from headtrace.causal.report import Ledger, PredictionCheck, Report
+from headtrace.causal.signals import Scope, edge_name
 from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge
 from headtrace.progress import Progress, part_of
+from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
     from headtrace.models import Model
 
 SIDES_AT_ONCE = 64
 """Sides of firings whose signals exist at a time."""
+EVERYWHERE = ("cosine", "norm_ratio")
+"""Effects that do not depend on how far an intervention reached."""
+DRAWN = ("control_attention", "control_metric")
+"""Effects of channels that were drawn at random: another draw gives others."""
 
 
 def verify(
@@ -60,15 +74,30 @@ def verify(
 ) -> Report:
     """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
     check_options(controls, reach, scope, seed)
-    asked = choose_edges(circuit, edges, seed)
-    chosen = within_reach(circuit, asked, reach) if isinstance(edges, str) else asked
+    wanted = choose_edges(circuit, edges, seed)
+    chosen = within_reach(circuit, wanted, reach) if isinstance(edges, str) else wanted
     method_of(circuit.method)  # options that cannot be are an error before anything runs
     recording = open_circuit(circuit, model)
     check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
-    metric = metric_of(circuit.root, recording)
     sides = len(list(claimed_sides(circuit)))
     of_all = sides + per_edge(controls) * len(chosen)
-    predictions = check_circuit(check, part_of(progress, 0, of_all))
+
+    # The numbers of the file, its graph, its content.
+    check_method(check)
+    check_prompt(check)
+    circuit.root.check(check, check.root)
+    check_nodes(check)
+    check_flags(check)
+    check_influence(check)
+    check_places(check)
+    check_root_edges(check)
+    check_content(check)
+
+    # What each signal accounts for, and what is left without all of them.
+    predictions = check_predictions(check, part_of(progress, 0, of_all))
+
+    # The effect of every edge, measured now and compared with what the file has.
+    metric = metric_of(circuit.root, recording)
     effects = measure_edges(
         recording,
         circuit,
@@ -81,6 +110,7 @@ def verify(
         progress=part_of(progress, sides, of_all),
     )
     check_effects(check, effects, reach, scope)
+
     return Report(
         circuit=circuit,
         tolerance=check.tolerance,
@@ -95,23 +125,24 @@ def verify(
         scope=scope,
         controls=controls,
         seed=seed,
-        left_out=len(asked) - len(chosen),
+        left_out=len(wanted) - len(chosen),
     )
 
 
-def check_circuit(check: Checking, progress: Progress | None = None) -> list[PredictionCheck]:
-    """Everything in the file that the model can reproduce; predictions are measured in the running model."""
-    for part in (check_method, check_prompt, check_root, check_nodes, check_flags, check_influence):
-        part(check)
-    check_places(check)
-    check_root_edges(check)
-    check_content(check)
+def check_predictions(check: Checking, progress: Progress | None = None) -> list[PredictionCheck]:
+    """The weights of every side of every firing, and the attention predicted without its signals, measured."""
     sides, found = list(claimed_sides(check.circuit)), list[PredictionCheck]()
     for start in range(0, len(sides), SIDES_AT_ONCE):
         group = sides[start : start + SIDES_AT_ONCE]
-        found += _check_sides(
-            check, [SideClaim.of(check.recording, check.circuit, node, side) for node, side in group]
-        )
+        claims = [SideClaim.of(check.recording, check.circuit, node, side) for node, side in group]
+        for claim in claims:
+            check_weights(check, claim)
+        said = [(c, p) for c in claims if (p := (c.node.predicted or {}).get(c.side)) is not None]
+        measured = run(check.recording, [claim.intervention for claim, _ in said]).attention.tolist()
+        for (claim, predicted), value in zip(said, measured, strict=True):
+            node, allowed = claim.node, check.tolerance.attention(claim.size)
+            clean = node.attention or 0.0
+            found.append(PredictionCheck(node.id, node.name, claim.side, clean, predicted, value, allowed))
         if progress is not None:
             progress(start + len(group), len(sides))
     for one in found:
@@ -120,21 +151,44 @@ def check_circuit(check: Checking, progress: Progress | None = None) -> list[Pre
     return found
 
 
-def _check_sides(check: Checking, claims: list[SideClaim]) -> list[PredictionCheck]:
-    """The weights of some sides, and their predictions in the running model, all at once."""
-    for claim in claims:
-        check_weights(check, claim)
-    asked = [(c, p) for c in claims if (p := (c.node.predicted or {}).get(c.side)) is not None]
-    measured = run(check.recording, [claim.intervention for claim, _ in asked]).attention.tolist()
-    return [
-        PredictionCheck(
-            claim.node.id,
-            claim.node.name,
-            claim.side,
-            claim.node.attention or 0.0,
-            predicted,
-            value,
-            check.tolerance.attention(claim.size),
-        )
-        for (claim, predicted), value in zip(asked, measured, strict=True)
-    ]
+def check_effects(check: Checking, effects: Sequence[EdgeEffect], reach: str, scope: str) -> None:
+    """Effects that an earlier verification wrote into the file, where the same edge is measured now.
+
+    Changes can be compared if reach and scope are the same; cosine and norm ratio do not depend on them.
+    """
+    measured = {(e.edge.source, e.edge.target, e.edge.side): e for e in effects}
+    known = [edge for edge in check.circuit.edges if edge.effect and edge.side in ATTENTION_SIDES]
+    for edge in known:
+        now, written = measured.get((edge.source, edge.target, edge.side)), edge.effect or {}
+        if now is None:
+            check.ledger.skip("effects that the file has of edges which were not measured now (--edges all)")
+            continue
+        allowed = _allowed(check, now)
+        if (written.get("reach"), written.get("scope")) != (reach, scope):
+            check.ledger.skip(
+                "effects that the file has of another reach or scope, or of one it does not name"
+            )
+            allowed = {name: allowed[name] for name in EVERYWHERE}
+        record = effect_record(now, reach, scope)
+        for name in (name for name in record if name in allowed):
+            old, value = written.get(name), record[name]
+            if isinstance(value, float) and isinstance(old, (int, float)):
+                where, limit = edge_name(check.circuit, edge), allowed[name]
+                check.ledger.compare(f"effect.{name}", where, in_file=old, measured=value, allowed=limit)
+    if any((edge.effect or {}).get(name) is not None for edge in known for name in DRAWN):
+        check.ledger.skip("effects that the file has of channels drawn at random")
+
+
+def _allowed(check: Checking, effect: EdgeEffect) -> dict[str, float]:
+    """A change is a difference of two numbers; with a boost, logits may be twice as large."""
+    row = check.row(check.circuit.node(effect.edge.target).site.firing)
+    attention = 4 * check.tolerance.attention(row.size)
+    metric = 4 * check.tolerance.number(row.size if check.root is None else check.root.size)
+    return {
+        "attention": attention,
+        "boost_attention": attention,
+        "metric": metric,
+        "boost_metric": metric,
+        "cosine": 4 * check.tolerance.relative,
+        "norm_ratio": 4 * check.tolerance.number(effect.norm_ratio),
+    }

@@ -10,16 +10,21 @@ import torch
 import headtrace
 from headtrace.causal import (
     ComponentChange,
+    Intervention,
+    OtherRun,
+    Patch,
     Signal,
     SignalChange,
     continued,
     intervene,
     metric_of,
     rerun,
+    run,
 )
 from headtrace.errors import InputError
 from headtrace.models.forward import continue_greedily, forward
 from headtrace.models.observer import Observer
+from headtrace.roots import LogitDifference
 from headtrace.vocabulary import Component, Firing, Site
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two
@@ -215,3 +220,53 @@ def test_a_continuation_that_fails_leaves_the_model_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in hf.modules())
     assert hf.config._attn_implementation == how
     assert continued(recording, 3) == before
+
+
+# -- patches from another run ----------------------------------------------------------------------------------
+
+
+def test_all_components_of_another_run_are_that_run(recording) -> None:
+    """Embeddings, heads and MLPs of another prompt, all patched in: the logits are those of the other prompt."""
+    model = recording.model
+    theirs = model.record([prompts(9)[0]])
+    everything = Patch(OtherRun.of(theirs), all_but=("head", "mlp", "embedding"))
+    close(rerun(recording, [everything]), theirs.logits)
+
+
+@pytest.mark.parametrize("site", [Site("mlp", 2, dest=10), Site("head", 2, 1, 10), Site("embedding", dest=3)])
+def test_a_patched_component_writes_what_it_wrote_in_the_other_run(recording, site) -> None:
+    """Patched back from its own run, the model is as it was; from another, it is not."""
+    model = recording.model
+    own, other = (OtherRun.of(each) for each in (recording, model.record([prompts(9)[0]])))
+    close(rerun(recording, [Patch(own, (site,))]), recording.logits)
+    changed = rerun(recording, [Patch(other, (site,))])
+    assert float((changed.logits - recording.logits).abs().max()) > 1e-6
+
+
+def test_many_groups_of_patched_components_run_in_one_pass(recording) -> None:
+    """Each node alone and in groups, from two other runs: in one batch as one by one."""
+    model = recording.model
+    sources = [OtherRun.of(model.record([prompts(seed)[0]])) for seed in (9, 4)]
+    sites = [Site("mlp", 1, dest=10), Site("head", 2, 1, 10), Site("head", 3, 0), Site("embedding", dest=10)]
+    groups = [*((site,) for site in sites), tuple(sites[:2]), tuple(sites)]
+    many = [Intervention((Patch(source, group),)) for source in sources for group in groups]
+    many.append(Intervention((Patch(sources[0], (sites[0],)), Patch(sources[1], (sites[1],)))))
+    many.append(Intervention((Patch(sources[0], (sites[0],)), ComponentChange(Site("head", 1, 2), 0.5))))
+    metric = LogitDifference(answer=(3,), wrong=(5,)).metric(recording)
+    found = run(recording, many, metric).metric
+    for value, intervention in zip(found, many, strict=True):
+        alone = metric.of(rerun(recording, intervention.edits))
+        assert float(value) == pytest.approx(alone, abs=1e-7)
+    assert len({round(float(value), 9) for value in found}) == len(many)
+
+
+def test_what_cannot_be_patched_is_refused() -> None:
+    recording = tiny_model("gpt2").record(prompts()[0])
+    source = OtherRun.of(recording)
+    with pytest.raises(InputError, match="same in every run"):
+        rerun(recording, [Patch(source, (Site("attention_bias", 1),))])
+    with pytest.raises(InputError, match="layers 0 to 3"):
+        rerun(recording, [Patch(source, (Site("mlp", 9),))])
+    bare = OtherRun.of(recording.model.record([prompts(9)[0]], keep=("patterns", "values")))
+    with pytest.raises(InputError, match="patched mlp needs"):
+        rerun(recording, [Patch(bare, (Site("mlp", 1),))])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headtrace.causal.claims import RULES, Row, SideClaim
+from headtrace.causal.opening import text_as_ids
 from headtrace.causal.report import Ledger
 from headtrace.causal.signals import edge_name
 from headtrace.causal.tolerance import WRITTEN, Tolerance
@@ -23,7 +24,7 @@ from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 if TYPE_CHECKING:
     from headtrace.circuits import MethodInfo
-    from headtrace.models import Model, Recording
+    from headtrace.models import Recording
 
 CUSTOM = "custom"
 
@@ -126,20 +127,13 @@ def _check_text(check: Checking) -> None:
     if text is None or model.tokenizer is None:
         return
     ids = ids[: len(ids) - len(root.answer_prefix)]
-    readings = [found for bos in (None, True, False) if (found := _read(model, text, bos)) is not None]
+    readings = list(text_as_ids(model, text).values())
     if not readings:
         check.ledger.skip("whether the prompt's text gives its tokens: the tokenizer does not take the text")
     elif ids not in readings:
         check.ledger.require("prompt.text", "", in_file=ids, measured=readings[0])
     else:
         check.ledger.checked["prompt.text"] += 1
-
-
-def _read(model: Model, text: str, bos: bool | None) -> list[int] | None:
-    try:
-        return model.to_ids(text, bos=bos)
-    except InputError:  # no such token, or words that the vocabulary does not hold
-        return None
 
 
 # -- method --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ headtrace.errors.InputError: prompt.token_ids[1]: expected 0 to 484 (token ids o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
@@ -42,6 +43,18 @@ def require_own_model(circuit: Circuit, model: Model) -> None:
             f"..., but {model.name!r} has {model.weights_sha256[:12]}.... A circuit can only be tested on its own "
             "model."
         )
+
+
+def text_as_ids(model: Model, text: str) -> dict[bool | None, list[int]]:
+    """Token ids of a text by ``bos``: the tokenizer's own choice, with a beginning-of-sequence token, and without.
+
+    Readings that the tokenizer does not have (no such token, words outside the vocabulary) are left out.
+    """
+    found: dict[bool | None, list[int]] = {}
+    for bos in (None, True, False):
+        with suppress(InputError):
+            found[bos] = model.to_ids(text, bos=bos)
+    return found
 
 
 def require_places(circuit: Circuit, model: Model) -> None:

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from headtrace.causal.changes import FixedValues, OtherRun
-from headtrace.causal.execute import Copy
 from headtrace.causal.metric import require_metric
-from headtrace.causal.opening import open_circuit
+from headtrace.causal.opening import open_circuit, text_as_ids
 from headtrace.causal.patching import (
     BASELINES,
     NEAREST,
@@ -81,15 +80,80 @@ def sufficiency(
     names = chosen_baselines(baselines)
     _check(circuit, ranking, ablation, counterfactual, draws)
     case, other = open_case(circuit, model, counterfactual, ablation)
+
+    # The orders in which components are kept: the circuit's own, and those that it is compared with.
     own = as_given(case, circuit if ranking is None else ranking)
-    asked: dict[str, list[Ranking]] = {
+    compared: dict[str, list[Ranking]] = {
         name: [at_random(case, seed + draw) for draw in range(draws)]
         if name == RANDOM
         else [BASELINES[name](case, circuit)]
         for name in names
     }
-    asked |= {name: [as_given(case, given)] for name, given in (compare or {}).items()}
-    return _measured(circuit, case, other, own, asked, ablation, draws, seed, progress)
+    compared |= {name: [as_given(case, given)] for name, given in (compare or {}).items()}
+
+    # The sizes at which each is measured: those that tables show, its own size, and MIB's shares of all components.
+    total = len(case.places)
+    shares = shares_of(total)
+    shown = {0, *sizes(own.own), *sizes(SHOWN[-1])}
+
+    def sizes_of(order: Ranking) -> list[int]:
+        if order is own:
+            return [0, *sizes(own.own)]
+        return sorted({min(n, order.own) for n in shown | set(sizes(order.own) if order.own < total else ())})
+
+    def key(order: Ranking, size: int) -> tuple[int, int]:
+        """Sets are measured once: nothing and everything are the same in every order."""
+        return (id(order) if 0 < size < total else 0), size
+
+    kept = {
+        key(order, size): case.keeping(order.first(size))
+        for orders in ([own], *compared.values())
+        for order in orders
+        for size in (*sizes_of(order), *shares)
+    }
+
+    # Without the circuit's components; without as many at random, and as many that attend about as much.
+    generator = torch.Generator().manual_seed(seed)
+    sites = [firing.site for firing in case.firings(own.first(own.own))]
+    controls = [
+        drawn_like(case.recording, sites, generator, nearest)
+        for nearest in (None, NEAREST)
+        for _ in range(draws)
+    ]
+    removed = [case.without(case.places_of(site.firing for site in each)) for each in (sites, *controls)]
+
+    values = measure([*removed, *kept.values()], progress)
+    lost, found = values[: len(removed)], dict(zip(kept, values[len(removed) :], strict=True))
+    bound = 100 * case.rounding()
+    if abs(found[0, total] - case.clean) > bound:
+        raise IdentityError(
+            f"With every component kept the {case.metric.name} is {found[0, total]:.6g}, and the model's own is "
+            f"{case.clean:.6g}: further apart than rounding allows ({bound:.1e})."
+        )
+
+    def curve(orders: Sequence[Ranking]) -> Curve:
+        """Of an order; of several draws, the mean."""
+
+        def at(size: int) -> tuple[int, float]:
+            mean = fmean(found[key(order, size)] for order in orders)
+            return size, (mean - other) / (case.clean - other)
+
+        return Curve(tuple(map(at, sizes_of(orders[0]))), orders[0].own, tuple(map(at, shares)))
+
+    return Sufficiency(
+        circuit=circuit,
+        case=case,
+        ranking=own,
+        metric=case.metric.name,
+        clean=case.clean,
+        counterfactual=other,
+        ablation=ablation,
+        kept=curve([own]),
+        compared={name: curve(orders) for name, orders in compared.items()},
+        necessity=Necessity(
+            own.own, case.clean, other, lost[0], tuple(lost[1 : 1 + draws]), tuple(lost[1 + draws :])
+        ),
+    )
 
 
 def _check(
@@ -132,14 +196,24 @@ def open_case(
         ids = counterfactual_ids(circuit, model, counterfactual)
         theirs = model.record([ids], keep=("patterns", "values", "residuals"))
         case, other = PatchingCase(recording, metric, OtherRun.of(theirs)), metric.of(theirs)
-    _check_gap(case, other, "with nothing kept" if counterfactual is None else "on the counterfactual prompt")
+    if abs(case.clean - other) <= case.rounding():
+        where = "with nothing kept" if counterfactual is None else "on the counterfactual prompt"
+        raise InputError(
+            f"The {case.metric.name} is {case.clean:.6g} on the circuit's prompt and {other:.6g} {where}: within "
+            "rounding, nothing is lost, so no share of it can be kept. Choose a counterfactual that changes the answer."
+        )
     return case, other
 
 
 def counterfactual_ids(circuit: Circuit, model: Model, counterfactual: Prompt) -> list[int]:
     """Token ids of a counterfactual prompt, read as the circuit's own was; of the same length, and another one."""
     own = list(circuit.prompt.token_ids)
-    ids = model.to_ids(counterfactual, bos=_began(circuit, model, counterfactual))
+    bos = None
+    if circuit.prompt.text is not None and isinstance(counterfactual, str):
+        # Text is read with a beginning-of-sequence token or without, as the circuit's own text was.
+        read = text_as_ids(model, circuit.prompt.text)
+        bos = next((bos for bos, found in read.items() if found == own[: len(found)]), None)
+    ids = model.to_ids(counterfactual, bos=bos)
     root = circuit.root
     if root.answer_prefix and len(ids) == len(own) - len(root.answer_prefix):
         ids = [*ids, *own[len(ids) :]]  # the tokens of a continuation belong to the circuit's prompt
@@ -155,127 +229,3 @@ def counterfactual_ids(circuit: Circuit, model: Model, counterfactual: Prompt) -
             "what decides the answer (in IOI, the names)."
         )
     return ids
-
-
-def _began(circuit: Circuit, model: Model, counterfactual: Prompt) -> bool | None:
-    """Whether the circuit's text was read with a beginning-of-sequence token, where that was not the default."""
-    text = circuit.prompt.text
-    if text is None or not isinstance(counterfactual, str):
-        return None
-    own = list(circuit.prompt.token_ids)
-    read = {}
-    for bos in (None, True, False):
-        try:
-            read[bos] = model.to_ids(text, bos=bos)
-        except InputError:  # a tokenizer without such a token
-            continue
-        if read[bos] == own[: len(read[bos])]:
-            return bos
-    return None
-
-
-def _check_gap(case: PatchingCase, other: float, where: str) -> None:
-    if abs(case.clean - other) <= case.rounding():
-        raise InputError(
-            f"The {case.metric.name} is {case.clean:.6g} on the circuit's prompt and {other:.6g} {where}: within "
-            "rounding, nothing is lost, so no share of it can be kept. Choose a counterfactual that changes the answer."
-        )
-
-
-class _Sets:
-    """The sets of components that are kept, each measured once: nothing and everything are the same in every order."""
-
-    def __init__(self, case: PatchingCase, other: float) -> None:
-        self.case, self.other = case, other
-        self.shares = shares_of(len(case.places))
-        self.values: dict[tuple[int, int], float] = {}
-        self.waiting: dict[tuple[int, int], Copy] = {}
-
-    def _key(self, ranking: Ranking, size: int) -> tuple[int, int]:
-        return (id(ranking) if 0 < size < len(self.case.places) else 0), size
-
-    def want(self, ranking: Ranking, wanted: Sequence[int]) -> None:
-        for size in (*(min(size, ranking.own) for size in wanted), *self.shares):
-            self.waiting[self._key(ranking, size)] = self.case.keeping(ranking.first(size))
-
-    def sufficiency(self, rankings: Sequence[Ranking], size: int) -> float:
-        """Of the first components of a ranking; of several draws, the mean."""
-        mean = fmean(self.values[self._key(ranking, size)] for ranking in rankings)
-        return (mean - self.other) / (self.case.clean - self.other)
-
-    def curve(self, rankings: Sequence[Ranking], wanted: Sequence[int]) -> Curve:
-        own = rankings[0].own
-        points = [
-            (size, self.sufficiency(rankings, size)) for size in sorted({min(size, own) for size in wanted})
-        ]
-        continued = [(size, self.sufficiency(rankings, size)) for size in self.shares]
-        return Curve(tuple(points), own, tuple(continued))
-
-
-def _measured(
-    circuit: Circuit,
-    case: PatchingCase,
-    other: float,
-    own: Ranking,
-    asked: Mapping[str, list[Ranking]],
-    ablation: Ablation,
-    draws: int,
-    seed: int,
-    progress: Progress | None,
-) -> Sufficiency:
-    """Everything that is measured, as copies of one prompt: all curves, and the circuit taken away."""
-    total = len(case.places)
-    mine = [0, *sizes(own.own)]
-    shown = {*mine, *sizes(SHOWN[-1])}
-    # A circuit is measured at its own size, too.
-    compared = {
-        name: sorted(shown | set(sizes(rankings[0].own) if rankings[0].own < total else ()))
-        for name, rankings in asked.items()
-    }
-    sets = _Sets(case, other)
-    sets.want(own, mine)
-    for name, rankings in asked.items():
-        for ranking in rankings:
-            sets.want(ranking, compared[name])
-    removed = [case.without(places) for places in _taken_away(case, own, draws, seed)]
-    values = measure([*removed, *sets.waiting.values()], progress)
-    lost = values[: len(removed)]
-    sets.values = dict(zip(sets.waiting, values[len(removed) :], strict=True))
-    _check_everything(case, sets.values[0, total])
-    return Sufficiency(
-        circuit=circuit,
-        case=case,
-        ranking=own,
-        metric=case.metric.name,
-        clean=case.clean,
-        counterfactual=other,
-        ablation=ablation,
-        kept=sets.curve([own], mine),
-        compared={name: sets.curve(rankings, compared[name]) for name, rankings in asked.items()},
-        necessity=Necessity(
-            own.own, case.clean, other, lost[0], tuple(lost[1 : 1 + draws]), tuple(lost[1 + draws :])
-        ),
-    )
-
-
-def _taken_away(case: PatchingCase, own: Ranking, draws: int, seed: int) -> list[torch.Tensor]:
-    """The circuit's components, as many at random, and as many that attend about as much, ``draws`` times each."""
-    generator = torch.Generator().manual_seed(seed)
-    mine = own.first(own.own)
-    sites = [firing.site for firing in case.firings(mine)]
-    draw = [
-        drawn_like(case.recording, sites, generator, nearest)
-        for nearest in (None, NEAREST)
-        for _ in range(draws)
-    ]
-    return [mine, *(case.places_of(site.firing for site in sites) for sites in draw)]
-
-
-def _check_everything(case: PatchingCase, value: float) -> None:
-    """Everything kept is the model itself."""
-    bound = 100 * case.rounding()
-    if abs(value - case.clean) > bound:
-        raise IdentityError(
-            f"With every component kept the {case.metric.name} is {value:.6g}, and the model's own is "
-            f"{case.clean:.6g}: further apart than rounding allows ({bound:.1e})."
-        )

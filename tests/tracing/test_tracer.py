@@ -118,8 +118,14 @@ def test_every_root_traces_every_architecture(name: str, root: str) -> None:
         assert circuit.root.position == 5
         assert all(n.layer is None or n.layer < 3 for n in circuit.nodes)
     assert circuit.root.kind == root
-    assert circuit.edges or circuit.reason
-    assert 0 <= (1.0 if circuit.influence_kept is None else circuit.influence_kept) <= 1 + 1e-6
+    if circuit.reason is None:
+        seeds = [edge for edge in circuit.edges if edge.side == "root"]
+        assert any(circuit.node(edge.source).kind == "head" for edge in seeds)
+        assert all(edge.weight > 0 for edge in seeds)
+        assert circuit.influence_kept is None or 0 < circuit.influence_kept <= 1 + 1e-6
+    else:
+        assert circuit.edges == ()
+        assert any(word in circuit.reason for word in ("no head", "nothing to explain", "no positive part"))
 
 
 def test_probability_of_the_answer_and_top_p_choose_their_support() -> None:

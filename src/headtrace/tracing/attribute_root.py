@@ -197,14 +197,23 @@ def attribute_roots(
 
 
 def above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int, float]]:
-    """Components at or above the cutoff: where the running sum first exceeds the total, at most half of the total."""
+    """Components at or above the cutoff: where the running sum reaches the total, at most half of the total.
+
+    Sums are known to rounding only, so the total is reached when what is missing is of that size. A contribution
+    that the tolerance of the identity checks would not notice is never a seed.
+
+    >>> above_cutoff(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    [(0, 1.0)]
+    """
     total = float(contributions.sum())
     if total <= 0:
         return []
     values, order = contributions.sort(descending=True, stable=True)
-    above = (values.cumsum(0) > total).nonzero()
-    cutoff = float(values[int(above[0])]) if len(above) else float(values[-1])
-    keep = values >= min(cutoff, total / 2)
+    rounding = torch.finfo(values.dtype).eps * float(values.abs().sum())
+    reached = (values.cumsum(0) >= total - rounding).nonzero()
+    cutoff = float(values[int(reached[0])]) if len(reached) else float(values[-1])
+    least = max(rounding, tolerance_for(values.dtype) * total)
+    keep = (values >= min(cutoff, total / 2)) & (values > least)
     return list(zip(order[keep].tolist(), values[keep].tolist(), strict=True))
 
 

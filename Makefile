@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both set up everything they need in .venv.
+# Two commands: `make demo` and `make test`. Both set up everything they need in .venv. While working: `make test-fast`.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
 SHAPED := $(CORE) tests/models tests/channels tests/tasks tests/families
 
-.PHONY: demo test test-cpus lint bench docs package clean
+.PHONY: demo test test-fast test-cpus lint bench docs package clean
 
 $(VENV)/base.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ test: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 	OMP_NUM_THREADS=1 $(PYTEST) -p tests.shapes --numprocesses 2 --dist loadfile -m "not smollm2" $(SHAPED)
 
+# Under two minutes: everything but browsers, servers, real models, fuzzing, kills and studies.
+test-fast: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile -m "not slow and not browser and not smollm2" tests $(PYTEST_ARGS)
+
 # Sums come out differently in the last bits on another CPU, and with another number of threads.
 test-cpus: $(VENV)/dev.stamp
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile $(CORE)
@@ -45,6 +49,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/deptry src
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/dev.stamp

@@ -32,6 +32,38 @@ if os.name == "nt":  # signals, pipes, links, devices and modes as POSIX has the
     collect_ignore += ["interpret/test_endpoint.py", "interpret/test_scan.py", "interpret/test_scan_run.py"]
     collect_ignore += ["runs/test_resume.py"]
 
+# What `make test-fast` leaves out: browsers, servers, workers, kills, fuzzing, studies, and whole commands.
+SLOW = (
+    *(
+        "explorer",
+        "explorer_app",
+        "explorer_server",
+        "explorer_panels",
+        "notebooks",
+        "docs",
+        "package",
+        "toy",
+    ),
+    *("interpret", "runs", "families", "sinks", "figures", "cli", "models/test_hub", "models/test_fuzz"),
+    *("models/test_devices", "models/test_placement", "causal/test_fuzz", "causal/test_sufficiency"),
+    *(
+        "causal/test_faithfulness",
+        "causal/test_experiments",
+        "test_documented_code",
+        "test_fuzz",
+        "test_other",
+    ),
+    *("invariants/test_families", "channels/test_survey", "channels/test_emergence", "tasks/test_builtin"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 IOI = "When Mary and John went to the store, John gave a drink to"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,35 @@ def test_a_circuit_says_the_version_that_found_it() -> None:
     model = headtrace.load("builtin")
     circuit = headtrace.Tracer(model, max_firings=1).trace("When Mary and John went to", answer=" the")
     assert circuit.method.version == headtrace.__version__
+
+
+# One meaning for each name
+
+
+def test_no_file_has_conflict_markers() -> None:
+    marked = subprocess.run(
+        ["git", "grep", "-lE", "^(<{7} |={7}$|>{7} )"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    assert marked == ""
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(file.relative_to(ROOT / "src").as_posix())
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_a_module_name_has_one_meaning_except_where_a_package_says_it() -> None:
+    """Two modules may share a name where their packages tell them apart: a figure of what a package computes."""
+    places: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "src" / "headtrace").rglob("*.py")):
+        package = file.relative_to(ROOT / "src" / "headtrace").parts[0]
+        if file.stem != "__init__" and package not in ("cli", "figures"):
+            places.setdefault(file.stem, []).append(file.relative_to(ROOT / "src").as_posix())
+    assert {name: where for name, where in places.items() if len(where) > 2} == {}
 
 
 # Workflows

@@ -224,7 +224,7 @@ def _taken(claim: SideClaim, attributions: Float[Tensor, " claimed"]) -> Float[T
 
 
 def weigh_relative(
-    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]
+    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]  # noqa: ARG001
 ) -> Weighed:
     """ACC: what each signal adds to relative attention, the logit on the source less the others' mean."""
     src = torch.tensor([claim.firing.src], device=claim.rows.device)
@@ -233,7 +233,7 @@ def weigh_relative(
 
 
 def weigh_coefficients(
-    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]
+    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]  # noqa: ARG001
 ) -> Weighed:
     """SVT: what each upstream head as a whole adds to the coefficients, along the token's own signs."""
     f, rec, side = claim.firing, claim.recording, claim.side

@@ -199,4 +199,4 @@ def _value(annotation: Any, nullable: bool = True) -> str:
 
 
 if __name__ == "__main__":
-    print(describe_schema(), end="")
+    print(describe_schema(), end="")  # noqa: T201

@@ -31,7 +31,7 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def options(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
-    version: bool = typer.Option(
+    version: bool = typer.Option(  # noqa: ARG001
         False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
 ) -> None:

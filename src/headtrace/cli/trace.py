@@ -178,7 +178,7 @@ def show(circuit: Circuit) -> None:
 def _trace_many(tracer: Tracer, items: Lines[TraceRequest], strict: bool) -> list[Circuit]:
     """The circuits of all lines that can be used; the others are reported before anything runs."""
 
-    def resolve(request: TraceRequest, where: str) -> ResolvedRequest:
+    def resolve(request: TraceRequest, _: str) -> ResolvedRequest:
         return replace(request, **tracer.settings).resolve(tracer.model)
 
     requests = items.then(resolve, strict=strict)

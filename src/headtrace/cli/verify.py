@@ -104,7 +104,7 @@ def verify(
     content = _content(tested)
     options.emit(content, as_json=json, show=lambda: _show(tested, show))
     if out is not None:
-        _save(tested, content, Path(out))
+        _save(tested, Path(out))
     for file in updated:
         _update(file, tested)
     raise typer.Exit(_exit_code(tested))
@@ -253,7 +253,7 @@ def _table(report: Report, rows: int) -> Table:
 # -- what is written -----------------------------------------------------------------------------------------
 
 
-def _save(tested: Sequence[Tested], content: dict[str, Any], folder: Path) -> None:
+def _save(tested: Sequence[Tested], folder: Path) -> None:
     """The files of one report in the folder; of many, in a folder each, and all verdicts beside them."""
     for number, one in enumerate(tested):
         if one.report is None:

@@ -13,10 +13,18 @@ the prompt. Besides text, a prompt may be token ids (a list, an array, what a to
 ('John',)
 """
 
-from headtrace.prompts.batching import batches
-from headtrace.prompts.encoding import Encoded, Span, decoded, encode, following, has_unknown, is_unknown
-from headtrace.prompts.forms import Chat, as_prompts, one_prompt
-from headtrace.prompts.positions import is_one_token, positions_of
+from headtrace.prompts.encoding import (
+    Encoded,
+    Span,
+    decoded,
+    encode,
+    following,
+    has_unknown,
+    is_one_token,
+    is_unknown,
+    positions_of,
+)
+from headtrace.prompts.forms import Chat, as_prompts, batches, one_prompt
 from headtrace.prompts.reader import PromptReader
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""One text as tokens, and what follows it in a longer one."""
+"""One text as tokens, what follows it in a longer one, and which tokens hold a word.
+
+Positions of a word come from the tokenizer's offsets and are checked by decoding them. Where offsets are missing or
+wrong, growing prefixes are tokenized instead.
+"""
 
 from __future__ import annotations
 
@@ -126,3 +130,41 @@ def has_unknown(tokenizer: PreTrainedTokenizerBase, text: str, ids: Iterable[int
     A text may spell the unknown token itself: that of GPT-2 is its end of text.
     """
     return any(is_unknown(tokenizer, token) for token in ids) and str(tokenizer.unk_token) not in text
+
+
+# -- which tokens hold a word -----------------------------------------------------------------------------------
+
+
+def positions_of(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, span: Span) -> tuple[int, ...]:
+    """The token positions that hold the characters ``span``; empty if that cannot be told reliably."""
+    word, offsets = encoded.text[span[0] : span[1]], encoded.offsets or ()
+    inside = tuple(i for i, (a, b) in enumerate(offsets) if a < b and a < span[1] and b > span[0])
+    if _hold_exactly(tokenizer, [encoded.ids[position] for position in inside], word):
+        return inside
+    positions = _by_prefixes(tokenizer, encoded, span)
+    return positions if _hold_exactly(tokenizer, [encoded.ids[i] for i in positions], word) else ()
+
+
+def is_one_token(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, span: Span) -> bool:
+    """Whether these characters are one known token that holds nothing else but a space."""
+    positions = positions_of(tokenizer, encoded, span)
+    if len(positions) != 1:
+        return False
+    token = encoded.ids[positions[0]]
+    word = encoded.text[span[0] : span[1]]
+    return not is_unknown(tokenizer, token) and decoded(tokenizer, [token]).strip() == word
+
+
+def _hold_exactly(tokenizer: PreTrainedTokenizerBase, ids: list[int], word: str) -> bool:
+    """Whether these tokens spell the word, and none at either side could be spared."""
+    spelled = [decoded(tokenizer, part) for part in (ids, ids[1:], ids[:-1])]
+    return word in spelled[0] and word not in spelled[1] and word not in spelled[2]
+
+
+def _by_prefixes(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, span: Span) -> tuple[int, ...]:
+    """Tokens that the text up to the end of the span has, and the text before the span has not."""
+    before, until = encode(tokenizer, [encoded.text[: span[0]].rstrip(), encoded.text[: span[1]]])
+    known = before.ids if before.text else until.ids[: until.front]
+    if encoded.ids[: len(until.ids)] != until.ids or until.ids[: len(known)] != known:
+        return ()
+    return tuple(range(len(known), len(until.ids)))

@@ -132,7 +132,7 @@ def other_names(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, t
         yield _renamed(example, draw.sample(free, 3))
 
 
-def names_exchanged(example: Example, draw: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+def names_exchanged(example: Example, _: Draw) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
     """The two names exchanged everywhere, so that right and wrong change places (``flip``)."""
     names = _names(example)
     other = {names["IO"]: names["S1"], names["S1"]: names["IO"]}

@@ -121,7 +121,7 @@ def _bound(quick: bool, generator: torch.Generator) -> list[Row]:
     return rows
 
 
-def _orthogonalisation(quick: bool, generator: torch.Generator) -> list[Row]:
+def _orthogonalisation(quick: bool, _: torch.Generator) -> list[Row]:
     """A pair with y2 orthogonal to y1 is the comparison of the bound."""
     rows: list[Row] = []
     for name, head in (("orthogonal", ORTHOGONAL_TARGET), ("overlapping", OVERLAPPING_TARGET)):

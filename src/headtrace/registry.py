@@ -66,8 +66,8 @@ class Registry(Mapping[str, T]):
         return len(self._all())
 
 
-def made(known: Registry[type[T]], given: str | T, options: Mapping[str, Any]) -> T:
-    """What is known by a name, made with its options (its fields); one that is already made is taken as it is."""
+def create(known: Registry[type[T]], given: str | T, options: Mapping[str, Any]) -> T:
+    """An object of the class registered under a name, with its options (its fields); an object is returned as is."""
     what = known.what
     if not isinstance(given, str) and known.fits(type(given)):
         if options:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from headtrace.errors import InputError, shown
 from headtrace.lines import Lines, Record, read_lines
+from headtrace.prompts.batching import batches
 from headtrace.prompts.forms import Chat, as_prompts, one_prompt
 from headtrace.roots import ROOTS, Root
 from headtrace.tasks.examples import Example, TaskSet
@@ -340,6 +341,19 @@ def split_prompts(prompts: Any) -> list[Any]:
     ):
         return [prompts]
     return [] if isinstance(prompts, (list, tuple)) and not prompts else list(as_prompts(prompts))
+
+
+def batch_requests(requests: Sequence[ResolvedRequest]) -> list[list[int]]:
+    """Which requests are traced together: places of those that follow the same paths, in batches of similar length."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, each in enumerate(requests):
+        key = (each.request.paths, each.request.neurons, each.counterfactual is None)
+        alike.setdefault(key, []).append(place)
+    return [
+        [places[i] for i in batch]
+        for places in alike.values()
+        for batch in batches([len(requests[place].ids) for place in places])
+    ]
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -50,6 +50,18 @@ def test_requests_come_back_from_the_plan_as_they_were_made(tracer, prompts: Tas
     assert requests_of(heads, tracer) == [tracer.request(MARY, heads=["L1H2"]).resolve(tracer.model)]
 
 
+def test_plans_without_requests_of_early_versions_give_the_same_tokens_and_roots(tracer, prompts) -> None:
+    given = [prompts[0], {"text": MARY, "answer": " Mary John"}, {"text": MARY, "answer": [" Mary", " Anna"]}]
+    for options in ({}, {"heads": ["L1H2"]}):
+        items = [MARY] if options else given
+        table = make_plan(tracer, items, **options).table.sort_by("index")
+        now = requests_of(table.to_pylist(), tracer)
+        early = requests_of(table.drop_columns(["request"]).to_pylist(), tracer, "complete")
+        for one, other in zip(early, now, strict=True):
+            assert (one.ids, one.root, one.text) == (other.ids, other.root, other.text)
+            assert one.request.paths == "complete"
+
+
 def test_labels_and_roles_come_along_as_positions_or_as_characters_of_the_text(tracer, prompts) -> None:
     given = {"text": MARY, "answer": " Mary", "labels": {"order": "ABBA"}}
     spans = given | {"roles": {"IO": [5, 9], "S2": [MARY.index("John gave"), MARY.index(" gave")]}}

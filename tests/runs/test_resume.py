@@ -1,4 +1,4 @@
-"""Whatever happens to a run, the same call goes on with it, and the result is that of an undisturbed one."""
+"""Whatever happens to a run, the same call resumes it, and the result is that of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import headtrace
 from headtrace.errors import IdentityError, InputError
+from headtrace.prompts import batches
 from headtrace.runs import Run, open_run
 from headtrace.runs.lock import locked
 from headtrace.runs.manifest import shard_file, shard_record
-from headtrace.runs.store import open_store
+from headtrace.runs.store import checksum, open_store, parquet_bytes
 from headtrace.tasks import load_task
 from tests.runs.conftest import SHARD, assert_same
 from tests.starting import Started
@@ -179,19 +181,20 @@ def test_what_a_killed_run_left_half_written_is_taken_away(again, undisturbed, t
     assert not list((tmp_path / "ioi").rglob(".*"))
 
 
-def test_a_batch_that_fails_is_traced_prompt_by_prompt(
+def test_a_batch_that_fails_is_traced_prompt_by_prompt_and_other_batches_once(
     again, undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = headtrace.Tracer.trace_batch
+    kept = headtrace.Tracer.trace_resolved
+    sizes: list[int] = []
 
-    def fails(self, questions, **how):
-        if len(questions) > 1 and questions[0].text.startswith("When"):
+    def fails(self, requests, progress=None):
+        sizes.append(len(requests))
+        if any("school" in (each.text or "") for each in requests):
             raise IdentityError("the parts do not add up")
-        if "school" in (questions[0].text or ""):
-            raise IdentityError("the parts do not add up")
-        return kept(self, questions, **how)
+        return kept(self, requests, progress)
 
-    monkeypatch.setattr(headtrace.Tracer, "trace_batch", fails)
+    monkeypatch.setattr(headtrace.Tracer, "trace_resolved", fails)
+    monkeypatch.setattr("headtrace.request.batches", lambda lengths: batches(lengths, prompts_at_once=2))
     run = again()
     rows = run.prompts.collect()
     failed = rows.filter(rows["status"] == "failed")
@@ -199,6 +202,25 @@ def test_a_batch_that_fails_is_traced_prompt_by_prompt(
     assert set(failed["reason"]) == {"identity: the parts do not add up"}
     assert all("school" in text for text in failed["text"])
     assert run.status().failures == {"identity": failed.height}
+    assert run.status().done == 30 - failed.height
+    assert sizes.count(2) == 15, "batches of two"
+    assert sizes.count(1) <= 2 * failed.height, "only the prompts of batches that failed are traced again"
+
+
+def test_a_run_planned_before_plans_had_requests_is_resumed(again, undisturbed, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        again(progress=_Stop(9))
+    folder = tmp_path / "ioi"
+    table = pq.read_table(folder / "plan.parquet").drop_columns(["request"])
+    content = parquet_bytes(table, SHARD)
+    (folder / "plan.parquet").write_bytes(content)
+    manifest = json.loads((folder / "run.json").read_text())
+    manifest["plan"] |= {"file_sha256": checksum(content), "sha256": "of a plan without requests"}
+    (folder / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"holds another run: options.paths"):
+        again(paths="complete")
+    assert_same(again(), undisturbed)
+    assert (folder / "plan.parquet").read_bytes() == content
 
 
 def test_a_folder_of_other_things_is_left_alone(model, tmp_path: Path) -> None:

@@ -30,9 +30,7 @@ def register(app: typer.Typer) -> None:
 def atlas(
     model: options.ModelName,
     corpus: Corpus,
-    out: Annotated[
-        str, typer.Option(help="Folder for tables and pages; an interrupted atlas goes on there.")
-    ],
+    out: Annotated[str, typer.Option(help="Folder for tables and pages; an interrupted atlas is resumed.")],
     channels: Annotated[
         str, typer.Option(help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7.")
     ] = "top:8",

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("trace", "Why does this head attend here? The signals that cause one firing, side by side."),
     "run": (
         "run",
-        "Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command goes on.",
+        "Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command resumes it.",
     ),
     "runs": ("run", "What a run holds, how far it is, what failed and why."),
     "show": (

@@ -18,7 +18,7 @@ from headtrace.writing import STANDARD_OUTPUT, ends_like_a_folder, write_text
 
 if TYPE_CHECKING:
     from headtrace.runs.network import Network
-    from headtrace.runs.references import Agreement
+    from headtrace.runs.references import ReferenceAgreement
 
 FILES = ("network.json", "network.graphml", "network.png", "network.svg", "network.html")
 """What goes into a folder."""
@@ -149,7 +149,7 @@ def _network(run: str, by: Any, channels: bool, trace: bool) -> Network:
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def _write(network: Network, found: Agreement | None, out: str) -> None:
+def _write(network: Network, found: ReferenceAgreement | None, out: str) -> None:
     if not _is_folder(out):
         _writer(network, Path(out).suffix.lower())(out)
         if out != STANDARD_OUTPUT:
@@ -179,7 +179,7 @@ def _writer(network: Network, ending: str) -> Callable[[str], object]:
 # -- telling -----------------------------------------------------------------------------------------------------
 
 
-def _content(network: Network, found: Agreement | None) -> dict[str, Any]:
+def _content(network: Network, found: ReferenceAgreement | None) -> dict[str, Any]:
     content = {
         "model": None if network.model is None else network.model.name,
         "form": network.form,
@@ -195,7 +195,7 @@ def _content(network: Network, found: Agreement | None) -> dict[str, Any]:
     return content | ({} if found is None else {"agreement": _agreement(found)})
 
 
-def _agreement(found: Agreement) -> dict[str, Any]:
+def _agreement(found: ReferenceAgreement) -> dict[str, Any]:
     return {
         "reference": found.reference.name,
         "source": found.reference.source,
@@ -206,7 +206,7 @@ def _agreement(found: Agreement) -> dict[str, Any]:
     }
 
 
-def _show(network: Network, found: Agreement | None) -> None:
+def _show(network: Network, found: ReferenceAgreement | None) -> None:
     from headtrace.explorer.network import about
 
     console.print(about(network), markup=False, highlight=False, soft_wrap=True)
@@ -238,7 +238,7 @@ def _edges(network: Network) -> Table:
     return table
 
 
-def _show_agreement(found: Agreement) -> None:
+def _show_agreement(found: ReferenceAgreement) -> None:
     reference = found.reference
     lines = [f"Against {reference.name} ({reference.model.name}): {reference.source or 'no source is given'}"]
     if found.network.model is not None:

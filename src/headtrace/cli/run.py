@@ -29,7 +29,7 @@ def run(
     model: options.ModelName,
     out: Annotated[
         str,
-        typer.Option(help="A folder, or a URL such as s3://bucket/ioi; one that is there is gone on with."),
+        typer.Option(help="A folder, or a URL such as s3://bucket/ioi; an existing run is resumed."),
     ],
     task: Annotated[
         str | None, typer.Option(help="A task: ioi, greater-than, pronoun, facts (see `headtrace tasks`).")
@@ -79,7 +79,7 @@ def run(
     device_map: options.DeviceMap = None,
     json: options.Json = False,
 ) -> None:
-    """Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command goes on.
+    """Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command resumes it.
 
     A prompt that fails is kept with its reason and stops nothing. `headtrace runs DIR` says how far a run is; a
     circuit of it is `DIR#ID`, also for show, view, verify and export.
@@ -223,7 +223,7 @@ def _show(run: Run, status: RunStatus) -> None:
     for kind, count in status.failures.items():
         lines.append(f"Failed, {kind}: {count}; the first is {status.examples.get(kind, '')}")
     if status.left:
-        lines.append("The command that started it goes on with what is left.")
+        lines.append("The command that started it resumes with what is left.")
     elif status.done:
         lines.append(f"Next: headtrace show {run.path}#0")
     console.print(printable("\n".join(lines), lines=True), markup=False, highlight=False, soft_wrap=True)

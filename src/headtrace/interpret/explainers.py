@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headtrace.errors import InputError
 from headtrace.interpret.examples import Pair, SignalExamples
 from headtrace.progress import Progress
-from headtrace.registry import Registry, made
+from headtrace.registry import Registry, create
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -218,12 +218,12 @@ def register_judge(name: str, judge: type[Judge]) -> None:
 
 def make_explainer(explainer: str | Explainer, **options: Any) -> Explainer:
     """An explainer by name, with its options; an instance is returned unchanged."""
-    return made(EXPLAINERS, explainer, options)
+    return create(EXPLAINERS, explainer, options)
 
 
 def make_judge(judge: str | Judge, **options: Any) -> Judge:
     """A judge by name, with its options; an instance is returned unchanged."""
-    return made(JUDGES, judge, options)
+    return create(JUDGES, judge, options)
 
 
 def make_both(explainer: str | Explainer, judge: str | Judge) -> tuple[Explainer, Judge]:

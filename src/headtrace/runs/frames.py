@@ -28,7 +28,7 @@ import polars as pl
 from headtrace.circuits import Circuit, ModelInfo, read_circuits
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import InputError, shown
-from headtrace.runs.tables import ROLE
+from headtrace.runs.manifest import ROLE
 
 By = Literal["roles", "positions"]
 Roles = Sequence[Any] | Mapping[str, Mapping[str, int]]

@@ -1,4 +1,4 @@
-"""From examples to shards: which prompts are traced together, settled before anything runs.
+"""The plan of a run: all prompts with their requests, in shards, fixed before anything is traced.
 
 >>> import headtrace
 >>> tracer = headtrace.Tracer(headtrace.load("builtin"))
@@ -9,11 +9,10 @@
 >>> [row["index"] for row in plan.table.to_pylist()], plan.info("").shards
 ([2, 1, 0], 2)
 
-A prompt's id is the user's own, or a hash of its request; the second and third of the same get ``-1`` and ``-2``.
-Prompts are in the order of their lengths, so that a shard's are similar and little is padded; a shard is a row
-group of the plan's file. Which prompts go through the model together follows from the plan alone, so a run that was
-interrupted computes what an undisturbed one does. A prompt that cannot be asked about is in the plan with its
-problem.
+A prompt's id is the user's own, or a hash of its request; repeated ids get the suffixes ``-1``, ``-2`` and so on.
+Prompts are sorted by length, so that those of a shard need little padding; a shard is a row group of the plan's file.
+Which prompts go through the model together follows from the plan alone, so a run that was interrupted and resumed has
+the same result as an uninterrupted one. A prompt that cannot be traced is in the plan with its problem.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.prompts import encode
-from headtrace.request import ResolvedRequest, TraceRequest, check_counterfactuals, split_prompts
-from headtrace.runs.manifest import PlanInfo
-from headtrace.runs.tables import LABEL, ROLE, plan_schema
+from headtrace.request import Paths, ResolvedRequest, TraceRequest, check_counterfactuals, split_prompts
+from headtrace.runs.manifest import LABEL, ROLE, PlanInfo, plan_schema
 from headtrace.tasks.build import place_roles
 from headtrace.tasks.jsonl import spans_of
 from headtrace.validation import plain
@@ -42,24 +40,6 @@ if TYPE_CHECKING:
 
 SHARD_SIZE = 64
 """Prompts per shard: enough for a full batch, few enough that little is lost when a run is killed."""
-
-
-@dataclass
-class _Planned:
-    """One prompt, as the plan has it."""
-
-    index: int
-    text: str | None = None
-    token_ids: list[int] | None = None
-    tokens: list[str] | None = None
-    answer: list[int] | None = None
-    wrong: list[int] | None = None
-    root: str | None = None
-    request: str | None = None
-    problem: str | None = None
-    labels: dict[str, str] = field(default_factory=dict[str, str])
-    roles: dict[str, int] = field(default_factory=dict[str, int])
-    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,8 +54,9 @@ class Plan:
     def info(self, file_sha256: str) -> PlanInfo:
         """What the manifest says about the plan, whose file has this checksum."""
         digest = hashlib.sha256()
-        for row in _slices(self.table):
-            digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+        for batch in self.table.to_batches(max_chunksize=256):  # few rows at a time are Python objects
+            for row in batch.to_pylist():
+                digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
         return PlanInfo(
             prompts=self.table.num_rows,
             shard_size=self.shard_size,
@@ -85,78 +66,101 @@ class Plan:
             roles=self.roles,
         )
 
-
-def _slices(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows of a table, of which only a few are Python objects at a time."""
-    for batch in table.to_batches(max_chunksize=256):
-        yield from batch.to_pylist()
+    def continues(self, earlier: pa.Table) -> bool:
+        """Whether a plan made before plans had requests, with ids of another kind, is of the same prompts."""
+        names = [name for name in self.table.column_names if name not in ("id", "request", "problem")]
+        if "request" in earlier.column_names or not set(names) <= set(earlier.column_names):
+            return False
+        return earlier.select(names).equals(self.table.select(names))
 
 
 def make_plan(
     tracer: Tracer, examples: Any, *, shard_size: int = SHARD_SIZE, strict: bool = False, **options: Any
 ) -> Plan:
-    """The plan of a run: a request for each prompt, with these options, in shards."""
+    """Make a request of each prompt, with these options, and sort them into shards."""
     if shard_size < 1:
         raise InputError(f"shard_size={shard_size}: a shard has at least one prompt.")
     items = split_prompts(examples)
     if not items:
         raise InputError("There are no prompts to trace: give at least one.")
-    planned: list[_Planned] = []
+    rows: list[dict[str, Any]] = []
     resolved: list[ResolvedRequest] = []
     for index, item in enumerate(items):
         try:
             found = tracer.request(item, **options).resolve(tracer.model)
-            planned.append(_planned(tracer, index, found))
+            row = _row(tracer.model, found)
             resolved.append(found)
-        except HeadtraceError as error:  # noqa: PERF203
+        except HeadtraceError as error:
             if strict:
                 raise InputError(f"Prompt {index}: {error}") from error
-            planned.append(_failed(index, item, error))
-    if all(each.problem for each in planned):
-        raise InputError(f"None of the {len(planned)} prompts can be traced. The first: {planned[0].problem}")
+            row = _failed_row(item, error)
+        rows.append(row | {"index": index})
+    if not resolved:
+        raise InputError(f"None of the {len(rows)} prompts can be traced. The first: {rows[0]['problem']}")
     check_counterfactuals(resolved)
-    _number(planned)
-    planned.sort(key=lambda each: (len(each.token_ids or ()), each.index))
-    labels = tuple(sorted({name for each in planned for name in each.labels}))
-    roles = tuple(sorted({name for each in planned for name in each.roles}))
-    return Plan(_table(planned, labels, roles), labels, roles, shard_size)
+
+    seen: Counter[str] = Counter()
+    for row in rows:
+        name = row["id"]
+        row["id"] = f"{name}-{seen[name]}" if seen[name] else name
+        seen[name] += 1
+    rows.sort(key=lambda row: (len(row.get("token_ids", ())), row["index"]))
+    labels, roles = (
+        tuple(sorted({name.removeprefix(kind) for row in rows for name in row if name.startswith(kind)}))
+        for kind in (LABEL, ROLE)
+    )
+    table = pa.Table.from_pylist(rows, schema=pa.schema(plan_schema(labels, roles)))
+    return Plan(table, labels, roles, shard_size)
 
 
-def requests_of(rows: Sequence[Mapping[str, Any]], tracer: Tracer) -> list[ResolvedRequest]:
-    """The requests of rows of the plan, resolved as they were when it was made."""
+def requests_of(
+    rows: Sequence[Mapping[str, Any]], tracer: Tracer, paths: Paths = "attention"
+) -> list[ResolvedRequest]:
+    """The requests of rows of a plan, resolved as they were when it was made.
+
+    Plans of early versions have no column of requests. There the request is made of the row's tokens, root and text,
+    and ``paths`` are those of the whole run.
+    """
     found: list[ResolvedRequest] = []
     for row in rows:
-        request = replace(TraceRequest.from_json(json.loads(row["request"])), **tracer.settings)
-        resolved = request.resolve(tracer.model)
+        if row.get("request") is not None:
+            request = TraceRequest.from_json(json.loads(row["request"]))
+        else:
+            data = {"tokens": row["token_ids"], "text": row["text"], "root": json.loads(row["root"])}
+            request = TraceRequest.from_json(data, paths=paths)
+            # The tokens of a row end with those of a continuation, which resolving the request appends.
+            root: Any = request.root
+            length = len(row["token_ids"]) - len(root.answer_prefix)
+            request = replace(request, prompt=tuple(row["token_ids"][:length]))
+        resolved = replace(request, **tracer.settings).resolve(tracer.model)
         if resolved.ids != row["token_ids"]:
             raise InputError(
-                f"The tokenizer reads prompt {row['index']} as other tokens than when the run was planned: use the "
+                f"The tokenizer splits prompt {row['index']} into other tokens than when the run was planned: use the "
                 "tokenizer of that time, or start another run."
             )
         found.append(resolved)
     return found
 
 
-def _planned(tracer: Tracer, index: int, resolved: ResolvedRequest) -> _Planned:
+def _row(model: Model, resolved: ResolvedRequest) -> dict[str, Any]:
+    """The row of a prompt that can be traced."""
     root, request = resolved.root, resolved.request
-    answer, wrong = (getattr(root, name, None) for name in ("answer", "wrong"))
-    return _Planned(
-        index,
-        text=resolved.text,
-        token_ids=list(resolved.ids),
-        tokens=list(tracer.model.token_labels(resolved.ids)),
-        answer=None if answer is None else list(answer),
-        wrong=None if wrong is None else list(wrong),
-        root=json.dumps(plain(root)),
-        request=json.dumps(request.without_settings().to_json()),
-        labels=dict(request.labels),
-        roles=_roles(tracer.model, resolved),
-        id=request.id or request.hash,
-    )
+    answers = {name: getattr(root, name, None) for name in ("answer", "wrong")}
+    return {
+        "id": request.id or request.hash,
+        "text": resolved.text,
+        "token_ids": resolved.ids,
+        "tokens": model.token_labels(resolved.ids),
+        **answers,
+        "root": json.dumps(plain(root)),
+        "request": json.dumps(request.without_settings().to_json()),
+        **{LABEL + name: value for name, value in request.labels.items()},
+        **{ROLE + name: position for name, position in _roles(model, resolved).items()},
+    }
 
 
-def _failed(index: int, item: Any, error: HeadtraceError) -> _Planned:
-    """A prompt that cannot be traced, with what is known of it."""
+def _failed_row(item: Any, error: HeadtraceError) -> dict[str, Any]:
+    """The row of a prompt that cannot be traced: what is known of it, and its problem."""
     given: Any = item if isinstance(item, Mapping) else {}
     text = item if isinstance(item, str) else given.get("text")
     name, labels = given.get("id"), given.get("labels")
@@ -164,22 +168,12 @@ def _failed(index: int, item: Any, error: HeadtraceError) -> _Planned:
         text = item.prompt if isinstance(item.prompt, str) else item.text
         name, labels = item.id, item.labels
     digest = hashlib.sha256(repr(item).encode(errors="backslashreplace")).hexdigest()[:16]
-    return _Planned(
-        index,
-        text=text if isinstance(text, str) else None,
-        problem=f"input: {error}",
-        labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, Mapping) else {},
-        id=name if isinstance(name, str) and name else digest,
-    )
-
-
-def _number(planned: list[_Planned]) -> None:
-    """Ids that occur once: equal prompts are told apart by their order."""
-    seen: Counter[str] = Counter()
-    for each in planned:
-        name = each.id
-        each.id = f"{name}-{seen[name]}" if seen[name] else name
-        seen[name] += 1
+    return {
+        "id": name if isinstance(name, str) and name else digest,
+        "text": text if isinstance(text, str) else None,
+        "problem": f"input: {error}",
+        **{f"{LABEL}{k}": str(v) for k, v in (labels.items() if isinstance(labels, Mapping) else ())},
+    }
 
 
 def _roles(model: Model, resolved: ResolvedRequest) -> dict[str, int]:
@@ -197,26 +191,12 @@ def _roles(model: Model, resolved: ResolvedRequest) -> dict[str, int]:
         placed = place_roles(model.tokenizer, encoded, spans)
         if isinstance(placed, str):
             raise InputError(f"roles: {placed}.")
-        # Where a BOS token was asked for, or left out, positions are further along, or less far.
-        ahead = len(resolved.ids) - (resolved.logits_needed - 1) - len(encoded.ids)
-        roles |= {name: position + ahead for name, position in placed.items()}
+        # With bos=True or bos=False, positions may be one further or one less than in the encoded text.
+        shift = len(resolved.ids) - (resolved.logits_needed - 1) - len(encoded.ids)
+        roles |= {name: position + shift for name, position in placed.items()}
     for name, position in roles.items():
         if not 0 <= position < len(resolved.ids):
             raise InputError(
                 f"The role {name!r} is at {position}, and the prompt has {len(resolved.ids)} tokens."
             )
     return roles
-
-
-def _table(planned: list[_Planned], labels: tuple[str, ...], roles: tuple[str, ...]) -> pa.Table:
-    columns: dict[str, list[Any]] = {
-        LABEL + name: [each.labels.get(name) for each in planned] for name in labels
-    }
-    columns |= {ROLE + name: [each.roles.get(name) for each in planned] for name in roles}
-    schema = plan_schema(labels, roles)
-    return pa.table(
-        {
-            name: pa.array(columns[name] if name in columns else [getattr(e, name) for e in planned], kind)
-            for name, kind in schema.items()
-        }
-    )

@@ -29,18 +29,20 @@ from headtrace.circuits import Circuit
 from headtrace.circuits.rows import REST, circuit_of
 from headtrace.errors import InputError
 from headtrace.runs.manifest import (
+    DONE,
+    FAILED,
     MANIFEST,
     SIGNALS,
     TABLES,
     Manifest,
     ShardRecord,
+    empty_table,
     is_intact,
     read_manifest,
     record_of,
     shard_file,
 )
 from headtrace.runs.store import Place, Store, open_store
-from headtrace.runs.tables import DONE, FAILED, empty_table
 from headtrace.tables import html_table, human
 
 Filter = pl.Expr | Sequence[str] | None

@@ -220,7 +220,7 @@ def _check(reference: Reference) -> None:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ReferenceAgreement:
     """A network against a reference at a sweep of thresholds."""
 
     reference: Reference
@@ -257,14 +257,14 @@ def agreement(
     *,
     frequencies: Sequence[float] = SHARES,
     weights: Sequence[float] | None = None,
-) -> Agreement:
+) -> ReferenceAgreement:
     """Compare a network with a reference of its model; ``weights`` are by default quantiles of those it has."""
     require_same_model(network, reference)
     signals = network.keeping([edge for edge in network.edges if edge.side in ATTENTION_SIDES])
     rows = [_row(network.prune(min_frequency=each), reference, "frequency", each) for each in frequencies]
     tried = _quantiles(signals) if weights is None else weights
     rows += [_row(signals.prune(min_weight=each), reference, "weight", each) for each in tried]
-    return Agreement(reference, network, pl.DataFrame(rows, schema=_SCHEMA))
+    return ReferenceAgreement(reference, network, pl.DataFrame(rows, schema=_SCHEMA))
 
 
 _SCHEMA: dict[str, Any] = {

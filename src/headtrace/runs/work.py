@@ -1,9 +1,9 @@
 """One shard, from its prompts to its files: the unit of work of every engine.
 
-Prompts of a shard go through the model in the same batches whenever and wherever it is traced. If that fails, they are
-traced one by one; a prompt that fails alone is a row with its reason, and the others are not affected. The tables are
-written before the shard's record, so a shard that is half written is not taken for a complete one; writing it again
-writes the same.
+Prompts of a shard go through the model in the same batches whenever and wherever it is traced. The prompts of a batch
+that fails are traced one by one; a prompt that fails alone is a row with its reason, and the others are not affected.
+The tables are written before the shard's record, so a half-written shard is not mistaken for a complete one; writing it
+again writes the same files.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from jaxtyping import Float
 from headtrace.circuits import Circuit, Edge
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import HeadtraceError, IdentityError, InputError
-from headtrace.progress import Progress, part_of
+from headtrace.progress import Progress, scaled
+from headtrace.request import ResolvedRequest, batch_requests
 from headtrace.runs.engines import Job, ModelPlace, Shard
 from headtrace.runs.manifest import (
     MANIFEST,
     PLAN,
     SIGNALS,
     Manifest,
+    Outcome,
     ShardRecord,
     TableFile,
     is_intact,
+    prompt_table,
     read_manifest,
     read_record,
+    reason_of,
     shard_file,
     shard_record,
+    signal_table,
 )
 from headtrace.runs.plan import requests_of
 from headtrace.runs.store import Store, open_store
-from headtrace.runs.tables import Outcome, prompt_table, reason_of, signal_table
 from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from headtrace.models import Model
-    from headtrace.request import ResolvedRequest
     from headtrace.tracing import Tracer
 
 
@@ -110,22 +113,26 @@ class ShardWork:
         """The circuit of each prompt of the plan, or why there is none."""
         outcomes: list[Outcome] = [row["problem"] or "" for row in rows]
         places = [place for place, row in enumerate(rows) if row["problem"] is None]
-        requests = requests_of([rows[place] for place in places], self.tracer)
-        found = self._trace(requests, part_of(progress, len(rows) - len(places), len(rows)))
-        for place, outcome in zip(places, found, strict=True):
-            outcomes[place] = outcome
-        if progress is not None:
-            progress(len(rows), len(rows))
+        paths = self.manifest.options.get("paths", "attention")
+        requests = requests_of([rows[place] for place in places], self.tracer, paths)
+        done = len(rows) - len(places)
+        for batch in batch_requests(requests):
+            found = self._trace([requests[i] for i in batch], scaled(progress, done, len(batch), len(rows)))
+            for i, outcome in zip(batch, found, strict=True):
+                outcomes[places[i]] = outcome
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(rows))
         return outcomes
 
-    def _trace(self, requests: list[ResolvedRequest], progress: Progress | None) -> list[Outcome]:
-        """The circuits of prompts, traced together; if that fails, one by one."""
+    def _trace(self, batch: list[ResolvedRequest], progress: Progress | None) -> list[Outcome]:
+        """The circuits of a batch; if it fails, its prompts are traced one by one."""
         try:
-            return [*self.tracer.trace_resolved(requests, progress)]
+            return [*self.tracer.trace_resolved(batch, progress)]
         except Exception as error:
-            if len(requests) == 1:
+            if len(batch) == 1:
                 return [_reason(error)]
-        return [outcome for request in requests for outcome in self._trace([request], None)]
+        return [outcome for request in batch for outcome in self._trace([request], None)]
 
 
 def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Tensor, " d_model"]]]:

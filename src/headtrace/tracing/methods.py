@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_o
 from headtrace import __version__
 from headtrace.circuits import MethodInfo
 from headtrace.errors import InputError
-from headtrace.registry import Registry, made
+from headtrace.registry import Registry, create
 from headtrace.tracing.causes import Causes
 from headtrace.vocabulary import Firing
 
@@ -151,7 +151,7 @@ def register_method(name: str, method: type[Method]) -> None:
 
 def make_method(method: str | Method, **options: Any) -> Method:
     """A method by name, with its options; a ``Method`` is returned unchanged."""
-    return made(METHODS, method, options)
+    return create(METHODS, method, options)
 
 
 def method_options(name: str) -> tuple[Option, ...]:

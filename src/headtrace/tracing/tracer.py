@@ -23,12 +23,12 @@ from headtrace.models.checks import require_same_weights
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import roundings_of
 from headtrace.progress import Progress, scaled
-from headtrace.prompts import batches
 from headtrace.request import (
     TRACER_SETTINGS,
     PatternsKept,
     ResolvedRequest,
     TraceRequest,
+    batch_requests,
     check_counterfactuals,
     split_prompts,
     takes_request_options,
@@ -148,18 +148,12 @@ class Tracer:
         """Circuits of requests that are resolved for this model, in batches of similar length."""
         check_counterfactuals(requests)
         circuits: dict[int, Circuit] = {}
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for place, each in enumerate(requests):
-            alike = (each.request.paths, each.request.neurons, each.counterfactual is None)
-            kinds.setdefault(alike, []).append(place)
-        for places in kinds.values():
-            for batch in batches([len(requests[place].ids) for place in places]):
-                group = [places[i] for i in batch]
-                inside = scaled(progress, len(circuits), len(group), len(requests))
-                found = self._trace([requests[place] for place in group], inside)
-                circuits.update(zip(group, found, strict=True))
-                if progress is not None:
-                    progress(len(circuits), len(requests))
+        for batch in batch_requests(requests):
+            inside = scaled(progress, len(circuits), len(batch), len(requests))
+            found = self._trace([requests[place] for place in batch], inside)
+            circuits.update(zip(batch, found, strict=True))
+            if progress is not None:
+                progress(len(circuits), len(requests))
         return [circuits[place] for place in range(len(requests))]
 
     def request(self, prompt: Any, **options: Any) -> TraceRequest:

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from headtrace.errors import InputError, shown
 from headtrace.lines import Lines, Record, read_lines
-from headtrace.prompts.batching import batches
-from headtrace.prompts.forms import Chat, as_prompts, one_prompt
+from headtrace.prompts.forms import Chat, as_prompts, batches, one_prompt
 from headtrace.roots import ROOTS, Root
 from headtrace.tasks.examples import Example, TaskSet
 from headtrace.validation import LARGEST

@@ -14,6 +14,7 @@ import typer
 
 from headtrace.cli import app
 from headtrace.models.architectures import ARCHITECTURES
+from headtrace.tasks import TASKS
 from headtrace.tracing import METHODS
 from tests.documented import COMMANDS, PAGES, ROOT, RUN, SHOWN, Block, blocks, commands, indented, run_page
 
@@ -32,7 +33,7 @@ def _case(page: Path) -> object:
 @pytest.fixture(autouse=True)
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is forgotten after it; no page opens a browser."""
-    for registry in (METHODS, ARCHITECTURES):
+    for registry in (METHODS, ARCHITECTURES, TASKS):
         monkeypatch.setattr(registry, "_known", dict(registry))
     monkeypatch.setattr(webbrowser, "open", lambda address: True)
 

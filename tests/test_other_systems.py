@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headtrace import writing
-from headtrace.cli.engine_options import command_line
+from headtrace.cli.options import command_line
 from headtrace.errors import InputError
 from headtrace.runs import engines, lock
 from headtrace.runs.store import open_store

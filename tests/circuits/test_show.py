@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from headtrace.cli import app, main
-from headtrace.cli.show import tree
+from headtrace.cli.circuits import tree
 from headtrace.vocabulary import SIDES
 
 

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 import headtrace
 from headtrace.circuits import load_circuit, read_circuits
-from headtrace.cli import app, options
+from headtrace.cli import app, progress
 from headtrace.cli.destinations import destination
+from headtrace.cli.options import PromptOptions
+from headtrace.cli.output import show_tokens
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 ASKED = ("-p", PROMPT, "--answer", " Mary", "--wrong", " John")
@@ -99,7 +101,7 @@ def test_the_prompt_comes_from_a_file_or_from_standard_input(given, here, circui
 
 
 def test_chat_makes_a_text_what_a_user_says() -> None:
-    assert options.read_prompt("Who?", None, None, True) == [{"role": "user", "content": "Who?"}]
+    assert PromptOptions("Who?", chat=True).read() == [{"role": "user", "content": "Who?"}]
 
 
 def test_out_means_what_its_extension_says(here, circuit) -> None:
@@ -204,7 +206,7 @@ def test_export_speaks_to_other_tools(here, circuit) -> None:
 
 
 def test_tokens_and_their_places_are_told_apart(capsys) -> None:
-    options.show_tokens(("2", "+", "2", "\x1b[2J"))
+    show_tokens(("2", "+", "2", "\x1b[2J"))
     assert capsys.readouterr().out == 'Tokens  0:"2"  1:"+"  2:"2"  3:"\\x1b[2J"\n'
 
 
@@ -238,10 +240,10 @@ def test_many_prompts_say_how_far_they_are() -> None:
 
 
 def test_where_nobody_sees_a_bar_a_line_tells_the_remaining_time(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(options._Lines, "every", 0.0)
-    with options.progress_bar("Tracing") as progress:
-        progress(0, 10)
-        progress(5, 10)
+    monkeypatch.setattr(progress._Lines, "every", 0.0)
+    with progress.progress_bar("Tracing") as bar:
+        bar(0, 10)
+        bar(5, 10)
     told = capsys.readouterr()
     assert told.out == ""
     assert "Tracing: 5 of 10, about 0 s left" in told.err

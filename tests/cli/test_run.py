@@ -103,7 +103,7 @@ def test_what_is_asked_for_wrongly_is_told(tmp_path: Path, run: str) -> None:
     assert "no task 'oio'" in wrong("run", "builtin", "--task", "oio", "--out", out)
     assert "-n belongs to" in wrong("run", "builtin", "--prompts", "x", "-n", "3", "--out", out)
     assert "choose local or ray" in wrong("run", "builtin", "--task", "ioi", "--engine", "dask", "--out", out)
-    assert "choose attention" in wrong("run", "builtin", "--task", "ioi", "--paths", "all", "--out", out)
+    assert "choose 'attention'" in wrong("run", "builtin", "--task", "ioi", "--paths", "all", "--out", out)
     assert "is not a run" in wrong("runs", str(tmp_path))
     (tmp_path / "other").write_text("")
     assert "holds other files" in wrong("run", "builtin", "--task", "ioi", "--out", str(tmp_path))
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_with_130_and_says_the_command_that_goes_on(tmp_path: 
     process.send_signal(signal.SIGINT)
     told = process.told()
     assert process.wait() == 130
-    assert f"To go on: headtrace {' '.join(words)}" in " ".join(told.split())
+    assert f"To resume: headtrace {' '.join(words)}" in " ".join(told.split())
     assert "Traceback" not in told
     assert headtrace.open_run(tmp_path / "r").status().done > 0
 

@@ -153,4 +153,4 @@ def test_neurons_of_many_prompts_go_to_a_table(case, tmp_path) -> None:
 def test_neurons_need_content_and_a_number(options) -> None:
     done = run("trace", "builtin", "-p", "When Mary", "--answer", " and", *options)
     assert done.returncode == 2
-    assert "--paths content or complete" in " ".join(done.stderr.split())
+    assert f"neurons={options[1]}" in " ".join(done.stderr.split())

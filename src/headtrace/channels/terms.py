@@ -460,6 +460,16 @@ def decompose(
     return decomposition_of(recording, terms_of(recording, place, bias=bias))
 
 
+def decompose_strongest(recording: Recording, top: int, *, bias: Bias = "offset") -> list[Decomposition]:
+    """Each head's strongest firing past the first token, for the ``top`` heads with most attention there."""
+    firings = [f for f, _ in sorted(recording.strongest_firings(), key=lambda pair: -pair[1])[:top]]
+    places = torch.tensor(
+        [[f.layer, 0, f.head, f.dest, f.src] for f in firings], device=recording.token_ids.device
+    )
+    terms = terms_of(recording, places, bias=bias)
+    return [decomposition_of(recording, terms, row) for row in range(len(terms))]
+
+
 def decomposition_of(recording: Recording, terms: FiringTerms, row: int = 0) -> Decomposition:
     """One row of a batch of firings as an object of its own."""
     one = terms[row]

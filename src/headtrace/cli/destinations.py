@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from headtrace.cli.output import is_stream
 from headtrace.errors import InputError
 from headtrace.writing import (
     STANDARD_OUTPUT,
@@ -102,17 +102,6 @@ def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
             f"--out {out!r} holds one circuit, and there are many: end it in .parquet or .html, or give a folder."
         )
     return Destination(out, form, folder)
-
-
-def is_stream(out: str) -> bool:
-    """Whether it is standard output, a device or a pipe, which has no extension."""
-    if out == STANDARD_OUTPUT:
-        return True
-    try:
-        mode = os.stat(out).st_mode
-    except (OSError, ValueError):
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or out.startswith(("/dev/", "/proc/"))
 
 
 def _keep(path: str) -> None:

@@ -1,28 +1,30 @@
-"""``headtrace families``: which circuits of a run are alike."""
+"""``headtrace families``, ``signals`` and ``compare``: which circuits are alike, and in what they differ."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.options import console
-from headtrace.cli.verify import ModelChoice, ModelsOf
+from headtrace.cli.output import Output, check_figure, emit, note, number, say, show_table, token_text, warn
+from headtrace.cli.progress import progress_bar
+from headtrace.errors import InputError
+from headtrace.vocabulary import head_name
+from headtrace.writing import check_folder_writable, check_writable, ends_like_a_folder
 
 if TYPE_CHECKING:
-    from headtrace.families import Families, FamiliesFile
+    from headtrace.families import CircuitComparison, Families, FamiliesFile, SignalComparison
 
 GrainChoice = Annotated[
     str, typer.Option(help="What circuits are compared by: components, edges or edge-channel.")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("families")(families)
-
-
 def families(
+    *,
     run: Annotated[
         str,
         typer.Argument(
@@ -52,14 +54,10 @@ def families(
             help="Folder for families.json, clusters.png, stability.png, representatives.html (and ablation.png)."
         ),
     ] = None,
-    model: ModelChoice = None,
+    models: options.CircuitModels,
     json: options.Json = False,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
 ) -> None:
-    """Group circuits by what they have in common: families, their representatives, what they agree with.
-
+    """
     Without --n the number is the one with the highest silhouette among those that separate better than chance and come
     back in bootstrap samples; where none does, there is one family.
 
@@ -74,50 +72,36 @@ def families(
     from headtrace.families.population import check_grain
     from headtrace.families.result import find_families
 
-    asked = check_grain(grain)
-    if out is not None:
-        options.check_folder_writable(out)
-    found = find_families(run, asked, n=n, distance=distance, k_max=k_max, seed=seed)
+    compared_by = check_grain(grain)
+    output = Output(json, folder=out)
+    found = find_families(run, compared_by, n=n, distance=distance, k_max=k_max, seed=seed)
+    files = "families.json, clusters.png, stability.png, representatives.html"
     if ablate:
-        first = found.population.circuit(found.population.ids[0])
-        loaded = ModelsOf(model, dtype, device, device_map)(first)
-        with options.progress_bar("Prompts") as progress:
-            ablated = found.ablate_exclusive(loaded, prompts=prompts, seed=seed, progress=progress)
+        model = models.of(found.population.circuit(found.population.ids[0]))
+        with progress_bar("Prompts") as progress:
+            ablated = found.ablate_exclusive(model, prompts=prompts, seed=seed, progress=progress)
         found = found.with_ablation(ablated)
+        files += ", ablation.png"
     content = found.file
-    if out is not None:
-        found.save(out)
-        files = "families.json, clusters.png, stability.png, representatives.html" + (
-            ", ablation.png" if ablate else ""
-        )
-        options.note(f"Wrote {out}: {files}")
-    options.emit(content.to_dict(), as_json=json, show=lambda: _show(found, content))
+    output.finish(content.to_dict, lambda: _show_families(found, content), save=found.save, files=files)
 
 
-def _show(found: Families, content: FamiliesFile) -> None:
+def _show_families(found: Families, content: FamiliesFile) -> None:
     """How many there are and why, then one line per family, agreement and stability."""
-    from rich import box
-    from rich.table import Table
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     say(f"{len(found.family)} circuits by {found.grain}: {found.choice}")
     if found.population.left_out:
         say(
             f"{len(found.population.left_out)} prompts left out: they failed, or their circuits have no edges."
         )
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in ("family", "circuits", "exclusive edges", "stability", "members"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("representative", no_wrap=True)
     stable = {row["family"]: row for row in (content.more or {})["stability"]["families"]}
+    rows: list[tuple[str, ...]] = []
     for row in found.table().to_dicts():
-        again = stable.get(row["family"])
-        numbers = ("", "") if again is None else (f"{again['edges']:.2f}", f"{again['members']:.2f}")
-        cells = (str(row["family"]), str(row["circuits"]), str(row["exclusive"]), *numbers)
-        table.add_row(*cells, options.token_text(row["representative"]))
-    console.print(table)
+        again = stable.get(row["family"], {"edges": None, "members": None})
+        cells = (str(row[name]) for name in ("family", "circuits", "exclusive"))
+        shares = (number(again[name], ".2f") for name in ("edges", "members"))
+        rows.append((*cells, *shares, token_text(row["representative"])))
+    names = ("family", "circuits", "exclusive edges", "stability", "members", "representative")
+    show_table(names, rows, left=0)
     for name, agreed in content.agreement.items():
         say(f"{name}: ARI {agreed['ari']:.3f}, NMI {agreed['nmi']:.3f}, p {agreed['p']:.3g}")
     if found.ablated is not None:
@@ -126,3 +110,191 @@ def _show(found: Families, content: FamiliesFile) -> None:
             interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
             what = f"{found.ablated.metric} on own prompts minus others': {row['difference']:+.3f}{interval}"
             say(f"{row['edges']} exclusive edges of family {row['edges_of']} ablated, {what}")
+
+
+# -- headtrace signals -------------------------------------------------------------------------------------------
+
+Side = Annotated[
+    str,
+    typer.Argument(
+        metavar="CIRCUIT",
+        help="A circuit (c.json, many.parquet#3, RUN#id), many (a table, a folder), or a family (RUN#2).",
+    ),
+]
+
+
+def signals(
+    *,
+    a: Side,
+    b: Side,
+    families: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with families.json, so that SOURCE#2 is family 2 (default: the folder 'families' of the run)."
+        ),
+    ] = None,
+    most: Annotated[
+        int, typer.Option(help="At most this many circuits of each side, drawn at random.", min=1)
+    ] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of samples and intervals.", min=0)] = 0,
+    out: Annotated[str | None, typer.Option(help="Folder for signals.json and signals.png.")] = None,
+    models: options.CircuitModels,
+    json: options.Json = False,
+) -> None:
+    """
+    Near 1 a head looks for the same, near 0 for something else, below 0 for the opposite. The control is the same head
+    in two circuits of one side.
+
+    Examples:
+
+      headtrace signals mary.json john.json
+
+      headtrace signals circuits.parquet#1 circuits.parquet#2 --families families
+
+      headtrace signals runs/ioi#1 runs/ioi#2 --out signals
+    """
+    from headtrace.families.files import circuit_group
+    from headtrace.families.head_signals import compare_signals
+
+    output = Output(json, folder=out)
+    one, other = (circuit_group(each, families, most=most, seed=seed) for each in (a, b))
+    model = models.of(one.circuits[0])
+    with progress_bar("Circuits") as progress:
+        found = compare_signals(
+            one.circuits,
+            other.circuits,
+            model,
+            names=(one.name, other.name),
+            seed=seed,
+            progress=progress,
+        )
+    output.finish(
+        found.to_dict, lambda: _show_signals(found), save=found.save, files="signals.json, signals.png"
+    )
+
+
+def _show_signals(found: SignalComparison) -> None:
+    """Heads that do the same, something else, the opposite."""
+    sides = [
+        f"{name} ({count} circuit{'s' if count > 1 else ''})"
+        for name, count in zip(found.names, found.circuits, strict=True)
+    ]
+    say(f"{' and '.join(sides)}: {found.table.height} head sides in both")
+    numbers = ("cosine", "low", "high", "control")
+    rows = [
+        (
+            head_name(row["layer"], row["head"]),
+            row["side"],
+            *(number(row[name], "+.3f") for name in numbers),
+            found.verdict(row["cosine"]),
+        )
+        for row in found.table.sort("cosine", descending=True, maintain_order=True).to_dicts()
+    ]
+    show_table(("head", "side", *numbers, "reads"), rows, left=2)
+
+
+# -- headtrace compare -------------------------------------------------------------------------------------------
+
+
+def compare(
+    *,
+    circuits: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CIRCUIT ...",
+            help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders, RUN#id; at least two.",
+        ),
+    ],
+    grain: GrainChoice = "edges",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="What matches: positions (default for one prompt), components (for several), or roles."
+        ),
+    ] = None,
+    show: Annotated[int, typer.Option(help="How many items to list.", min=0)] = 20,
+    out: Annotated[
+        str | None,
+        typer.Option(help="A .json, .png, .pdf, .svg or .html file, or a folder for table, figure and page."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """
+    The order counts: given checkpoints from the first to the last, it shows which edges appear and disappear when.
+
+    Examples:
+
+      headtrace compare mary.json john.json
+
+      headtrace compare runs/ioi#00001 runs/ioi#00002 --by roles --out compared
+
+      headtrace compare step100.json step1000.json step10000.json --out emergence.png
+    """
+    from headtrace.families.compare import check_by, compare_circuits
+    from headtrace.families.files import circuits_at
+    from headtrace.families.population import check_grain
+
+    _check_comparison(out)
+    named = [each for source in circuits for each in circuits_at(source)]
+    found = compare_circuits(
+        [each.circuit for each in named],
+        names=_short([each.name for each in named]),
+        grain=check_grain(grain),
+        by=None if by is None else check_by(by),
+        roles=[each.roles for each in named],
+    )
+    for warning in found.warnings:
+        warn(warning)
+    if out is not None:
+        ending = "" if os.path.isdir(out) else Path(out).suffix.lower()
+        writers = {".json": found.write_json, ".html": found.to_html, "": found.save}
+        writers.get(ending, found.plot)(out)
+        note(f"Wrote {out}" + ("" if ending else ": comparison.json, comparison.png, comparison.html"))
+    emit(found.to_dict, as_json=json, show=lambda: _show_comparison(found, show), out=out)
+
+
+def _check_comparison(out: str | None) -> None:
+    """An error, before anything is computed, if a comparison cannot be written there."""
+    if out is None:
+        return
+    ending = Path(out).suffix.lower()
+    if os.path.isdir(out) or ends_like_a_folder(out) or not ending:
+        check_folder_writable(out)
+    elif ending in (".png", ".pdf", ".svg"):
+        check_figure(out)
+    elif ending in (".json", ".html"):
+        check_writable(out)
+    else:
+        raise InputError(
+            f"--out {out!r}: {ending} is no form of a comparison. End it in .json, .png, .pdf, .svg or .html, or "
+            "give a folder."
+        )
+
+
+def _short(names: list[str]) -> list[str]:
+    """Without folder and extension, where that leaves them different; a circuit that is given twice is numbered."""
+    short = [Path(name).name.replace(".json", "") for name in names]
+    short = short if len(set(short)) == len(short) else names
+    return [name if short.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(short)]
+
+
+def _show_comparison(found: CircuitComparison, count: int) -> None:
+    """How much is shared, what each circuit has alone, then the items with the most influence."""
+    kinds = ["node"] if found.grain == "components" else ["node", "edge"]
+    shared = ", ".join(
+        f"{found.shared.filter(kind=k).height} of {found.table.filter(kind=k).height} {k}s" for k in kinds
+    )
+    say(f"{len(found.names)} circuits, matched by {found.by}: {shared} are in all")
+    for i, name in enumerate(found.names):
+        parts = [f"{found.exclusive(i).filter(kind=k).height} {k}s only here" for k in kinds]
+        if len(found.names) > 2:
+            parts.append(f"{found.appearing(i).filter(kind=found.unit).height} {found.unit}s first here")
+            parts.append(f"{found.disappearing(i).filter(kind=found.unit).height} last here")
+        say(f"  {i}: {name}: {', '.join(parts)}")
+    if count:
+        rows = [
+            (token_text(row["item"]), *(number(value) for value in row["influence"]))
+            for row in found.table.filter(kind=found.unit).head(count).to_dicts()
+        ]
+        names = (found.unit, *(str(i) for i in range(len(found.names))))
+        show_table(names, rows, title="Influence that passes through, by circuit")

@@ -1,30 +1,112 @@
-"""``headtrace interpret``: what the signals of circuits look for, in words, and whether the words are right."""
+"""``headtrace atlas`` and ``headtrace interpret``: what heads attend to over a corpus, what signals mean in words."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.engine_options import EngineName, RayAddress, Workers, check_engine
-from headtrace.cli.export import CircuitSource
-from headtrace.cli.options import console, printable
-from headtrace.cli.verify import ModelChoice, ModelsOf
+from headtrace.cli.output import Output, note, say, show_table, warn
+from headtrace.cli.progress import progress_bar
+from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.interpret import Interpretation
+    from headtrace.interpret.atlas import Atlas
 
 OPENAI = "openai"
+MEASURES = ("sink", "previous", "duplicate", "induction", "entropy", "top_share")
+"""Measures of heads for which the highest heads are listed."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("interpret")(interpret)
+def atlas(
+    *,
+    model: options.ModelName,
+    corpus: Annotated[
+        str,
+        typer.Option(
+            help="A text file, JSONL or Parquet (text), hub:owner/name, sampled:N (drawn from the model), task:NAME."
+        ),
+    ],
+    out: Annotated[
+        str, typer.Option(help="Folder for tables and pages; an interrupted atlas is resumed there.")
+    ],
+    channels: Annotated[
+        str, typer.Option(help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7.")
+    ] = "top:8",
+    tokens: Annotated[
+        int | None, typer.Option(help="Read this many tokens of the corpus (default: all).", min=1)
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a chunk (default 128).", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)] = 0,
+    sinks: Annotated[
+        bool, typer.Option("--sinks", help="Keep pairs whose source is the first token, too.")
+    ] = False,
+    engine: options.EngineOptions,
+    place: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """
+    Writes heads.parquet, channels.parquet, pairs.parquet, atlas.json and the pages index.html and heads/*.html.
+
+    Examples:
+
+      headtrace atlas smollm2-135m --corpus book.txt --tokens 50000 --out atlas
+
+      headtrace atlas builtin --corpus sampled:2000 --channels top:4 --out atlas
+
+      headtrace atlas smollm2-135m --corpus texts.jsonl --workers 8 --out atlas
+    """
+    from headtrace.explorer import write_atlas_pages
+    from headtrace.interpret.atlas import atlas as make
+
+    how: dict[str, Any] = {
+        "channels": channels,
+        "tokens": tokens,
+        "length": length,
+        "seed": seed,
+        "sinks": sinks,
+    }
+    how |= engine.check()
+    output = Output(json, folder=out)
+    loaded = place.load(model)
+    with progress_bar("Chunks", resumes=True) as progress:
+        try:
+            found = make(loaded, corpus, out, **how, progress=progress)
+        except KeyboardInterrupt:
+            raise options.interrupted() from None
+
+    def content() -> dict[str, Any]:
+        counts = {"heads": found.heads.height, "channels": found.channels.height, "pairs": found.n_pairs}
+        highest = {name: found.find(name, 3)["head"].to_list() for name in MEASURES}
+        return {**found.about, "out": out, **counts, "highest": highest}
+
+    output.finish(
+        content,
+        lambda: _show_atlas(found),
+        save=lambda _: write_atlas_pages(found),
+        files="heads.parquet, channels.parquet, pairs.parquet, index.html",
+    )
+
+
+def _show_atlas(found: Atlas) -> None:
+    say(repr(found))
+    rows: list[tuple[str, str]] = []
+    for name in MEASURES:
+        heads = found.find(name, 4).iter_rows(named=True)
+        cells = [f"{row['head']} {row[name]:.2f}" for row in heads if row[name] is not None]
+        rows.append((name.replace("_", " "), "  ".join(cells)))
+    show_table(("measure", "heads"), rows, title="The heads that do it most", left=2)
+
+
+# -- headtrace interpret -----------------------------------------------------------------------------------------
 
 
 def interpret(
-    circuit: CircuitSource,
+    *,
+    circuit: options.CircuitSource,
     corpus: Annotated[
         str, typer.Option(help="Text to look in: a text, JSONL or Parquet file, or sampled:N tokens.")
     ],
@@ -57,19 +139,13 @@ def interpret(
     ] = None,
     show: Annotated[int, typer.Option(min=0, help="How many descriptions to list.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of halves, samples and controls.")] = 0,
-    model: ModelChoice = None,
-    engine: EngineName = "local",
-    workers: Workers = None,
-    ray_address: RayAddress = None,
+    models: options.CircuitModels,
+    engine: options.EngineOptions,
     json: options.Json = False,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
 ) -> None:
-    """Put the signals of circuits into words, and test the words blind on pairs that the explainer did not see.
-
-    The key of an endpoint is taken from OPENAI_API_KEY; one on this machine needs none. A run that was cut short goes
-    on when the same command is given again.
+    """
+    The key of an endpoint is taken from OPENAI_API_KEY; one on this machine needs none. The same command resumes what
+    was interrupted.
 
     Examples:
 
@@ -84,21 +160,21 @@ def interpret(
     from headtrace.interpret.interpretation import count_signals, estimate, scan
     from headtrace.interpret.interpretation import interpret as put_into_words
 
-    check_engine(engine)
-    options.check_folder_writable(out)
-    asking = {
+    processes = engine.check()
+    output = Output(json, folder=out)
+    endpoint = {
         "base_url": base_url,
         "model_name": model_name,
         "concurrency": concurrency,
         "timeout": timeout,
         "batch": batch,
     }
-    explains, judges = _explainer_and_judge(explainer, judge, asking)
+    explains, judges = _explainer_and_judge(explainer, judge, endpoint)
     circuits = [each for _, each in named_circuits(circuit)]
     n_signals = count_signals(circuits, limit)
-    _tell_estimate(n_signals, estimate(n_signals, explains, judges), budget)
-    loaded = ModelsOf(model, dtype, device, device_map)(circuits[0])
-    with options.progress_bar("Scan and words") as progress:
+    _note_cost(n_signals, estimate(n_signals, explains, judges), budget)
+    loaded = models.of(circuits[0])
+    with progress_bar("Scan and words") as progress:
         found = put_into_words(
             circuits,
             loaded,
@@ -109,22 +185,21 @@ def interpret(
             limit=limit,
             budget=budget,
             seed=seed,
-            scanning=partial(scan, engine=cast(Any, engine), workers=workers, ray_address=ray_address),
+            scanning=partial(scan, **processes),
             progress=progress,
         )
-    options.note(f"Wrote {out}: interpretation.json, descriptions.parquet and the circuits with words")
+    note(f"Wrote {out}: interpretation.json, descriptions.parquet and the circuits with words")
     if found.failures["signals"] or found.failures["pairs"]:
-        options.warn("Some questions were not answered: give the same command again to ask them once more.")
-    options.emit(found.to_dict(), as_json=json, show=lambda: _show(found, show))
+        warn("Some questions were not answered: give the same command again to ask them once more.")
+    output.finish(found.to_dict, lambda: _show_words(found, show))
 
 
-def _explainer_and_judge(explainer: str, judge: str, asking: dict[str, Any]) -> tuple[Any, Any]:
-    """Both by name; how to ask goes to those who ask. An endpoint that cannot be asked is an error at once."""
-    from headtrace.errors import InputError
+def _explainer_and_judge(explainer: str, judge: str, endpoint: dict[str, Any]) -> tuple[Any, Any]:
+    """Both by name, with the options of the endpoint; one that cannot be used is an error at once."""
     from headtrace.interpret import make_explainer, make_judge
     from headtrace.interpret.explainers import RunContext
 
-    given = {name: value for name, value in asking.items() if value is not None}
+    given = {name: value for name, value in endpoint.items() if value is not None}
     if given and OPENAI not in (explainer, judge):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise InputError(f"{flags}: only --explainer openai or --judge openai asks an endpoint.")
@@ -139,20 +214,19 @@ def _explainer_and_judge(explainer: str, judge: str, asking: dict[str, Any]) -> 
     return explains, judges
 
 
-def _tell_estimate(n_signals: int, estimate: Any, budget: int | None) -> None:
+def _note_cost(n_signals: int, estimate: Any, budget: int | None) -> None:
     """What it will cost, before it starts."""
-    asked = f"{estimate.requests} requests, about {estimate.tokens} tokens, " if estimate.requests else ""
+    requests = f"{estimate.requests} requests, about {estimate.tokens} tokens, " if estimate.requests else ""
     spent = "" if budget is None or budget >= estimate.tokens else f"; the budget of {budget} will not do"
-    options.note(
-        f"Explaining and judging {n_signals} signals: {asked}about {max(1, round(estimate.seconds))} s after the "
+    note(
+        f"Explaining and judging {n_signals} signals: {requests}about {max(1, round(estimate.seconds))} s after the "
         f"scan{' (three seconds per request)' if estimate.requests else ''}{spent}"
     )
 
 
-def _show(found: Interpretation, count: int) -> None:
-    console.print(printable(found.summary(), lines=True), markup=False, highlight=False, soft_wrap=True)
-    with_words = [each for each in found.signals if each.description is not None]
-    for each in sorted(with_words, key=lambda each: each.p_value)[:count]:
+def _show_words(found: Interpretation, count: int) -> None:
+    say(found.summary())
+    described = [(each, each.description) for each in found.signals if each.description is not None]
+    for each, description in sorted(described, key=lambda pair: pair[0].p_value)[:count]:
         mark = "supported  " if each.supported else "unsupported"
-        text = f"{mark}  p = {each.p_value:.1g}  {each.signal.name}: {each.description.text}"  # type: ignore[union-attr]
-        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        say(f"{mark}  p = {each.p_value:.1g}  {each.signal.name}: {description.text}")

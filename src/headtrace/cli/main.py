@@ -1,15 +1,166 @@
-"""The ``headtrace`` command: all commands, and what turns errors into one clear message and an exit code."""
+"""The ``headtrace`` command and the list of all commands.
+
+A command is a function of its name in a module of this package, imported when the command is used: ``headtrace --help``
+imports none of them. Its help is its line in the list, then its docstring.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from inspect import cleandoc
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from headtrace import __version__
-from headtrace.cli.commands import MARKUP, ListedCommands
-from headtrace.cli.failures import DEBUG
+from headtrace.cli.failures import DEBUG, Commands
 from headtrace.cli.output import tolerate_few_characters
+
+MARKUP = "rich"
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "models": ("models", "List supported architectures and names that are ready to load."),
+    "info": (
+        "models",
+        "Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.",
+    ),
+    "record": ("models", "Record one forward pass as components, and check that they sum exactly."),
+    "decompose": ("channels", "Decompose the attention score of a firing into the channels of its head."),
+    "emerge": (
+        "channels",
+        "Follow the same heads and token pairs through training: sparseness and n_recon per checkpoint.",
+    ),
+    "trace": (
+        "trace",
+        "Trace a prompt (or many) to its circuit: which signals cause the heads to attend where they do.",
+    ),
+    "explain": ("trace", "Why does this head attend here? The signals that cause one firing, side by side."),
+    "run": (
+        "run",
+        "Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command resumes it.",
+    ),
+    "runs": ("run", "What a run holds, how far it is, what failed and why."),
+    "show": (
+        "circuits",
+        "Print a circuit as a tree: the root, its seeds, and under each firing the causes of its query and key.",
+    ),
+    "view": (
+        "circuits",
+        "Write circuits as one page (a single HTML file that needs no network) and open it.",
+    ),
+    "export": ("circuits", "Write circuits in the format of another tool."),
+    "verify": ("verify", "Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY."),
+    "sufficiency": (
+        "experiments",
+        "Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is "
+        "left?",
+    ),
+    "intervene": (
+        "experiments",
+        "Change the signal of one edge in the running model: attention and metric before and after.",
+    ),
+    "edges": (
+        "experiments",
+        "Ablate every edge into one head, in one circuit or many: does the weight say what the edge does?",
+    ),
+    "faithfulness": (
+        "experiments",
+        "Keep only the circuit's attention and see how much of the answer is left; then take away only the circuit.",
+    ),
+    "merge": (
+        "merge",
+        "Merge the circuits of many prompts into one network of components at roles, with how often each edge was "
+        "found.",
+    ),
+    "families": (
+        "families",
+        "Group circuits by what they have in common: families, their representatives, what they agree with.",
+    ),
+    "signals": (
+        "families",
+        "Compare what each head reads in two circuits or families: cosines of its summed query and key signals.",
+    ),
+    "compare": (
+        "families",
+        "Compare circuits of several prompts, methods or checkpoints: shared nodes and edges, and those of one alone.",
+    ),
+    "sinks": (
+        "sinks",
+        "Attention sinks: how much they take of each head, the signals that send heads there, what is left without "
+        "them.",
+    ),
+    "atlas": (
+        "interpret",
+        "What every head and channel attends to over a corpus: tables, and pages that open in a browser.",
+    ),
+    "tasks": ("tasks", "Prompts with known answers: list them, preview them, measure a model on them."),
+    "toy": ("toy", "Watch singular vectors align with features, in small models whose features are known."),
+    "interpret": (
+        "interpret",
+        "Put the signals of circuits into words, and test the words blind on pairs that the explainer did not see.",
+    ),
+    "serve": ("serve", "Explore a model in the browser: type a prompt, click an attention weight, see why."),
+}
+"""By name: the module of ``headtrace.cli`` with a function of that name, and the first line of its help."""
+
+
+class LazyCommands(MutableMapping[str, Any]):
+    """All commands by name, each made when it is looked up."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.made:
+            module, summary = COMMANDS[name]
+            found = getattr(import_module(f"headtrace.cli.{module}"), name)
+            if isinstance(found, typer.Typer):
+                self.made[name] = typer.main.get_group(found)
+            else:
+                from headtrace.cli.options import with_option_groups
+
+                alone = typer.Typer(rich_markup_mode=MARKUP, add_completion=False)
+                text = f"{summary}\n\n{cleandoc(found.__doc__ or '')}"
+                alone.command(name, help=text)(with_option_groups(found))
+                self.made[name] = typer.main.get_command(alone)
+        return self.made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self.made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("Commands are not removed.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS | self.made)
+
+    def __len__(self) -> int:
+        return len(COMMANDS | self.made)
+
+
+class ListedCommands(Commands):
+    """All commands: listed without being imported, made where they are run."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.commands = self._lazy = LazyCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What help, completion and suggestions need: the name, and the first line of the help."""
+        if cmd_name in self._lazy.made or cmd_name not in COMMANDS:
+            return self._lazy.get(cmd_name)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self._lazy.get(args[0])
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="headtrace",

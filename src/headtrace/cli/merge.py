@@ -7,14 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.destinations import is_stream
-from headtrace.cli.options import console
+from headtrace.cli.output import (
+    check_output,
+    emit,
+    is_stream,
+    note,
+    notes,
+    number,
+    say,
+    show_table,
+    token_text,
+    write_json,
+)
 from headtrace.errors import InputError
-from headtrace.writing import STANDARD_OUTPUT, ends_like_a_folder, write_text
+from headtrace.writing import (
+    STANDARD_OUTPUT,
+    check_folder_writable,
+    check_writable,
+    ends_like_a_folder,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from headtrace.runs.network import Network
@@ -24,10 +38,6 @@ FILES = ("network.json", "network.graphml", "network.png", "network.svg", "netwo
 """What goes into a folder."""
 ENDINGS = (".json", ".graphml", ".png", ".svg", ".pdf", ".html")
 SHOWN = 20
-
-
-def register(app: typer.Typer) -> None:
-    app.command("merge")(merge)
 
 
 def merge(
@@ -81,8 +91,7 @@ def merge(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Merge the circuits of many prompts into one network of components at roles, with how often each edge was found.
-
+    """
     With a reference: precision, recall and F1 of its heads and edges at every threshold of frequency and weight.
 
     Examples:
@@ -96,12 +105,20 @@ def merge(
       headtrace merge runs/gpt2 --trace-network --reference gpt2-ioi --json
     """
     from headtrace.runs.merging import DRAWN, SKELETON
+    from headtrace.runs.merging import merge as merge_circuits
+    from headtrace.runs.merging import trace_network as trace_network_of
     from headtrace.runs.references import agreement, load_reference
 
-    options.check_output(json, out)
-    _check(by, channels, trace_network or skeleton, out)
+    check_output(json, out)
+    heads_only = trace_network or skeleton
+    _check(by, channels, heads_only, out)
     published = None if reference is None else load_reference(reference)
-    whole = _network(run, by, channels, trace_network or skeleton)
+    kind: Any = by
+    with notes.status("Merging circuits"):
+        if heads_only:
+            whole = trace_network_of(run, min_frequency=0.0, by=kind)
+        else:
+            whole = merge_circuits(run, by=kind, channels=channels)
     if min_frequency is None:
         min_frequency = SKELETON if skeleton else DRAWN if trace_network else 0.0
     network = whole.prune(min_frequency, min_weight)
@@ -109,12 +126,11 @@ def merge(
     found = None if published is None else agreement(whole, published)
     if out is not None:
         _write(network, found, out)
-    content = _content(network, found)
-    options.emit(content, as_json=json, show=lambda: _show(network, found), out=out)
+    emit(lambda: _content(network, found), as_json=json, show=lambda: _show(network, found), out=out)
 
 
 def _check(by: str | None, channels: bool, trace: bool, out: str | None) -> None:
-    """What can be known before anything is read."""
+    """What can be checked before anything is read."""
     if by not in (None, "roles", "positions"):
         raise InputError(f"--by {by}: choose roles or positions.")
     if channels and trace:
@@ -124,9 +140,9 @@ def _check(by: str | None, channels: bool, trace: bool, out: str | None) -> None
     if out is None:
         return
     if _is_folder(out):
-        options.check_folder_writable(out)
+        check_folder_writable(out)
     elif is_stream(out) or Path(out).suffix.lower() in ENDINGS:
-        options.check_writable(out)
+        check_writable(out)
     else:
         raise InputError(
             f"--out {out!r}: a network is written as {', '.join(ENDINGS)}. End it so, or give a folder for all of them."
@@ -137,15 +153,6 @@ def _is_folder(out: str) -> bool:
     return not is_stream(out) and (Path(out).is_dir() or ends_like_a_folder(out) or not Path(out).suffix)
 
 
-def _network(run: str, by: Any, channels: bool, trace: bool) -> Network:
-    from headtrace.runs.merging import merge, trace_network
-
-    with options.notes.status("Merging circuits"):
-        if trace:
-            return trace_network(run, min_frequency=0.0, by=by)
-        return merge(run, by=by, channels=channels)
-
-
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
@@ -153,13 +160,13 @@ def _write(network: Network, found: ReferenceAgreement | None, out: str) -> None
     if not _is_folder(out):
         _writer(network, Path(out).suffix.lower())(out)
         if out != STANDARD_OUTPUT:
-            options.note(f"Wrote {out}")
+            note(f"Wrote {out}")
         return
     for name in FILES:
         _writer(network, Path(name).suffix)(str(Path(out) / name))
     if found is not None:
-        options.write_json(str(Path(out) / "agreement.json"), _agreement(found))
-    options.note(f"Wrote {out}: {', '.join(FILES)}")
+        write_json(str(Path(out) / "agreement.json"), _agreement(found))
+    note(f"Wrote {out}: {', '.join(FILES)}")
 
 
 def _writer(network: Network, ending: str) -> Callable[[str], object]:
@@ -176,7 +183,7 @@ def _writer(network: Network, ending: str) -> Callable[[str], object]:
             return lambda path: write_text(path, dumps(network))
 
 
-# -- telling -----------------------------------------------------------------------------------------------------
+# -- printing ----------------------------------------------------------------------------------------------------
 
 
 def _content(network: Network, found: ReferenceAgreement | None) -> dict[str, Any]:
@@ -209,48 +216,32 @@ def _agreement(found: ReferenceAgreement) -> dict[str, Any]:
 def _show(network: Network, found: ReferenceAgreement | None) -> None:
     from headtrace.explorer.network import about
 
-    console.print(about(network), markup=False, highlight=False, soft_wrap=True)
+    say(about(network))
     if not network.edges:
-        console.print("No edge is left: try a lower --min-frequency or --min-weight.", markup=False)
+        say("No edge is left: try a lower --min-frequency or --min-weight.")
         return
-    console.print(_edges(network))
+    rows: list[tuple[str, ...]] = []
+    for edge in network.top(SHOWN):
+        side = edge.side if edge.channel is None else f"{edge.side}, channel {edge.channel}"
+        words = side if edge.kind == "communication" else f"{edge.kind} ({side})"
+        source, target = (token_text(network.node(end).name) for end in (edge.source, edge.target))
+        rows.append((source, words, target, str(edge.count), f"{edge.frequency:.0%}", f"{edge.weight:.3g}"))
+    names = ("source", "into", "target", "prompts", "share", "weight")
+    show_table(names, rows, title=f"The {len(rows)} most frequent edges", left=3)
     if found is not None:
         _show_agreement(found)
 
 
-def _edges(network: Network) -> Table:
-    some = min(SHOWN, len(network.edges))
-    table = Table(
-        title=f"The {some} most frequent edges",
-        title_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
-    for name in ("source", "into", "target"):
-        table.add_column(name, no_wrap=True)
-    for name in ("prompts", "share", "weight"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for edge in network.top(SHOWN):
-        side = edge.side if edge.channel is None else f"{edge.side}, channel {edge.channel}"
-        words = side if edge.kind == "communication" else f"{edge.kind} ({side})"
-        source, target = (options.token_text(network.node(end).name) for end in (edge.source, edge.target))
-        table.add_row(source, words, target, str(edge.count), f"{edge.frequency:.0%}", f"{edge.weight:.3g}")
-    return table
-
-
 def _show_agreement(found: ReferenceAgreement) -> None:
     reference = found.reference
-    lines = [f"Against {reference.name} ({reference.model.name}): {reference.source or 'no source is given'}"]
+    say(f"Against {reference.name} ({reference.model.name}): {reference.source or 'no source is given'}")
     if found.network.model is not None:
-        lines.append(f"This network is of {found.network.model.name}.")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-    table = Table(title="By frequency", title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    columns = ("threshold", "heads", "heads_precision", "heads_recall", "heads_f1")
-    columns += ("edges", "edges_precision", "edges_recall", "edges_f1") if reference.edges else ()
-    for name in columns:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-    for row in found.table.iter_rows(named=True):
-        if row["by"] == "frequency" and row["heads"]:
-            cells = (row[name] for name in columns)
-            table.add_row(*("" if cell is None else options.readable(cell) for cell in cells))
-    console.print(table)
+        say(f"This network is of {found.network.model.name}.")
+    names = ("threshold", "heads", "heads_precision", "heads_recall", "heads_f1")
+    names += ("edges", "edges_precision", "edges_recall", "edges_f1") if reference.edges else ()
+    rows = [
+        [number(row[name], ".4g") for name in names]
+        for row in found.table.iter_rows(named=True)
+        if row["by"] == "frequency" and row["heads"]
+    ]
+    show_table([name.replace("_", " ") for name in names], rows, title="By frequency", left=0)

@@ -1,24 +1,23 @@
-"""``headtrace models`` and ``headtrace info``."""
+"""``headtrace models``, ``headtrace info`` and ``headtrace record``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.options import console
+from headtrace.cli.output import Output, console, emit, notes, show_table, show_tokens, token_text
 
-
-def register(app: typer.Typer) -> None:
-    app.command("models")(models)
-    app.command("info")(info)
+if TYPE_CHECKING:
+    from headtrace.models import Recording
+    from headtrace.models.identities import IdentityReport
 
 
 def models(json: options.Json = False) -> None:
-    """List supported architectures and names that are ready to load.
-
+    """
     Examples:
 
       headtrace models
@@ -38,16 +37,14 @@ def models(json: options.Json = False) -> None:
         }
         for f in ARCHITECTURES.values()
     ]
-    options.emit({"architectures": families, "names": [BUILTIN, *ALIASES]}, as_json=json, show=_show_models)
+    emit({"architectures": families, "names": [BUILTIN, *ALIASES]}, as_json=json, show=_show_models)
 
 
 def _show_models() -> None:
     from headtrace.models.architectures import ARCHITECTURES
     from headtrace.models.hub import ALIASES, BUILTIN, PACKAGED_GGUF
 
-    table = Table()
-    for column in ("family", "model_type", "norm", "positions", "also"):
-        table.add_column(column)
+    rows: list[tuple[str, ...]] = []
     for facts in ARCHITECTURES.values():
         extras = [
             "QK-norm" if facts.query_key_norm else "",
@@ -56,18 +53,15 @@ def _show_models() -> None:
         ]
         norm = "LayerNorm" if facts.norm == "layer" else "RMSNorm"
         positions = "rotary" if facts.rotary else "learned"
-        table.add_row(facts.name, facts.model_type, norm, positions, ", ".join(filter(None, extras)))
-    options.show_table("Architectures", table)
-    names = Table()
-    names.add_column("name")
-    names.add_column("where it comes from")
-    names.add_row(BUILTIN, "shipped inside headtrace")
+        rows.append((facts.name, facts.model_type, norm, positions, ", ".join(filter(None, extras))))
+    show_table(("family", "model_type", "norm", "positions", "also"), rows, title="Architectures", left=5)
+    names = [(BUILTIN, "shipped inside headtrace")]
     for alias, hub in ALIASES.items():
         packaged = (
             f" (or, without a hub, the package {PACKAGED_GGUF[alias][0]})" if alias in PACKAGED_GGUF else ""
         )
-        names.add_row(alias, hub + packaged)
-    options.show_table("Ready names", names)
+        names.append((alias, hub + packaged))
+    show_table(("name", "where it comes from"), names, title="Ready names", left=2)
     console.print(
         "Any other hub name (name@revision for one of its revisions), local folder in Hugging Face format or GGUF file "
         "of these families works too. Weights are read from safetensors and GGUF files only, never from pickles."
@@ -75,25 +69,22 @@ def _show_models() -> None:
 
 
 def info(
+    *,
     model: options.ModelName,
     tokens: Annotated[
         int, typer.Option("--length", help="Prompt length for the memory estimate.", min=1)
     ] = 128,
-    revision: options.Revision = None,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
+    place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
-    """Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.
-
+    """
     Examples:
 
       headtrace info smollm2-135m
 
       headtrace info gpt2-small --length 1024
     """
-    loaded = options.load_model(model, revision, dtype, device, device_map)
+    loaded = place.load(model)
     from headtrace.models.record import recording_bytes, tracing_bytes
 
     config: Any = loaded.config
@@ -131,7 +122,7 @@ def info(
     content |= {"length": tokens, "recording_bytes": recording_bytes(loaded, tokens), "described": dict(rows)}
     content["tracing_bytes"] = tracing_bytes(loaded, tokens)
     content |= {"dtype": loaded.own_dtype, "rounding": rounding[1] if rounding else None}
-    options.emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
+    emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
 
 
 def _memory(loaded: Any, tokens: int) -> str:
@@ -164,8 +155,9 @@ def _rounding(loaded: Any) -> tuple[str, list[dict[str, float]]] | None:
 def _show_info(name: str, rows: list[tuple[str, str]]) -> None:
     table = Table(show_header=False)
     for what, value in rows:
-        table.add_row(what, options.token_text(value))
-    options.show_table(name, table)
+        table.add_row(what, token_text(value))
+    console.print(name, style="italic", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
 
 
 def _positions(loaded: Any) -> str:
@@ -219,3 +211,91 @@ def _windows(config: Any) -> str:
     if kinds is None:
         return f"{window} tokens in every layer"
     return f"{window} tokens in {sum(sliding)} of {len(kinds)} layers"
+
+
+# -- headtrace record --------------------------------------------------------------------------------------------
+
+
+def record(
+    *,
+    model: options.ModelName,
+    prompt: options.PromptOptions,
+    bos: options.Bos = None,
+    out: Annotated[str | None, typer.Option(help="Folder to save the recording in.")] = None,
+    place: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """
+    Shows the model's top answers, each head's strongest firing and the identity errors.
+
+    Examples:
+
+      headtrace record smollm2-135m -p "When Mary and John went to the store, John gave a drink to"
+
+      headtrace record path/to/model --tokens 5,17,42 --out recording/
+
+      headtrace record smollm2-135m --chat -p "Who wrote Hamlet?" --json
+    """
+    output = Output(json, folder=out)
+    given = prompt.read()
+    loaded = place.load(model)
+    with notes.status("Recording"):
+        recording = loaded.record(given, bos=bos)
+        report = recording.check()
+    output.finish(
+        lambda: _recording_content(recording, report),
+        lambda: _show_recording(recording, report),
+        save=recording.save,
+        files="the recording",
+    )
+
+
+def _recording_content(recording: Recording, report: IdentityReport) -> dict[str, object]:
+    answers = recording.top_answers(min(5, recording.model.d_vocab))
+    firings = recording.strongest_firings() if recording.lengths[0] > 1 else []
+    return {
+        "model": recording.model.name,
+        "token_ids": recording.token_ids[0].tolist(),
+        "tokens": recording.tokens(),
+        "answers": [{"token": text, "id": token, "probability": p} for text, token, p in answers],
+        "firings": [{"firing": str(firing), "attention": attention} for firing, attention in firings],
+        "identities": report,
+    }
+
+
+def _show_recording(recording: Recording, report: IdentityReport) -> None:
+    show_tokens(recording.tokens())
+    top = recording.top_answers(min(5, recording.model.d_vocab))
+    answers = [f"[b]{token_text(repr(text))}[/] {p:.1%}" for text, _, p in top]
+    console.print("Answers " + "  ".join(answers), highlight=False)
+    _show_strongest(recording)
+    what = "Rounding parts" if report.rounding else "Identities"
+    console.print(
+        f"{what} (largest relative error, allowed {report.tolerance:.0e}):  residual [b]{report.residual:.1e}[/]  "
+        f"attention logits [b]{report.attention:.1e}[/]  output logits [b]{report.output:.1e}[/]",
+        highlight=False,
+    )
+
+
+def _show_strongest(recording: Recording) -> None:
+    """A grid of layers and heads: where each head attends most, past the first token."""
+    if recording.lengths[0] < 2:
+        console.print("A prompt of one token: every head attends to it.")
+        return
+    firings = recording.strongest_firings()
+    n_heads = recording.model.n_heads
+    table = Table(box=box.SIMPLE, padding=0)
+    table.add_column("layer", justify="right")
+    for head in range(n_heads):
+        table.add_column(f"H{head}", justify="right", no_wrap=True)
+    for layer in range(recording.model.n_layers):
+        row = firings[layer * n_heads : (layer + 1) * n_heads]
+        table.add_row(f"L{layer}", *(_cell(f.dest, f.src, a) for f, a in row))
+    console.print("Each head's strongest firing past the first token: dest->src, attention", style="italic")
+    console.print(table)
+
+
+def _cell(dest: int, src: int, attention: float) -> str:
+    style = "bold green" if attention > 0.5 else "dim" if attention < 0.2 else ""
+    text = f"{dest}->{src}\n{attention:.2f}"
+    return f"[{style}]{text}[/]" if style else text

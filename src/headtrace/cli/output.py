@@ -13,19 +13,22 @@ import io
 import json
 import math
 import os
+import stat
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from headtrace.errors import InputError
-from headtrace.writing import STANDARD_OUTPUT, Target
+from headtrace.writing import STANDARD_OUTPUT, Target, check_folder_writable, check_writable, write_text
 
 _UNWRAPPED = 100_000
 _JOINERS = "\u200c\u200d"
@@ -86,7 +89,7 @@ class SafeConsole(Console):
 
 
 console = SafeConsole()
-"""For results."""
+"""For results on standard output."""
 notes = SafeConsole(stderr=True)
 """For what was written where, warnings and progress."""
 
@@ -108,15 +111,113 @@ def warn(text: str) -> None:
     notes.print(escape(printable(text)), style="yellow", highlight=False, soft_wrap=True)
 
 
-def emit(
-    content: Mapping[str, Any], *, as_json: bool, show: Callable[[], None], out: Target | None = None
+def say(text: str) -> None:
+    """A line of the result, or several; nothing in it is markup."""
+    console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
+
+
+def token_text(token: str) -> str:
+    """A token as it is shown: spaces and line breaks visible, markup harmless."""
+    return escape(printable(token))
+
+
+def show_tokens(tokens: Sequence[str]) -> None:
+    """The tokens in use, quoted, with their positions."""
+    cells = [f'[dim]{i}:[/][cyan]"{token_text(token)}"[/]' for i, token in enumerate(tokens)]
+    console.print("Tokens  " + "  ".join(cells), highlight=False)
+
+
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1
 ) -> None:
+    """A table under its title; the first ``left`` columns are text, the others numbers."""
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    if title:
+        console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+
+
+def number(value: float | None, form: str = ".3f", missing: str = "") -> str:
+    """A number of a table, which may be missing.
+
+    >>> number(0.25, "+.2f"), number(None)
+    ('+0.25', '')
+    """
+    return missing if value is None else format(value, form)
+
+
+# -- results -----------------------------------------------------------------------------------------------------
+
+Content = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+"""What ``--json`` prints; a function of it is called only where it is needed."""
+
+
+class Output:
+    """Where the results of a command go. Made before anything is computed: places that cannot be written are errors.
+
+    ``numbers`` is a .json file for what ``--json`` prints, ``figures`` are files to draw into, ``folder`` is a folder
+    for everything.
+    """
+
+    def __init__(
+        self,
+        as_json: bool,
+        *,
+        numbers: str | None = None,
+        figures: Sequence[str | None] = (),
+        folder: Target | None = None,
+    ) -> None:
+        self.as_json, self.numbers, self.figures, self.folder = as_json, numbers, figures, folder
+        check_output(as_json, numbers)
+        for figure in figures:
+            check_figure(figure)
+        if numbers is not None:
+            check_writable(numbers)
+            if not numbers.lower().endswith(".json") and not is_stream(numbers):
+                raise InputError(
+                    f"--out {numbers!r}: the numbers are written as JSON, so end its name in .json."
+                )
+        if folder is not None:
+            check_folder_writable(folder)
+
+    def finish(
+        self,
+        content: Content,
+        show: Callable[[], None],
+        *,
+        plots: Sequence[Callable[[str], object]] = (),
+        save: Callable[[Any], object] | None = None,
+        files: str = "",
+    ) -> None:
+        """Print the result and write its files: one plot for each figure; ``save`` writes ``files`` to the folder."""
+        if self.folder is not None and save is not None:
+            save(self.folder)
+            note(f"Wrote {self.folder}: {files}")
+        if self.numbers is not None and callable(content):
+            content = content()
+        emit(content, as_json=self.as_json, show=show, out=self.numbers)
+        if self.numbers is not None:
+            write_json(self.numbers, content)
+        for path, plot in zip(self.figures, plots, strict=True):
+            if path is not None:
+                plot(path)
+                note(f"Wrote {path}")
+
+
+def emit(content: Content, *, as_json: bool, show: Callable[[], None], out: Target | None = None) -> None:
     """Print a result: one JSON object with ``--json``, else what ``show`` prints for people.
 
     Where ``--out -`` gives standard output to a file's content, people read on standard error.
     """
     if as_json:
-        print_json(content)
+        indent = 1 if sys.stdout.isatty() else None
+        found = content() if callable(content) else content
+        sys.stdout.write(json.dumps(plain(found), indent=indent, allow_nan=False) + "\n")
+        sys.stdout.flush()
         return
     if out is None or os.fspath(out) != STANDARD_OUTPUT:
         show()
@@ -137,11 +238,36 @@ def check_output(as_json: bool, *outs: Target | None) -> None:
         )
 
 
-def print_json(content: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, in one line if piped, in ASCII: safe to print and to read."""
-    indent = 1 if sys.stdout.isatty() else None
-    sys.stdout.write(json.dumps(plain(content), indent=indent, allow_nan=False) + "\n")
-    sys.stdout.flush()
+def is_stream(out: str) -> bool:
+    """Whether it is standard output, a device or a pipe, which has no extension."""
+    if out == STANDARD_OUTPUT:
+        return True
+    try:
+        mode = os.stat(out).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or out.startswith(("/dev/", "/proc/"))
+
+
+def check_figure(path: str | None) -> None:
+    """Raise ``InputError``, before anything is computed, if a figure cannot be drawn there."""
+    if path is not None:
+        from headtrace.figures.style import figure_kind
+
+        figure_kind(path)
+        check_writable(path)
+
+
+def write_json(path: str, content: Any) -> None:
+    """Numbers as a file that people can read as well."""
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
+        text = json.dumps(plain(content), indent=1)
+    write_text(path, text + "\n")
+    if path != STANDARD_OUTPUT:
+        note(f"Wrote {path}")
 
 
 def plain(value: Any) -> Any:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.options import console
+from headtrace.cli.output import Output, note, say
+from headtrace.cli.progress import progress_bar
+from headtrace.cli.request_options import report_skipped
 from headtrace.errors import InputError
+from headtrace.request import read_requests
+from headtrace.tasks import TASKS
 
 if TYPE_CHECKING:
     from headtrace.models import Model
-    from headtrace.tasks import TaskSet
-
-
-def register(app: typer.Typer) -> None:
-    app.command("sinks")(sinks)
 
 
 def sinks(
+    *,
     model: options.ModelName,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="A task (see headtrace tasks); may be given several times."),
+        typer.Option("--task", help=f"A task: {', '.join(TASKS)}. Repeatable."),
     ] = None,
     prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompts", metavar="FILE.jsonl", help="Prompts of your own: text, answer, wrong."),
+        typer.Option(
+            "--prompts", metavar="FILE.jsonl", help="Prompts of your own, as for trace and run. Repeatable."
+        ),
     ] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Prompts of each task.")] = 100,
+    number: Annotated[
+        int, typer.Option("--number", "-n", min=1, help="Prompts of each task, and of each file.")
+    ] = 100,
     threshold: Annotated[
         float, typer.Option(help="Mean incoming attention from which a token is a sink wherever it stands.")
     ] = 0.3,
@@ -39,14 +44,10 @@ def sinks(
     ] = "1,4,16",
     seed: Annotated[int, typer.Option(help="Seed of prompts, firings and random directions.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder for sinks.json, tables and figures.")] = None,
-    revision: options.Revision = None,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
+    place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
-    """Attention sinks: how much they take of each head, the signals that send heads there, what is left without them.
-
+    """
     Constancy is the mean cosine of a head's signals over prompts of different tasks, so give several.
 
     Examples:
@@ -63,12 +64,18 @@ def sinks(
         raise InputError(
             "Say which prompts to study: --task ioi (several times, if you like), or --prompts FILE.jsonl."
         )
-    if out is not None:
-        options.check_folder_writable(out)
+    tasks = [name for name in task or [] if not name.endswith(".jsonl")]
+    files = [*(prompts or []), *(name for name in task or [] if name not in tasks)]
+    for name in tasks:
+        if name not in TASKS:
+            raise InputError(
+                f"There is no task {name!r}. Use one of {', '.join(TASKS)}, or --prompts FILE.jsonl."
+            )
+    output = Output(json, folder=out)
     counts = options.parse_ids(directions)
-    loaded = options.load_model(model, revision, dtype, device, device_map)
-    sets = _sets(loaded, [*(task or []), *(prompts or [])], number, seed)
-    with options.progress_bar("Sinks", 100) as progress:
+    loaded = place.load(model)
+    sets = _prompts_by_task(loaded, tasks, files, number, seed)
+    with progress_bar("Sinks", 100) as progress:
         found = find_sinks(
             loaded,
             sets,
@@ -78,26 +85,30 @@ def sinks(
             seed=seed,
             progress=progress,
         )
-    if out is not None:
-        found.save(out)
-        options.note(f"Wrote {out}: sinks.json, tables, sinks-*.png")
-    options.emit(
-        found.to_dict(),
-        as_json=json,
-        show=lambda: console.print(found.summary(), markup=False, highlight=False, soft_wrap=True),
+    output.finish(
+        found.to_dict,
+        lambda: say(found.summary()),
+        save=found.save,
+        files="sinks.json, tables, sinks-*.png",
     )
 
 
-def _sets(model: Model, names: list[str], number: int, seed: int) -> list[TaskSet]:
-    """The prompts of each task, spread over its cells, as many as there are."""
-    from headtrace.tasks import TASKS, load_task
+def _prompts_by_task(
+    model: Model, tasks: list[str], files: list[str], number: int, seed: int
+) -> dict[str, Any]:
+    """At most ``number`` prompts of each task, spread over its cells, and of each file."""
+    from headtrace.tasks import load_task
 
-    sets: list[TaskSet] = []
-    for name in dict.fromkeys(names):
-        cells = TASKS[name].n_cells if name in TASKS else 1
-        loaded = load_task(name, model.tokenizer, n_per_cell=-(-number // cells), seed=seed)
-        chosen = loaded.spread(number)
-        if len(chosen) < number and name in TASKS:
-            options.note(f"{name}: {len(chosen)} prompts, all that there are for this vocabulary.")
-        sets.append(chosen)
-    return sets
+    found: dict[str, Any] = {}
+    for name in tasks:
+        per_cell = -(-number // TASKS[name].n_cells)
+        found[name] = load_task(name, model.tokenizer, n_per_cell=per_cell, seed=seed).spread(number)
+        if len(found[name]) < number:
+            note(f"{name}: {len(found[name])} prompts, all that there are for this vocabulary.")
+    for file in dict.fromkeys(files):
+        lines = read_requests(file).then(lambda each, _: each.resolve(model))
+        report_skipped(lines)
+        step = max(1, len(lines) // number)
+        name = Path(file).stem
+        found[file if name in found else name] = lines.values[::step][:number]
+    return found

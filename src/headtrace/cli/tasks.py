@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.options import console
+from headtrace.cli.main import COMMANDS
+from headtrace.cli.output import Output, console, emit, show_table, token_text, warn
+from headtrace.cli.progress import progress_bar
+from headtrace.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from headtrace.tasks import Accuracy, TaskSet
     from headtrace.tasks.examples import Example
 
 tasks = typer.Typer(
-    help="Prompts with known answers: list them, preview them, measure a model on them.",
+    help=COMMANDS["tasks"][1],
     epilog="Examples: [cyan]headtrace tasks[/]  ·  [cyan]headtrace tasks show ioi --model builtin[/]  ·  "
     "[cyan]headtrace tasks accuracy builtin ioi[/]",
     rich_markup_mode="rich",
@@ -30,28 +32,19 @@ VARIANT = typer.Option(
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(tasks, name="tasks")
-
-
-@tasks.callback(invoke_without_command=True)
+@tasks.callback(invoke_without_command=True, help=COMMANDS["tasks"][1])
 def list_tasks(context: typer.Context, json: options.Json = False) -> None:
-    """Prompts with known answers: list them, preview them, measure a model on them."""
     if context.invoked_subcommand is not None:
         return
-    from headtrace.tasks.registry import TASKS
-
     known = [
         {"name": task.name, "summary": task.summary, "prompts": task.n_cells * task.n_per_cell}
         | {"roles": task.roles, "variants": task.variants}
         for task in TASKS.values()
     ]
-    options.emit({"tasks": known}, as_json=json, show=_show_tasks)
+    emit({"tasks": known}, as_json=json, show=_show_tasks)
 
 
 def _show_tasks() -> None:
-    from headtrace.tasks.registry import TASKS
-
     lines: list[str] = []
     for task in TASKS.values():
         size = f"{task.n_cells} cells x {task.n_per_cell} = {task.n_cells * task.n_per_cell} prompts"
@@ -86,7 +79,7 @@ def show(
     # One example of each cell in turn, so that a short preview shows different forms.
     examples = task_set.spread(number).examples
     content = {"task": task, "examples": examples, "excluded": task_set.excluded_counts()}
-    options.emit(content, as_json=json, show=lambda: _show_examples(examples))
+    emit(content, as_json=json, show=lambda: _show_examples(examples))
     report_excluded(task_set)
 
 
@@ -95,10 +88,10 @@ def _show_examples(examples: Sequence[Example]) -> None:
         labels = " ".join(f"{key}={value}" for key, value in example.labels.items())
         roles = "  ".join(f"{role} {position}" for role, position in example.roles.items())
         lines = (
-            f"[dim]{options.token_text(example.id)}  {options.token_text(labels)}[/]",
-            f"  {options.token_text(example.text)} [bold]___[/]",
+            f"[dim]{token_text(example.id)}  {token_text(labels)}[/]",
+            f"  {token_text(example.text)} [bold]___[/]",
             f"  [green]{escape(repr(example.answer))}[/] over [red]{escape(repr(example.wrong))}[/]   "
-            f"[dim]positions:[/] {options.token_text(roles)}   [dim]tokens:[/] {len(example.token_ids)}",
+            f"[dim]positions:[/] {token_text(roles)}   [dim]tokens:[/] {len(example.token_ids)}",
         )
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
@@ -125,36 +118,27 @@ def accuracy(
     from headtrace.tasks import accuracy as measure
     from headtrace.tasks import load_task
 
-    options.check_output(json, out)
-    options.check_numbers(out)
+    output = Output(json, numbers=out)
     loaded = options.load_model(model)
     task_set = load_task(task, loaded.tokenizer, n_per_cell=number, seed=seed, variant=variant)
-    with options.progress_bar(f"{model} on {task_set.task}", len(task_set)) as progress:
+    with progress_bar(f"{model} on {task_set.task}", len(task_set)) as progress:
         result = measure(loaded, task_set, batch_size=batch_size, progress=progress)
-    content = {"model": model, "seed": seed, **result.to_dict()}
-    options.emit(content, as_json=json, out=out, show=lambda: _print_accuracy(model, result))
+    output.finish({"model": model, "seed": seed, **result.to_dict()}, lambda: _show_accuracy(model, result))
     report_excluded(task_set)
-    if out is not None:
-        options.write_json(out, content)
 
 
-def _print_accuracy(model: str, result: Accuracy) -> None:
-    table = Table("", "value", "right", "of", "rate", "Wilson 95%")
-    rows = [("answer beats wrong", "", result), ("answer is first choice", "", result.top1)]
-    rows += [
+def _show_accuracy(model: str, result: Accuracy) -> None:
+    measured = [("answer beats wrong", "", result), ("answer is first choice", "", result.top1)]
+    measured += [
         (label, value, each) for label, values in result.by_label.items() for value, each in values.items()
     ]
-    for label, value, each in rows:
+    rows: list[tuple[str, ...]] = []
+    for label, value, each in measured:
         low, high = each.interval
-        table.add_row(
-            escape(label),
-            escape(value),
-            str(each.count),
-            str(each.total),
-            f"{each.value:.1%}",
-            f"{low:.1%} to {high:.1%}",
-        )
-    options.show_table(f"{model} on {result.task}", table)
+        counts = (str(each.count), str(each.total), f"{each.value:.1%}", f"{low:.1%} to {high:.1%}")
+        rows.append((escape(label), escape(value), *counts))
+    names = ("", "value", "right", "of", "rate", "Wilson 95%")
+    show_table(names, rows, title=f"{model} on {result.task}", left=2)
     console.print(f"Mean logit difference {result.mean_logit_difference:.2f}", highlight=False)
 
 
@@ -163,4 +147,4 @@ def report_excluded(task_set: TaskSet) -> None:
     for reason, count in task_set.excluded_counts().items():
         items = [each.item for each in task_set.excluded if each.reason == reason]
         shown = ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")
-        options.warn(f"Left out {count}: {reason} ({shown})")
+        warn(f"Left out {count}: {reason} ({shown})")

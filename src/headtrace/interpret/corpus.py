@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from headtrace.errors import InputError, shown
 from headtrace.extras import require
 from headtrace.lines import Record, Skipped, stream_lines
-from headtrace.prompts import encode, is_unknown
+from headtrace.prompts import Chat, encode, is_unknown
+from headtrace.request import TraceRequest
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -138,7 +139,9 @@ class Corpus:
             examples = load_task(self.source.removeprefix("task:"), self.model.tokenizer, seed=self.seed)
             pieces = ((example.id, tuple(example.token_ids)) for example in examples)
         else:
-            pieces = self._cut(_READERS[self.kind](self.source))
+            jsonl = self.kind == "jsonl"
+            texts = _read_jsonl(self.source, self.model) if jsonl else _READERS[self.kind](self.source)
+            pieces = self._cut(texts)
         number, read = -1, 0
         for number, (name, ids) in enumerate(pieces):
             if self.tokens is not None and read >= self.tokens:
@@ -275,9 +278,18 @@ def _read_text(source: str) -> Iterator[tuple[str, str]]:
         ) from None
 
 
-def _read_jsonl(source: str) -> Iterator[tuple[str, str]]:
+def _read_jsonl(source: str, model: Model) -> Iterator[tuple[str, str]]:
+    """The texts of a file of JSON objects; prompts given as tokens or messages are read as text."""
+
     def text_of(record: Record, where: str) -> str:
         text = record.get("text")
+        if text is None and ("tokens" in record or "messages" in record):
+            fields = {name: record[name] for name in ("tokens", "messages") if name in record}
+            prompt = TraceRequest.from_json(fields).prompt
+            if isinstance(prompt, Chat):
+                text = "\n".join(message["content"] for message in prompt.messages)
+            elif isinstance(prompt, tuple):
+                text = model.tokenizer.decode(model.to_ids(list(prompt)), skip_special_tokens=True)
         if not isinstance(text, str) or not text:
             raise InputError(f"{where}: 'text' must be a string that is not empty, got {shown(text)}.")
         return text
@@ -359,7 +371,6 @@ def _datasets() -> Any:
 
 _READERS: dict[str, Callable[[str], Iterator[tuple[str, str]]]] = {
     "text": _read_text,
-    "jsonl": _read_jsonl,
     "parquet": _read_parquet,
     "hub": _read_hub,
 }

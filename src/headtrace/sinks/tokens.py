@@ -29,6 +29,7 @@ from torch import Tensor
 from headtrace.errors import InputError
 from headtrace.models.devices import on_host
 from headtrace.prompts import as_prompts
+from headtrace.request import ResolvedRequest
 from headtrace.statistics import intervals
 from headtrace.tasks import Example, TaskSet
 from headtrace.vocabulary import Prompt
@@ -40,7 +41,7 @@ UNNAMED = "prompts"
 """The task of prompts that come without one."""
 
 SinkPrompts = TaskSet | Sequence[Any] | Mapping[str, Any] | Prompt
-"""A task set, or several; prompts or examples; or any of these by the name of their task."""
+"""A task set, or several; prompts, examples or resolved requests; or any of these by the name of their task."""
 FIRST, ITSELF, SINKS = "first", "itself", "sinks"
 KINDS = (FIRST, ITSELF, "punctuation", "number", "space", "special", "word")
 """Where attention can go: every pair of destination and source is of one kind."""
@@ -82,10 +83,16 @@ def _cases(model: Model, given: Any, task: str) -> Iterator[SinkPrompt]:
         yield from _cases(model, list(given), given.task)
     elif isinstance(given, Example):
         yield SinkPrompt(task, given.token_ids, given.answer_ids, given.wrong_ids)
+    elif isinstance(given, ResolvedRequest):
+        answers: Any = given.root if given.root.kind == "linear" else None
+        right, wrong = ((), ()) if answers is None else (tuple(answers.answer), tuple(answers.wrong))
+        yield SinkPrompt(task, tuple(given.ids), right, wrong)
     elif isinstance(given, Mapping) and "input_ids" not in given:
         for name, group in given.items():
             yield from _cases(model, group, str(name))
-    elif isinstance(given, Sequence) and any(isinstance(each, (TaskSet, Example)) for each in given):
+    elif isinstance(given, Sequence) and any(
+        isinstance(each, (TaskSet, Example, ResolvedRequest)) for each in given
+    ):
         for each in given:
             yield from _cases(model, each, task)
     elif not isinstance(given, Sequence) or len(given):

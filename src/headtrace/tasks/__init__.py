@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headtrace.tasks.counterfactuals import Counterfactual, CounterfactualSet, counterfactuals
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
 from headtrace.tasks.jsonl import read_jsonl
-from headtrace.tasks.registry import TASKS, Task, load_task
+from headtrace.tasks.registry import TASKS, Task, load_task, register_task
 
 if TYPE_CHECKING:
     from headtrace.tasks.answering import Accuracy, Proportion, accuracy
@@ -46,6 +46,7 @@ __all__ = [
     "counterfactuals",
     "load_task",
     "read_jsonl",
+    "register_task",
     "score_heads",
 ]
 

@@ -1,4 +1,8 @@
-"""The tasks by name."""
+"""The tasks by name.
+
+A package of your own adds one through the entry point group ``headtrace.tasks``, whose entries are `Task` objects, or
+by ``register_task(task)``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
+from headtrace.registry import Registry
 from headtrace.tasks import facts, greater_than, ioi, pronoun
 from headtrace.tasks.counterfactuals import Candidates, Counterfactual, counterfactual
 from headtrace.tasks.examples import Example, TaskSet
@@ -48,53 +53,61 @@ class Task:
         return counterfactual(self.name, example, tokenizer, kind, seed)
 
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            name="ioi",
-            summary="Indirect object identification: who gets the drink?",
-            cells="sentence form x order (ABBA, BABA)",
-            n_cells=len(ioi.FORMS) * len(ioi.ORDERS),
-            n_per_cell=10,
-            roles=("IO", "S1", "S2", "end"),
-            variants=ioi.VARIANTS,
-            load=ioi.load,
-            counterfactuals={"abc": ioi.other_names, "flip": ioi.names_exchanged},
-        ),
-        Task(
-            name="greater-than",
-            summary="A span of years ends after it began",
-            cells="sentence form x century",
-            n_cells=len(greater_than.FORMS) * len(greater_than.CENTURIES),
-            n_per_cell=25,
-            roles=("XX", "YY", "end"),
-            load=greater_than.load,
-            counterfactuals={"start": greater_than.another_start, "century": greater_than.another_century},
-        ),
-        Task(
-            name="pronoun",
-            summary="A name tells whether 'she' or 'he' follows",
-            cells="sentence form x gender",
-            n_cells=len(pronoun.FORMS) * len(pronoun.NAMES),
-            n_per_cell=25,
-            roles=("name", "end"),
-            load=pronoun.load,
-            counterfactuals={"gender": pronoun.other_gender},
-        ),
-        Task(
-            name="facts",
-            summary="Capitals, languages and continents of countries",
-            cells="relation x sentence form",
-            n_cells=sum(map(len, facts.FORMS.values())),
-            n_per_cell=12,
-            roles=("subject", "end"),
-            load=facts.load,
-            counterfactuals={"subject": facts.another_subject},
-        ),
-    )
-}
-"""Every built-in task by its name."""
+_BUILT_IN = (
+    Task(
+        name="ioi",
+        summary="Indirect object identification: who gets the drink?",
+        cells="sentence form x order (ABBA, BABA)",
+        n_cells=len(ioi.FORMS) * len(ioi.ORDERS),
+        n_per_cell=10,
+        roles=("IO", "S1", "S2", "end"),
+        variants=ioi.VARIANTS,
+        load=ioi.load,
+        counterfactuals={"abc": ioi.other_names, "flip": ioi.names_exchanged},
+    ),
+    Task(
+        name="greater-than",
+        summary="A span of years ends after it began",
+        cells="sentence form x century",
+        n_cells=len(greater_than.FORMS) * len(greater_than.CENTURIES),
+        n_per_cell=25,
+        roles=("XX", "YY", "end"),
+        load=greater_than.load,
+        counterfactuals={"start": greater_than.another_start, "century": greater_than.another_century},
+    ),
+    Task(
+        name="pronoun",
+        summary="A name tells whether 'she' or 'he' follows",
+        cells="sentence form x gender",
+        n_cells=len(pronoun.FORMS) * len(pronoun.NAMES),
+        n_per_cell=25,
+        roles=("name", "end"),
+        load=pronoun.load,
+        counterfactuals={"gender": pronoun.other_gender},
+    ),
+    Task(
+        name="facts",
+        summary="Capitals, languages and continents of countries",
+        cells="relation x sentence form",
+        n_cells=sum(map(len, facts.FORMS.values())),
+        n_per_cell=12,
+        roles=("subject", "end"),
+        load=facts.load,
+        counterfactuals={"subject": facts.another_subject},
+    ),
+)
+TASKS: Registry[Task] = Registry(
+    "task",
+    "headtrace.tasks",
+    {task.name: task for task in _BUILT_IN},
+    check=lambda found: isinstance(found, Task),
+)
+"""Every known task by its name; those of installed packages are found by entry point."""
+
+
+def register_task(task: Task) -> None:
+    """Make a task known under its name, for this process."""
+    TASKS.add(task.name, task)
 
 
 def load_task(

@@ -1,0 +1,254 @@
+"""The options of a request, for every command that traces: made from what `TraceRequest`, roots and methods declare.
+
+A field of ``TraceRequest`` with a help text is an option. So is every option of a root (``BaseRoot.options``), and
+every option of a method: those of the default method under their own names (``--tau``), those that only other methods
+have under the name of the method (``--svt-channels``). What a package registers is found here without further ado.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+
+import typer
+
+from headtrace.cli.options import OptionGroup
+from headtrace.cli.output import warn
+from headtrace.errors import InputError
+from headtrace.lines import Lines
+from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest, read_requests
+from headtrace.roots import ROOTS
+
+if TYPE_CHECKING:
+    from headtrace.models import Model
+    from headtrace.tracing import Tracer
+
+PromptsFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.jsonl",
+        help="Many prompts, a JSON object per line: text (or tokens, messages), answer, wrong, counterfactual, labels, "
+        "roles, id, and other options. Options here hold for lines that leave them out.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="A prompt that cannot be used is an error (default: reported, and left out)."
+    ),
+]
+NOT_OPTIONS = ("prompt", "text", "about", "method_options", "id", "labels", "roles")
+"""Fields of a request without an option of their own: the prompt has several (-p, --tokens ...), the options of roots
+and methods have their names, and the others belong to one line of a file of prompts."""
+ANSWERS = ("answer", "wrong")
+"""Options of roots that may be repeated, and given as token ids."""
+ROOT_TYPES: dict[str, type] = {"top_k": int, "top_p": float, "layer": int, "position": int}
+"""Options of roots that are numbers. Others are read as JSON if they are that, and else taken as text."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One option of the command line: the parameter that it sets, and what in a request that is."""
+
+    name: str
+    """The parameter."""
+    where: Literal["field", "root", "method"]
+    field: str
+    """The field of the request, or the option of the root or method."""
+    type: Any
+    option: Any
+    default: Any = None
+    zero_is_none: bool = False
+
+
+class RequestOptions(OptionGroup):
+    """What a command line says about a request, apart from the prompt; checked as far as that needs no model."""
+
+    only: ClassVar[tuple[str, ...]] = ()
+    """The fields that apply, if not all do; the options of methods come with ``method``."""
+
+    def __init__(self, **given: Any) -> None:
+        self.options: dict[str, Any] = {}
+        """Options of ``TraceRequest.create`` that differ from their defaults."""
+        self.settings: dict[str, Any] = {}
+        """Settings of a ``Tracer`` that differ from their defaults."""
+        method_options: dict[str, Any] = {}
+        for each in _declared():
+            if each.name not in given or given[each.name] in (each.default, None, []):
+                continue
+            value = given[each.name]
+            if each.zero_is_none and value == 0:
+                value = None
+            if each.where == "method":
+                method_options[each.field] = value
+            elif each.field in TRACER_SETTINGS:
+                self.settings[each.field] = value
+            else:
+                self._add(each.field, _read(each.field, value) if each.where == "root" else value)
+        if method_options:
+            self.settings["method_options"] = method_options
+        from headtrace.tracing import make_method
+
+        make_method(self.settings.get("method", "acc++"), **method_options)
+        TraceRequest("checks the settings", **self.settings)
+
+    def _add(self, name: str, value: Any) -> None:
+        if name in self.options:
+            raise InputError(f"Give the {name} as text or as a token id, not both.")
+        self.options[name] = value
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        return [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=Annotated[each.type, each.option],
+            )
+            for each in _declared()
+            if not cls.only
+            or (each.where == "field" and each.field in cls.only)
+            or (each.where == "method" and "method" in cls.only)
+        ]
+
+    def tracer(self, model: Model) -> Tracer:
+        """A tracer with these settings."""
+        from headtrace.tracing import Tracer
+
+        settings = dict(self.settings)
+        return Tracer(model, **settings.pop("method_options", {}), **settings)
+
+
+class ExplainOptions(RequestOptions):
+    """What applies where one firing is explained, and there is no root."""
+
+    only = ("method", "patterns", "bos")
+
+
+def _declared() -> list[Declared]:
+    """All options, in the order in which help shows them."""
+    return [*_of_roots(), *_of_fields(), *_of_methods()]
+
+
+def _of_roots() -> list[Declared]:
+    found: list[Declared] = []
+    for name in ROOT_OPTIONS:
+        helps = {kind: root.options[name] for kind, root in ROOTS.items() if name in root.options}
+        words = max(helps.values(), key=len)
+        words = f"{words[0].upper()}{words[1:]}."
+        flag = f"--{name.replace('_', '-')}"
+        if name in ANSWERS:
+            texts = typer.Option(flag, help=f"{words} Repeat it for alternatives.")
+            ids = typer.Option(f"{flag}-id", help=f"As --{name}, but a token id.")
+            found.append(Declared(name, "root", name, list[str] | None, texts))
+            found.append(Declared(f"{name}_id", "root", name, list[int] | None, ids))
+            continue
+        if name == "direction":
+            words = f"A file (.json, .npy or .safetensors) with {words[0].lower()}{words[1:]}"
+        elif name == "heads":
+            words = "Start from these heads at the last token: L9H9,L10H0."
+        option = typer.Option(flag, help=words, metavar="FILE" if name == "direction" else None)
+        found.append(Declared(name, "root", name, ROOT_TYPES.get(name, str) | None, option))
+    return found
+
+
+def _of_fields() -> list[Declared]:
+    hints = get_type_hints(TraceRequest, localns={"Method": str})
+    found: list[Declared] = []
+    for each in fields(TraceRequest):
+        if each.name in NOT_OPTIONS:
+            continue
+        kinds: tuple[Any, ...] = get_args(hints[each.name]) or (hints[each.name],)
+        kind = next((kind for kind in (bool, int, float) if kind in kinds), str)
+        limitless = type(None) in kinds and each.default is not None
+        words: str = each.metadata.get("help", "") + (" 0: no limit." if limitless else "")
+        flag = f"--{each.name.replace('_', '-')}"
+        option = typer.Option(f"{flag}/--no-{flag[2:]}" if kind is bool else flag, help=words)
+        hint: Any = kind if each.default is not None else kind | None
+        found.append(Declared(each.name, "field", each.name, hint, option, each.default, limitless))
+    return found
+
+
+def _of_methods() -> list[Declared]:
+    from headtrace.tracing import METHODS, method_options
+
+    standard = TraceRequest("the default method").method
+    assert isinstance(standard, str)
+    plain = {each.name for each in method_options(standard)}
+    found: dict[str, Declared] = {}
+    for method in (standard, *(name for name in METHODS if name != standard)):
+        for each in method_options(method):
+            name = each.name if each.name in plain else f"{method}-{each.name}"
+            parameter = "".join(letter if letter.isalnum() else "_" for letter in name)
+            shared = all(each.name in {other.name for other in method_options(name)} for name in METHODS)
+            words = each.help if shared else f"For {method}: {each.help[:1].lower()}{each.help[1:]}"
+            default = getattr(METHODS[method], "rule", None) if each.name == "tau" else each.default
+            words += "" if default is None else f" Default: {default}."
+            flag = f"--{parameter.strip('_').replace('_', '-')}"
+            flag = f"{flag}/--no-{flag[2:]}" if each.type is bool else flag
+            option = typer.Option(flag, help=words)
+            found.setdefault(name, Declared(parameter, "method", each.name, each.type | None, option))
+    return list(found.values())
+
+
+# -- values of options -------------------------------------------------------------------------------------------
+
+
+def _read(name: str, value: Any) -> Any:
+    """An option of a root as a request has it."""
+    if name == "direction":
+        return read_vector(value)
+    if name == "heads":
+        return value.split(",")
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def read_vector(path: str) -> list[float]:
+    """A vector from a file: a JSON list, an .npy array, or the only tensor of a .safetensors file. Never a pickle."""
+    expected = "Give a .json, .npy or .safetensors file of one row of numbers."
+    try:
+        if path.endswith(".npy"):
+            import numpy as np
+
+            found: Any = np.load(path, allow_pickle=False).tolist()
+        elif path.endswith(".safetensors"):
+            from safetensors.numpy import load_file
+
+            tensors = list(load_file(path).values())
+            found = tensors[0].tolist() if len(tensors) == 1 else None
+        else:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+    except OSError as error:
+        raise InputError(
+            f"--direction {path!r} cannot be read: {error.strerror or error}. {expected}"
+        ) from None
+    except Exception as error:
+        raise InputError(f"--direction {path!r} cannot be read: {error}. {expected}") from None
+    if not isinstance(found, list) or not found or not all(type(x) in (int, float) for x in found):  # type: ignore[union-attr]
+        raise InputError(f"--direction {path!r} does not hold one row of numbers. {expected}")
+    return [float(x) for x in found]  # type: ignore[union-attr]
+
+
+# -- files of prompts --------------------------------------------------------------------------------------------
+
+
+def read_prompt_file(path: str, *, strict: bool = False, chat: bool = False) -> Lines[TraceRequest]:
+    """The prompts of a file; lines that cannot be read are reported."""
+    lines = read_requests(path, strict=strict, chat=chat)
+    report_skipped(lines)
+    return lines
+
+
+def report_skipped(lines: Lines[Any]) -> None:
+    """How many lines were skipped, and why the first few were."""
+    for line in lines.report().splitlines():
+        warn(line)

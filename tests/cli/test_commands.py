@@ -169,7 +169,7 @@ def test_an_empty_circuit_says_why_names_components_and_what_to_try(here) -> Non
         for part in (
             "swap the two answers",
             "probability root",
-            "start from heads that speak for it (L1H0, L1H1",
+            "(L1H0, L1H1",
         ):
             assert part in words
 

@@ -276,10 +276,15 @@ class TraceRequest:
 
     # For a model
 
+    def token_ids(self, model: Model) -> list[int]:
+        """The tokens of the prompt."""
+        bare: Any = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
+        return model.to_ids(bare, bos=self.bos)
+
     def resolve(self, model: Model) -> ResolvedRequest:
         """Token ids, a root with token ids, and the counterfactual's token ids, for one model."""
         bare: Any = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
-        ids = model.to_ids(bare, bos=self.bos)
+        ids = self.token_ids(model)
         text = self.text if isinstance(self.prompt, tuple) else model.reader.text(bare)
         if self.root is None or isinstance(self.root, str):
             kind = self.root_kind or "probability"

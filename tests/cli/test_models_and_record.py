@@ -46,7 +46,7 @@ def test_info_shows_groups_windows_and_softcaps(folder: str) -> None:
     ("name", "positions", "window"),
     [
         ("gptj", "rotary: 4 of 8 dimensions of a head", "none"),
-        ("cohere2", "1 of 2 layers do not turn", "5 tokens in 1 of 2 layers"),
+        ("cohere2", "1 of 2 layers without rotary positions", "5 tokens in 1 of 2 layers"),
         ("gpt_neo", "learned", "5 tokens in 1 of 2 layers"),
         ("gemma3", "(sliding_attention)", "5 tokens in 1 of 2 layers"),
     ],

@@ -20,6 +20,7 @@ from headtrace.cli.options import with_option_groups
 from headtrace.cli.request_options import NOT_OPTIONS, RequestOptions
 from headtrace.cli.run import run as run_command
 from headtrace.cli.trace import trace as trace_command
+from headtrace.errors import InputError
 from headtrace.request import ROOT_OPTIONS, TraceRequest
 from headtrace.tracing import METHODS, ACCpp, method_options, register_method
 
@@ -76,9 +77,9 @@ def test_a_method_of_another_package_brings_its_options(command, patient) -> Non
     assert "how long it waits" in params["patient_patience"].help
     given = RequestOptions(method="patient", patient_patience=7, tau=0.5)
     assert given.settings == {"method": "patient", "method_options": {"patience": 7, "tau": 0.5}}
-    with pytest.raises(headtrace.InputError, match="patience=0: expected a whole number at least 1"):
+    with pytest.raises(InputError, match="patience=0: expected a whole number at least 1"):
         RequestOptions(method="patient", patient_patience=0)
-    with pytest.raises(headtrace.InputError, match="no option 'patience'"):
+    with pytest.raises(InputError, match="no option 'patience'"):
         RequestOptions(patient_patience=7)
 
 
@@ -165,6 +166,16 @@ def test_a_file_that_one_command_takes_all_take(words, place: Path, tmp_path: Pa
     reported = " ".join(done.stderr.split())
     assert "2 of 4 lines skipped: line 2: is not JSON" in reported
     assert "line 4: unknown field 'anwser'. Did you mean 'answer'?" in reported
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("sinks", "builtin", "--directions", "1", "--prompts"), ("faithfulness", "{circuit}", "--reference")],
+)
+def test_prompts_need_no_answers_where_nothing_is_explained(words, place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"text": text}) for text in (MARY, TOM)))
+    called(*(word.format(circuit=place / "c.json") for word in words), file)
 
 
 @pytest.mark.parametrize("form", ["text", "tokens", "messages"])

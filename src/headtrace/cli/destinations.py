@@ -105,9 +105,9 @@ def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
 
 
 def _keep(path: str) -> None:
-    """An empty circuit does not take the place of something."""
+    """Raise ``InputError`` if an empty circuit would replace a file."""
     if path != STANDARD_OUTPUT and os.path.isfile(path) and os.path.getsize(path):
         raise InputError(
-            f"The circuit is empty, and {path!r} exists: it was left as it is. Give --force to replace it, or another "
+            f"The circuit is empty, and {path!r} exists and was not replaced. Give --force to replace it, or another "
             "--out."
         )

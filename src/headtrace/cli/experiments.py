@@ -265,7 +265,7 @@ def faithfulness(
     model = models.of(traced)
     recorded = None
     if lines is not None:
-        prompts = [each.resolve(model).ids for each in lines.values]
+        prompts = [each.token_ids(model) for each in lines.values]
         recorded = model.record(prompts, keep=("values", "mlp_writes"))
     with progress_bar("Runs of the model") as progress:
         found = measure(

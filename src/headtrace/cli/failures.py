@@ -32,18 +32,18 @@ class Commands(TyperGroup):
             return result
         except BaseException as error:
             if not isinstance(error, (Exception, KeyboardInterrupt)) or hasattr(error, "exit_code"):
-                raise  # an end that was asked for, or a command line that typer itself explains
+                raise  # a deliberate exit, or an error in the command line that typer explains itself
             if os.environ.get(DEBUG, "0") not in ("", "0") and not isinstance(error, BrokenPipeError):
                 raise
-            raise typer.Exit(_told(error)) from None
+            raise typer.Exit(_report(error)) from None
 
 
-def _told(error: BaseException) -> int:
-    """Say what happened, if anybody listens; the exit code."""
+def _report(error: BaseException) -> int:
+    """Print what happened on standard error, if it is still open, and return the exit code."""
     if isinstance(error, BrokenPipeError):
         _silence()
         return PIPE_CLOSED
-    text, code = _words(error)
+    text, code = _message(error)
     with suppress(OSError):
         shown = escape(printable(text, lines=True))
         notes.print(
@@ -52,7 +52,7 @@ def _told(error: BaseException) -> int:
     return code
 
 
-def _words(error: BaseException) -> tuple[str, int]:
+def _message(error: BaseException) -> tuple[str, int]:
     match error:
         case HeadtraceError():
             return str(error), MENDABLE

@@ -168,7 +168,7 @@ def _positions(loaded: Any) -> str:
     if not facts.rotary:
         return f"learned{context}"
     if facts.rotary_layers is not None:
-        context = f"; {facts.rotary_layers.count(False)} of {loaded.n_layers} layers do not turn{context}"
+        context = f"; {facts.rotary_layers.count(False)} of {loaded.n_layers} layers without rotary positions{context}"
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if not rope:
         return (

@@ -37,7 +37,7 @@ _SEEN = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Text with what a terminal would obey, or hide, made visible; ``lines`` leaves line breaks as they are.
+    r"""Text with what a terminal would obey, or hide, made visible; ``lines`` keeps line breaks.
 
     That is: control characters (ANSI escapes), marks that reverse the direction of writing, characters without width,
     halves of surrogate pairs.
@@ -85,7 +85,7 @@ class SafeConsole(Console):
         return super().render_str(printable(text, lines=True), **how)
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # from within the handler of one: told at the top, in one place
+        raise BrokenPipeError  # rich would exit here; `failures` handles it
 
 
 console = SafeConsole()

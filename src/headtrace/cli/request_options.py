@@ -91,8 +91,7 @@ class RequestOptions(OptionGroup):
             self.settings["method_options"] = method_options
         from headtrace.tracing import make_method
 
-        make_method(self.settings.get("method", "acc++"), **method_options)
-        TraceRequest("checks the settings", **self.settings)
+        make_method(TraceRequest("checks the settings", **self.settings).method, **method_options)
 
     def _add(self, name: str, value: Any) -> None:
         if name in self.options:

@@ -12,7 +12,7 @@ from headtrace.cli.output import Output, note, say
 from headtrace.cli.progress import progress_bar
 from headtrace.cli.request_options import report_skipped
 from headtrace.errors import InputError
-from headtrace.request import read_requests
+from headtrace.request import ResolvedRequest, TraceRequest, read_requests
 from headtrace.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -106,9 +106,14 @@ def _prompts_by_task(
         if len(found[name]) < number:
             note(f"{name}: {len(found[name])} prompts, all that there are for this vocabulary.")
     for file in dict.fromkeys(files):
-        lines = read_requests(file).then(lambda each, _: each.resolve(model))
+        lines = read_requests(file).then(lambda each, _: _prompt(each, model))
         report_skipped(lines)
         step = max(1, len(lines) // number)
         name = Path(file).stem
         found[file if name in found else name] = lines.values[::step][:number]
     return found
+
+
+def _prompt(request: TraceRequest, model: Model) -> ResolvedRequest | list[int]:
+    """A prompt with its right and wrong answers, if it has them."""
+    return request.resolve(model) if "wrong" in request.about else request.token_ids(model)

@@ -46,7 +46,7 @@ def toy(
 
 
 def _run(name: str, quick: bool, seed: int, out: Path, as_json: bool) -> dict[str, object]:
-    """Run one experiment; people read of it as soon as it is done."""
+    """Run one experiment, and print its comparison with the paper as soon as it is done."""
     from headtrace.figures.toy import draw
     from headtrace.toy.experiment import write
     from headtrace.toy.experiments import EXPERIMENTS

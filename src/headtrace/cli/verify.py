@@ -215,7 +215,7 @@ def _file_of(name: str) -> str:
 
 
 def _update(file: str, tested: Sequence[Tested]) -> None:
-    """Measured effects into the file that the circuits came from; in a table, the other circuits stay as they are."""
+    """Write measured effects into the file that the circuits came from; other circuits of a table do not change."""
     from headtrace.circuits import read_parquet, write_parquet
 
     mine = {one.name: one.report for one in tested if one.report is not None and _file_of(one.name) == file}

@@ -50,7 +50,7 @@ class Registry(Mapping[str, T]):
                 except Exception as error:
                     raise HeadtraceError(
                         f"The {self.what} {point.name!r} of the installed entry point {point.value!r} cannot be "
-                        f"imported: {error}. Mend or uninstall that package."
+                        f"imported: {error}. Fix or uninstall that package."
                     ) from error
                 self.add(point.name, thing)
             self._read = True

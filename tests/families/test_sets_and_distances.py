@@ -10,6 +10,7 @@ import psutil
 import pytest
 from scipy import sparse
 from scipy.spatial.distance import pdist, squareform
+from sklearn.metrics import silhouette_score
 
 from headtrace.errors import InputError, OutOfMemoryError
 from headtrace.families import Population, clustering
@@ -142,10 +143,12 @@ def test_a_tree_is_cut_into_exactly_as_many_as_asked_even_where_merges_tie() -> 
     assert clusters_below(tree, 1.0) == 1
 
 
-def test_silhouettes_are_those_of_the_definition() -> None:
+def test_silhouettes_are_those_of_the_definition_and_of_scikit_learn() -> None:
     distance = square(_random())
     for clusters, value in zip(*separation(distance, 5), strict=True):
-        assert value == pytest.approx(_naive(distance.astype(float), clusters), abs=1e-9)
+        exact = distance.astype(float)
+        assert value == pytest.approx(_naive(exact, clusters), abs=1e-9)
+        assert value == pytest.approx(silhouette_score(exact, clusters, metric="precomputed"), abs=1e-9)
 
 
 def _naive(distance: np.ndarray, clusters: np.ndarray) -> float:

@@ -93,7 +93,7 @@ Files of version 1 still load, and are saved as version 2:
 Many circuits go to one Parquet table, one row per edge: `headtrace.circuits.write_parquet(circuits, path)` and
 `read_parquet(path)` ([how to](../how-to/trace-many-prompts.md)). Rows name their circuit by `circuit.content_id`, a
 hash of all it says; a part of a circuit is refused. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and
-`.to_neuronpedia()` speak to other tools.
+`.to_neuronpedia()` export to other tools.
 """
 
 _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}

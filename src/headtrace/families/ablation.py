@@ -154,7 +154,7 @@ def ablate_exclusive(
     """Ablate the exclusive edges of every family together, on ``prompts`` prompts of each family (drawn at random)."""
     check_options(draws, reach, scope, seed)
     if families.n < 2:
-        raise InputError("There is one family, so nothing is exclusive to it: ask for at least two (n=2).")
+        raise InputError("There is one family, so nothing is exclusive to it: choose at least two (n=2).")
     if prompts < 1:
         raise InputError(f"prompts={prompts}: expected at least one prompt of each family.")
 
@@ -201,7 +201,7 @@ def _exclusive_edges(
     if not any(edges.values()):
         raise InputError(
             f"No family has an edge between heads and MLPs that at least {within:.0%} of its circuits have and at most "
-            f"{outside:.0%} of the others'. Ask for more families, or for a lower within or a higher outside."
+            f"{outside:.0%} of the others'. Choose more families, a lower within or a higher outside."
         )
     return edges, into_root
 

@@ -3,7 +3,7 @@
 The rule, for every n from 2 to ``k_max`` clusters of the tree:
 
 1. the mean silhouette of the cut is above the 95 % quantile of that of populations without families (``shuffled``: each
-   item as frequent, each circuit as large; the best of all cuts is taken of each of them, as it is of ours);
+   item as frequent, each circuit as large; the best of all cuts counts, as in the real population);
 2. at least two families are large: a tenth of the circuits or more (with more than ten families, 1/n of them);
 3. every family of three circuits or more comes back in bootstrap samples of the prompts: the mean Jaccard similarity of
    its members with those of the best matching family is at least 0.8.
@@ -120,10 +120,29 @@ def separation(
     distances: Float[np.ndarray, "n n"], most: int
 ) -> tuple[Int[np.ndarray, "cut n"], Float[np.ndarray, " cut"]]:
     """Cuts of the tree into 2, 3, ... ``most`` clusters, and the mean silhouette of each."""
-    from sklearn.metrics import silhouette_score
+    cut = _cuts(distances, most)
+    # Cuts of one tree are nested: distances summed over the clusters of the finest cut serve all others.
+    finest = cut[-1]
+    sums = distances.astype(np.float64) @ np.eye(int(finest.max()) + 1)[finest]
+    first = np.unique(finest, return_index=True)[1]
+    found = [silhouette(sums @ np.eye(int(each.max()) + 1)[each[first]], each) for each in cut]
+    return cut, np.array(found)
 
-    cut, exact = _cuts(distances, most), distances.astype(np.float64)
-    return cut, np.array([silhouette_score(exact, clusters, metric="precomputed") for clusters in cut])
+
+def silhouette(sums: Float[np.ndarray, "n cluster"], clusters: Int[np.ndarray, " n"]) -> float:
+    """The mean silhouette, from the summed distances of every circuit to each of at least two clusters.
+
+    The silhouette of a circuit is (b - a) / max(a, b): a is its mean distance to the rest of its own cluster, b to the
+    nearest other cluster. It is 0 for a circuit that is alone in its cluster.
+    """
+    sizes, every = np.bincount(clusters), np.arange(len(clusters))
+    inside = sums[every, clusters] / np.maximum(sizes[clusters] - 1, 1)
+    means = sums / sizes
+    means[every, clusters] = np.inf
+    outside = means.min(axis=1)
+    larger = np.maximum(inside, outside)
+    values = np.divide(outside - inside, larger, out=np.zeros_like(larger), where=larger > 0)
+    return float(np.where(sizes[clusters] > 1, values, 0.0).mean())
 
 
 def _cuts(distances: Float[np.ndarray, "n n"], most: int) -> Int[np.ndarray, "cut n"]:

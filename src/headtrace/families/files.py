@@ -24,8 +24,9 @@ import polars as pl
 from headtrace.circuits import Circuit, named_circuits, read_circuits
 from headtrace.circuits.sources import RUN
 from headtrace.errors import InputError
-from headtrace.families.population import ROLE, Labels, Population
+from headtrace.families.population import Labels, Population
 from headtrace.runs.frames import RunLike
+from headtrace.runs.manifest import ROLE
 from headtrace.validation import Index, Text, checked, parse
 from headtrace.writing import write_text
 

@@ -25,8 +25,10 @@ from scipy import sparse
 
 from headtrace.circuits import Circuit
 from headtrace.circuits.parts import ModelInfo
+from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import InputError
 from headtrace.runs.frames import RunLike
+from headtrace.runs.manifest import DONE, LABEL, ROLE
 from headtrace.vocabulary import Site, head_name
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ GRAINS: tuple[Grain, ...] = get_args(Grain)
 ROOT_NAME = "root"
 Labels = Mapping[str, str | None]
 Roles = Mapping[str, int]
-LABEL, ROLE = "label:", "role:"
-"""Prefixes of the columns of a run's table of prompts."""
 NEXT = "+1"
 """The token after one that has a role: previous-token heads write there."""
 FEWEST = 3
@@ -288,72 +288,62 @@ class Population:
         prompts = pl.DataFrame({"id": names}, schema={"id": pl.String}).with_columns(
             *_series(labels or (), LABEL, str, pl.String), *_series(roles or (), ROLE, int, pl.Int64)
         )
-        nodes = [(row, n.kind, n.layer, n.head) for row, circuit in enumerate(many) for n in circuit.nodes]
-        edges = [
-            (
-                row,
-                s.kind,
-                s.layer,
-                s.head,
-                t.kind,
-                t.layer,
-                t.head,
-                None if e.channels is None else [*e.channels],
-            )
-            for row, circuit in enumerate(many)
-            for e in circuit.edges
-            for s, t in [(circuit.node(e.source), circuit.node(e.target))]
-        ]
-        by_id = dict(zip(names, many, strict=True))
-        return cls._with_edges(
-            prompts, _table(nodes, _NODE_COLUMNS), _table(edges, _EDGE_COLUMNS), by_id.__getitem__, ()
-        )
+        named = list(zip(names, many, strict=True))
+        nodes, edges = (pl.LazyFrame(pl.from_arrow(make(named))) for make in (node_table, edge_table))
+        return cls._of_tables(prompts, nodes, edges, dict(named).__getitem__)
 
     @classmethod
     def of_run(cls, run: RunLike) -> Population:
-        """The population of a run: the prompts that are done, in the order of the run, and only the needed columns."""
+        """The population of a run: the prompts that are done, in the order of the run."""
         prompts = run.prompts.sort("index").collect()
-        done = prompts.filter(pl.col("status") == "done")
-        failed = tuple(prompts.filter(pl.col("status") != "done")["id"].to_list())
-        rows = pl.DataFrame({"prompt": done["id"], "row": pl.arange(done.height, eager=True)})
-        nodes, edges = (
-            table.select("prompt", *columns).collect().join(rows, on="prompt").drop("prompt").sort("row")
-            for table, columns in ((run.nodes, _NODE_COLUMNS), (run.edges, _EDGE_COLUMNS))
-        )
-        return cls._with_edges(done, nodes, edges, run.circuit, failed)
+        done, failed = (prompts.filter(each) for each in (pl.col("status") == DONE, pl.col("status") != DONE))
+        return cls._of_tables(done, run.nodes, run.edges, run.circuit, failed["id"].to_list())
 
     @classmethod
-    def _with_edges(
+    def _of_tables(
         cls,
         prompts: pl.DataFrame,
-        nodes: pl.DataFrame,
-        edges: pl.DataFrame,
+        nodes: pl.LazyFrame,
+        edges: pl.LazyFrame,
         read: Callable[[str], Circuit],
-        failed: tuple[str, ...],
+        failed: Sequence[str] = (),
     ) -> Population:
-        """Leave out circuits without an edge that counts: nothing says which others they are like."""
-        keep = items_of(nodes, edges, "edges")["row"].unique().sort()
-        if len(keep) < FEWEST:
+        """Prompts with the nodes and edges of their circuits, as a run has them.
+
+        Circuits without an edge between heads, MLPs and the root are left out: nothing says which others they are like.
+        """
+        counted = component_names("source_").is_not_null() & component_names("target_").is_not_null()
+        with_edges = set(
+            edges.filter(counted).select(pl.col("prompt").unique()).collect()["prompt"].to_list()
+        )
+        kept = prompts.filter([id in with_edges for id in prompts["id"].to_list()])
+        if kept.height < FEWEST:
             there = f"{prompts.height} circuits" + (f" ({len(failed)} prompts failed)" if failed else "")
             if prompts.height >= FEWEST:
-                which = "none of them has" if not len(keep) else f"only {len(keep)} of them have"
+                which = "none of them has" if not kept.height else f"only {kept.height} of them have"
                 there += f", and {which} edges between heads, MLPs and the root"
             raise InputError(
                 f"Families need at least {FEWEST} circuits that have edges: there are {there}. Trace more prompts."
             )
-        rows = pl.DataFrame({"row": keep, "new": pl.arange(len(keep), eager=True)})
-        nodes, edges = (
-            table.join(rows, on="row").with_columns(pl.col("new").alias("row")).drop("new")
-            for table in (nodes, edges)
+        rows = kept.lazy().select(pl.col("id").alias("prompt"), pl.int_range(pl.len()).alias("row"))
+        numbered_nodes, numbered_edges = (
+            table.select("prompt", *columns).join(rows, on="prompt").drop("prompt").sort("row").collect()
+            for table, columns in ((nodes, _NODE_COLUMNS), (edges, _EDGE_COLUMNS))
         )
-        kept = prompts[keep]
         labels, roles = (
             kept.select(pl.col(n).alias(n.removeprefix(prefix)) for n in kept.columns if n.startswith(prefix))
             for prefix in (LABEL, ROLE)
         )
-        ids = tuple(kept["id"].to_list())
-        empty = tuple(id for id in prompts["id"].to_list() if id not in set(ids))
-        return cls(ids, labels, roles, nodes, edges, read, (*failed, *empty))
+        empty = [id for id in prompts["id"].to_list() if id not in with_edges]
+        return cls(
+            ids=tuple(kept["id"].to_list()),
+            labels=labels,
+            roles=roles,
+            nodes=numbered_nodes,
+            edges=numbered_edges,
+            read=read,
+            left_out=(*failed, *empty),
+        )
 
 
 def _series(
@@ -368,12 +358,3 @@ def _series(
         )
         for name in dict.fromkeys(name for each in given for name in each)
     ]
-
-
-def _table(rows: list[Any], columns: Sequence[str]) -> pl.DataFrame:
-    types: dict[str, Any] = {"row": pl.Int64}
-    for name in columns:
-        types[name] = pl.String if name.endswith("kind") else pl.Int64
-    if "channels" in types:
-        types["channels"] = pl.List(pl.Int64)
-    return pl.DataFrame(rows, schema=types, orient="row")

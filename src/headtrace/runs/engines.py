@@ -247,7 +247,7 @@ class _WorkerThread(threading.Thread):
         log.seek(0)
         last = ["", *log.read().strip().splitlines()][-1]
         how = f"ended with {code}" if code is None or code >= 0 else f"killed by signal {-code}"
-        how += f"; {last}" if last else ", without a word; is there enough memory for so many workers?"
+        how += f"; {last}" if last else ", without any output; is there enough memory for this many workers?"
         self.answers.put(StoreError(f"Shard {shard}: {TRIES} workers died of it (the last: {how})."))
 
     def _send(self, shard: int, log: TextIO) -> str:

@@ -1,7 +1,7 @@
 """Many circuits into one network.
 
-``merge`` makes nodes of circuits one where component and places agree, edges where both ends, the side and (if asked
-for) the channel do. What is counted is prompts: two edges of one prompt that share their roles (``other`` has many
+``merge`` joins nodes of circuits that agree in component and places, and edges that agree in both ends, the side and
+(with ``channels``) the channel. Prompts are counted: two edges of one prompt that share their roles (``other`` has many
 positions) count once, and both go into the mean weight.
 
 >>> from headtrace.circuits.describe import example

@@ -287,7 +287,7 @@ class Network:
         return plot_network(self, path, k)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write a page with the drawing and all edges as a table: one file that asks for nothing."""
+        """Write a page with the drawing and all edges as a table: one file that loads nothing else."""
         from headtrace.explorer.network import write_network_page
 
         return write_network_page(self, path)

@@ -185,7 +185,7 @@ class Run:
         """As ``circuits``, each with the id of its prompt."""
         chosen = self._select(filter).select("id", "shard").collect()
         for (shard,), group in chosen.group_by("shard", maintain_order=True):
-            yield from self._circuits(int(shard), group["id"].to_list())  # type: ignore[arg-type]
+            yield from self._circuits(int(shard), group["id"].to_list())
 
     def _select(self, filter: Filter) -> pl.LazyFrame:
         if filter is None:

@@ -46,7 +46,7 @@ Threshold = Literal["frequency", "weight"]
 SHARES = tuple(step / 20 for step in range(21))
 """From every edge to those of all prompts."""
 _MOST = 21
-"""So many weights are tried."""
+"""How many weights are tried as thresholds."""
 
 
 @stored
@@ -86,7 +86,7 @@ class ReferenceHead:
 
 @stored
 class ReferenceEdge:
-    """Which heads speak to which."""
+    """Heads that write what other heads read."""
 
     source: Text
     """A group, or one head as `L9H6`."""
@@ -105,7 +105,7 @@ class Reference:
     heads: Annotated[tuple[ReferenceHead, ...], Field(min_length=1)]
     """Its heads."""
     edges: tuple[ReferenceEdge, ...] = ()
-    """Which of them speak to which; where it says nothing, only heads are compared."""
+    """Which of them write what others read; without edges, only heads are compared."""
     title: Text | None = None
     """What it is about."""
     source: Text | None = None

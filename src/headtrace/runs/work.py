@@ -62,7 +62,7 @@ class ShardWork:
         return self.store.open(PLAN)
 
     def trace(self, shard: int, progress: Progress | None = None) -> ShardRecord:
-        """Trace a shard and write it; ``progress`` hears of its prompts."""
+        """Trace a shard and write it; ``progress`` is called with the number of its prompts that are done."""
         plan = self._plan.read_row_group(shard, use_threads=False)
         rows = plan.to_pylist()
         outcomes = self._outcomes(rows, progress)

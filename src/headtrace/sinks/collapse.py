@@ -159,7 +159,7 @@ class RemovalExperiment:
     def _removals(
         self, condition: RemovalCondition, place: int, sinks: Bool[Tensor, " token"], length: int
     ) -> list[DirectionRemoval]:
-        """Queries past the first token, and keys of sinks, without the directions; padding stays as it is."""
+        """Queries past the first token, and keys of sinks, without the directions; padding is unchanged."""
         token = torch.arange(len(sinks), device=sinks.device)
         positions = {"query": (token > 0) & (token < length), "key": sinks & (token < length)}
         found: list[DirectionRemoval] = []

@@ -97,23 +97,23 @@ def find_sinks(
     if len(cases) < 2:
         raise InputError("One prompt shows nothing of how constant signals are: give at least two.")
     tracer = Tracer(model) if tracer is None else tracer
+    passes = _Passes(tracer, cases, seed, progress)
     with model.assume_weights_unchanged():
-        study = _Study(model, tracer, cases, seed, progress)
-        study.received()
-        rule = sinks_in(study.tokens, threshold, len(cases))
-        found = study.firings(rule)
+        received, by_kind = passes.attention_received()
+        tokens = token_table(model, cases, received)
+        rule = sinks_in(tokens, threshold, len(cases))
+        found, on_sinks = passes.firings_on_sinks(rule)
         if not found:
             raise InputError(
                 f"No head past the first layer of {model.name!r} attends to a sink above the method's threshold in "
                 f"these {len(cases)} prompts: there are no signals to study. Give other or longer prompts, or a "
                 "tracer with a lower tau."
             )
-        chosen = choose_firings(found, cases, firings_per_head, seed)
-        signals = study.signals(chosen)
+        signals = passes.signals(choose_firings(found, cases, firings_per_head, seed))
         means: Means = {side: mean_signals(signals, side) for side in ATTENTION_SIDES}
         experiment = RemovalExperiment(model, cases, rule, means, seed)
-        conditions = experiment.conditions(directions)
-        values = experiment.measured(conditions, study.progress_of(3)) if directions else None
+        conditions = experiment.conditions(directions) if directions else []
+        values = experiment.measured(conditions, passes.progress_of(3))
     tasks = [case.task for case in cases]
     return Sinks(
         model={"name": model.name, "weights_sha256": model.weights_sha256},
@@ -126,27 +126,21 @@ def find_sinks(
             prompts={task: tasks.count(task) for task in dict.fromkeys(tasks)},
             sinks=tuple(sorted(rule.ids)),
         ),
-        tokens=study.tokens,
-        mass=mass_table(torch.stack(study.by_kind), torch.stack(study.on_sinks), seed),
+        tokens=tokens,
+        mass=mass_table(torch.stack(by_kind), torch.stack(on_sinks), seed),
         firings=signals.table,
         constancy=constancy_table(signals, seed),
         means=means,
         directions=direction_table(means),
         groups=group_table(means),
-        collapse=collapse_table(
-            conditions if values is not None else [],
-            torch.zeros(0, len(cases), 0) if values is None else values,
-            tasks,
-            seed,
-        ),
+        collapse=collapse_table(conditions, values, tasks, seed),
     )
 
 
-@dataclass
-class _Study:
-    """The passes over the prompts, and what each leaves."""
+@dataclass(frozen=True)
+class _Passes:
+    """The three passes over the prompts that come before directions are removed."""
 
-    model: Model
     tracer: Tracer
     cases: Sequence[SinkPrompt]
     seed: int
@@ -156,58 +150,54 @@ class _Study:
         return scaled(self.progress, sum(STEPS[:step]), STEPS[step], sum(STEPS))
 
     def _recordings(
-        self, step: int, wanted: Sequence[int] | None = None, keep: Sequence[str] | None = None
+        self, step: int, places: Sequence[int], keep: Sequence[str] | None = None
     ) -> Iterator[tuple[list[int], Recording]]:
-        """Recordings of prompts that run concatenate, with the places of their prompts."""
-        places = list(range(len(self.cases))) if wanted is None else list(wanted)
+        """Recordings of prompts that run together, with the numbers of these prompts."""
         report, done = self.progress_of(step), 0
         for group in batches([self.cases[place].length for place in places], TOKENS_AT_ONCE):
-            mine = [places[each] for each in group]
-            ids = [list(self.cases[place].ids) for place in mine]
-            yield mine, self.model.record(ids, last_logits=True, keep=keep)
-            done += len(mine)
+            together = [places[each] for each in group]
+            ids = [list(self.cases[place].ids) for place in together]
+            yield together, self.tracer.model.record(ids, last_logits=True, keep=keep)
+            done += len(together)
             if report is not None:
                 report(done, len(places))
 
-    def received(self) -> None:
-        """Which tokens receive attention, and where that of each head goes."""
+    def attention_received(self) -> tuple[list[Tensor], list[Tensor]]:
+        """For each prompt, how much attention its tokens receive, and to which kinds of token each head attends."""
+        every = range(len(self.cases))
         received: dict[int, Tensor] = {}
         by_kind: dict[int, Tensor] = {}
-        for places, recording in self._recordings(0, keep=("patterns",)):
+        for places, recording in self._recordings(0, every, keep=("patterns",)):
             for row, place in enumerate(places):
-                kinds = kinds_of(self.model, self.cases[place].ids)
+                kinds = kinds_of(self.tracer.model, self.cases[place].ids)
                 received[place] = incoming(recording, row).cpu()
                 by_kind[place] = kind_masses(recording, row, kinds).cpu()
-        every = range(len(self.cases))
-        self.by_kind = [by_kind[place] for place in every]
-        self.tokens = token_table(self.model, self.cases, [received[place] for place in every])
+        return [received[place] for place in every], [by_kind[place] for place in every]
 
-    def firings(self, rule: SinkRule) -> list[SinkFiring]:
-        """One firing on a sink of every head and prompt; and attention on sinks."""
+    def firings_on_sinks(self, rule: SinkRule) -> tuple[list[SinkFiring], list[Tensor]]:
+        """One firing on a sink of every head and prompt; and the attention of each prompt's heads on sinks."""
+        every = range(len(self.cases))
         found: list[SinkFiring] = []
         masses: dict[int, Tensor] = {}
-        for places, recording in self._recordings(1, keep=("patterns",)):
+        for places, recording in self._recordings(1, every, keep=("patterns",)):
             cases = [self.cases[place] for place in places]
-            sinks = rule.mask(cases, recording.token_ids.shape[1]).to(self.model.device)
+            sinks = rule.mask(cases, recording.token_ids.shape[1]).to(self.tracer.model.device)
             by_layer = [sink_mass(pattern, sinks, recording.lengths) for pattern in recording.patterns]
             on_sinks = torch.stack(by_layer, dim=1).cpu()
             for row, place in enumerate(places):
                 masses[place] = on_sinks[row]
                 key = (self.seed, *self.cases[place].ids)
                 firings = list(one_firing_per_head(self.tracer, recording, row, sinks[row], key))
-                sites = [(row, f.site) for f in firings]
-                seen = [attention for attention, _ in attention_at(recording, sites)]
-                found += [SinkFiring(place, f, a) for f, a in zip(firings, seen, strict=True)]
-        self.on_sinks = [masses[place] for place in range(len(self.cases))]
-        return found
+                seen = attention_at(recording, [(row, firing.site) for firing in firings])
+                found += [SinkFiring(place, f, each[0]) for f, each in zip(firings, seen, strict=True)]
+        return found, [masses[place] for place in every]
 
     def signals(self, chosen: Sequence[SinkFiring]) -> SinkSignals:
         """The chosen firings traced, recording by recording."""
-        vectors = SignalVectors(self.model)
-        wanted = sorted({each.prompt for each in chosen})
+        vectors = SignalVectors(self.tracer.model)
         parts: list[SinkSignals] = []
-        for places, recording in self._recordings(2, wanted):
+        for places, recording in self._recordings(2, sorted({each.prompt for each in chosen})):
             where = {place: row for row, place in enumerate(places)}
-            mine = [each for each in chosen if each.prompt in where]
-            parts.append(traced_signals(self.tracer, vectors, recording, mine, where, self.cases))
+            firings = [each for each in chosen if each.prompt in where]
+            parts.append(traced_signals(self.tracer, vectors, recording, firings, where, self.cases))
         return concatenate(parts)

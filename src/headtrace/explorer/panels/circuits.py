@@ -37,7 +37,7 @@ from headtrace.explorer.panels.session import (
 )
 from headtrace.families import find_families
 from headtrace.families.clustering import square
-from headtrace.families.population import LABEL
+from headtrace.runs.manifest import LABEL
 from headtrace.runs import open_run
 from headtrace.tracing import METHODS, Tracer, make_method
 from headtrace.tracing.complete import Paths

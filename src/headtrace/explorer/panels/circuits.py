@@ -37,8 +37,8 @@ from headtrace.explorer.panels.session import (
 )
 from headtrace.families import find_families
 from headtrace.families.clustering import square
-from headtrace.runs.manifest import LABEL
 from headtrace.runs import open_run
+from headtrace.runs.manifest import LABEL
 from headtrace.tracing import METHODS, Tracer, make_method
 from headtrace.tracing.complete import Paths
 

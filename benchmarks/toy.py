@@ -20,8 +20,8 @@ import torch
 
 from headtrace.toy.experiments.robustness import distinct
 from headtrace.toy.model import Setting
-from headtrace.toy.reference import train_one
 from headtrace.toy.train import Group, train
+from toy_reference import train_one
 
 
 def measure(steps: int, seeds: int, rounds: int) -> dict[str, object]:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.toy_reference import PlainToyModel, train_one
 
 from headtrace.toy.gradient import Batch, Teacher, losses, write_gradient
 from headtrace.toy.model import FOUR_PAIRS, BatchShape, Pair, Setting, UniformStream, Weights, strengths
-from headtrace.toy.reference import PlainToyModel, train_one
 from headtrace.toy.train import LEARNING_RATE, train
 
 SETTINGS = [

@@ -46,20 +46,17 @@ class Training(NamedTuple):
         return len(self.settings) * self.seeds * self.steps
 
 
-def _plan(quick: bool) -> list[Training]:
-    if quick:
-        return [Training(_settings(5, [5, 7]), 1, 6000)]
-    return [
-        Training(_settings(5, [5, 6, 7, 8, 9, 10]), 5, 30_000),
-        Training(_settings(10, [10, 12, 15, 18, 20]), 2, 60_000),
-    ]
-
-
 def capacity(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train heads that have to superpose, and see where each pair goes."""
     rows: list[dict[str, object]] = []
     arrays: dict[str, np.ndarray] = {}
-    plan, done = _plan(quick), 0
+    plan = [
+        Training(_settings(5, [5, 6, 7, 8, 9, 10]), 5, 30_000),
+        Training(_settings(10, [10, 12, 15, 18, 20]), 2, 60_000),
+    ]
+    if quick:
+        plan = [Training(_settings(5, [5, 7]), 1, 6000)]
+    done = 0
     for part in plan:
         reported = part_of(progress, done, sum(each.model_steps for each in plan))
         trained = train(part.settings, range(seed, seed + part.seeds), part.steps, progress=reported)
@@ -72,7 +69,32 @@ def capacity(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
             name = f"{setting.d_head}_{len(setting.pairs)}"
             arrays[f"left_{name}"] = cosines(found.left, model.features[-1]).abs().numpy()[chosen]
     table = pl.DataFrame(rows)
-    return Experiment("capacity", _findings(table, quick), table, arrays)
+    summed = summary(table)
+    shares = _shares(summed)
+    low, high = shares.values()
+    findings: dict[str, object] = {
+        "quick": quick,
+        "attention_weight": ATTENTION_WEIGHT,
+        "shares": shares,
+        "by_head": {
+            f"H = {d_head}": {"steps": steps, "seeds": part["seed"].n_unique(), **_shares(part)}
+            for (d_head, steps), part in summed.group_by("d_head", "steps", maintain_order=True)
+        },
+        "by_model": summed.to_dicts(),
+        "paper": [
+            against_paper(
+                "all lowest-logit pairs share the smallest singular vector",
+                "all",
+                low,
+                low >= 0.95,
+                "share of pairs",
+            ),
+            against_paper(
+                "high-logit pairs keep a singular vector each", "most", high, high >= 0.5, "share of pairs"
+            ),
+        ],
+    }
+    return Experiment("capacity", findings, table, arrays)
 
 
 def _rows(model: ToyModel) -> list[dict[str, object]]:
@@ -128,32 +150,4 @@ def _shares(summed: pl.DataFrame) -> dict[str, float]:
     return {
         "low_pairs_on_the_smallest_channel": share("low_on_last_channel", "low"),
         "high_pairs_with_a_channel_of_their_own": share("high_with_own_channel", "high"),
-    }
-
-
-def _findings(table: pl.DataFrame, quick: bool) -> dict[str, object]:
-    summed = summary(table)
-    shares = _shares(summed)
-    low, high = shares.values()
-    return {
-        "quick": quick,
-        "attention_weight": ATTENTION_WEIGHT,
-        "shares": shares,
-        "by_head": {
-            f"H = {d_head}": {"steps": steps, "seeds": part["seed"].n_unique(), **_shares(part)}
-            for (d_head, steps), part in summed.group_by("d_head", "steps", maintain_order=True)
-        },
-        "by_model": summed.to_dicts(),
-        "paper": [
-            against_paper(
-                "all lowest-logit pairs share the smallest singular vector",
-                "all",
-                low,
-                low >= 0.95,
-                "share of pairs",
-            ),
-            against_paper(
-                "high-logit pairs keep a singular vector each", "most", high, high >= 0.5, "share of pairs"
-            ),
-        ],
     }

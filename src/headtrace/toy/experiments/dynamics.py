@@ -33,22 +33,19 @@ SHOWN = 0.1
 """The size whose first seed in exact order is drawn."""
 
 
-def _plan(quick: bool) -> tuple[int, int, int]:
-    """Seeds, steps, steps between snapshots."""
-    return (1, 5000, 100) if quick else (12, 20_000, 100)
-
-
 def dynamics(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Follow default models through training and time every alignment."""
-    n_seeds, steps, every = _plan(quick)
+    n_seeds, steps = (1, 5000) if quick else (12, 20_000)
     settings = [Setting(initial=start) for start in STARTS]
     seeds = range(seed, seed + n_seeds)
-    trained = train(settings, seeds, steps, snapshots=range(0, steps, every), progress=progress)
+    trained = train(settings, seeds, steps, snapshots=range(0, steps, 100), progress=progress)
     table = pl.DataFrame([row for model in trained.models for row in _rows(model)], infer_schema_length=None)
     shown = next(
         (s for s, at in zip(seeds, _when(table, SHOWN, "aligned_at"), strict=True) if in_order(at)), seed
     )
-    arrays = {**_arrays(trained.of(STARTS.index(SHOWN), shown)), **_times(table)}
+    arrays = _arrays(trained.of(STARTS.index(SHOWN), shown))
+    for event in EVENTS:
+        arrays |= {f"{event}_at_{start:g}": _when(table, start, f"{event}_at") for start in STARTS}
     findings = {"drawn": {"initial": SHOWN, "seed": shown}, **_findings(table, trained.models, quick, steps)}
     return Experiment("dynamics", findings, table, arrays)
 
@@ -142,27 +139,15 @@ def _when(table: pl.DataFrame, start: float, column: str) -> np.ndarray:
     return part[column].cast(pl.Float64).fill_null(np.inf).to_numpy().reshape(-1, part["pair"].n_unique())
 
 
-def _times(table: pl.DataFrame) -> dict[str, np.ndarray]:
-    return {
-        f"{event}_at_{start:g}": _when(table, start, f"{event}_at") for event in EVENTS for start in STARTS
-    }
-
-
 def _drops(models: list[ToyModel], at: np.ndarray) -> list[float]:
     """The median factor by which excess attention loss falls within 300 steps of each alignment."""
     falls: list[list[float]] = []
     for model, times in zip(models, at, strict=True):
         steps, excess = np.array(model.snapshot_steps), _excess(model)
-        falls += (
-            [
-                [
-                    float(np.interp(max(0, t - 300), steps, excess) / np.interp(t + 300, steps, excess))
-                    for t in times
-                ]
-            ]
-            if np.isfinite(times).all()
-            else []
-        )
+        if np.isfinite(times).all():
+            before = np.interp(np.maximum(times - 300, 0), steps, excess)
+            after = np.interp(times + 300, steps, excess)
+            falls.append((before / after).tolist())
     return [float(x) for x in np.median(falls, axis=0)] if falls else []
 
 
@@ -199,16 +184,6 @@ def _start(table: pl.DataFrame, models: tuple[ToyModel, ...], start: float) -> d
     }
 
 
-def _against_paper(start: float, event: str, timing: dict[str, object]) -> dict[str, object]:
-    return against_paper(
-        f"pairs are {event} in the order of their target logits, first weights {start:g} of Xavier's",
-        "always",
-        timing["median"],
-        bool(timing["median_is_in_order_of_logits"]),
-        f"median steps over seeds; share of seeds in exact order: {timing['seeds_in_exact_order']:.2f}",
-    )
-
-
 def _findings(
     table: pl.DataFrame, models: tuple[ToyModel, ...], quick: bool, steps: int
 ) -> dict[str, object]:
@@ -230,7 +205,16 @@ def _findings(
         "learned_means_a_share_of_the_target_logit_of": HALF,
         "by_size_of_first_weights": {f"{start:g}": found for start, found in starts.items()},
         "paper": [
-            *(_against_paper(start, event, timing) for (start, event), timing in timings.items()),
+            *(
+                against_paper(
+                    f"pairs are {event} in the order of their target logits, first weights {start:g} of Xavier's",
+                    "always",
+                    timing["median"],
+                    bool(timing["median_is_in_order_of_logits"]),
+                    f"median steps over seeds; share of seeds in exact order: {timing['seeds_in_exact_order']:.2f}",
+                )
+                for (start, event), timing in timings.items()
+            ),
             against_paper(
                 "singular vectors tend to shift first",
                 "tend to",

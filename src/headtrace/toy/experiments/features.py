@@ -30,16 +30,13 @@ SHOWN = 0.2
 """The probability that the figures show: the paper does not say which it used."""
 
 
-def _isotropy_plan(quick: bool) -> tuple[list[Setting], int, int]:
-    chosen = (SHOWN,) if quick else PROBABILITIES
-    settings = [Setting(pairs=(), attention_weight=0.0, probability=p) for p in chosen]
-    return settings, 2 if quick else 5, 2500 if quick else 6000
-
-
 def isotropy(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train autoencoders without a head, over feature probabilities, and measure their geometry."""
-    settings, n_seeds, steps = _isotropy_plan(quick)
-    trained = train(settings, range(seed, seed + n_seeds), steps, progress=progress)
+    settings = [
+        Setting(pairs=(), attention_weight=0.0, probability=p) for p in ((SHOWN,) if quick else PROBABILITIES)
+    ]
+    seeds, steps = range(seed, seed + (2 if quick else 5)), 2500 if quick else 6000
+    trained = train(settings, seeds, steps, progress=progress)
     rows = [
         {
             "probability": model.setting.probability,
@@ -61,14 +58,6 @@ def isotropy(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
         "moment": (features @ features.T).numpy(),
         "order": _paired_order(cosines(features, features).numpy()),
     }
-    return Experiment(
-        "isotropy", _isotropy_findings(table, shown, quick, seed, n_seeds, steps), table, arrays
-    )
-
-
-def _isotropy_findings(
-    table: pl.DataFrame, shown: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: int
-) -> dict[str, object]:
     pairs = [int(n) for n in shown["antipodal_pairs"]]
     error = float(shown["isotropy_error"].to_numpy().max())
     by_probability = {
@@ -78,9 +67,9 @@ def _isotropy_findings(
         }
         for p, part in table.group_by("probability", maintain_order=True)
     }
-    return {
+    findings: dict[str, object] = {
         "quick": quick,
-        "seeds": list(range(seed, seed + n_seeds)),
+        "seeds": list(seeds),
         "steps": steps,
         "shown_probability": SHOWN,
         "by_probability": by_probability,
@@ -95,6 +84,7 @@ def _isotropy_findings(
             ),
         ],
     }
+    return Experiment("isotropy", findings, table, arrays)
 
 
 def _paired_order(among: np.ndarray) -> np.ndarray:
@@ -116,14 +106,10 @@ WEAK_HEAD = Setting(pairs=PAIR, attention_weight=4.0, probability=0.2)
 """Where the head is too weak against reconstruction to break up the antipodal pairs."""
 
 
-def _single_plan(quick: bool) -> tuple[int, int]:
-    return (2, 3000) if quick else (5, 10_000)
-
-
 def single(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train the one-pair head where it wins and where it is weak."""
-    n_seeds, steps = _single_plan(quick)
-    trained = train([ONE_PAIR, WEAK_HEAD], range(seed, seed + n_seeds), steps, progress=progress)
+    seeds, steps = range(seed, seed + (2 if quick else 5)), 3000 if quick else 10_000
+    trained = train([ONE_PAIR, WEAK_HEAD], seeds, steps, progress=progress)
     table = pl.DataFrame([_single_row(model) for model in trained.models])
     model = trained.of(0, seed)
     found = channels(model.query[-1], model.key[-1])
@@ -135,7 +121,31 @@ def single(*, quick: bool = False, seed: int = 0, progress: Progress | None = No
         "cosines": (cosines(features, features) * kept(features) * kept(features)[:, None]).numpy(),
         "moment": (features @ features.T).numpy(),
     }
-    return Experiment("single", _single_findings(table, quick, seed, n_seeds, steps), table, arrays)
+    strong, weak = _single_summary(table, ONE_PAIR), _single_summary(table, WEAK_HEAD)
+    cosine = float(str(strong["smallest_cosine"]))
+    ratio = float((table["second_value"] / table["first_value"]).to_numpy().max())
+    apart = float(str(strong["largest_interference_of_the_pair"]))
+    findings: dict[str, object] = {
+        "quick": quick,
+        "seeds": list(seeds),
+        "steps": steps,
+        "aligned": strong,
+        "weak_head": weak,
+        "paper": [
+            against_paper("w0 is u0 and w1 is v0", "aligned", cosine, cosine >= 0.99, "smallest cosine"),
+            against_paper(
+                "one large singular value", "single", ratio, ratio < 0.05, "second over first, worst"
+            ),
+            against_paper(
+                "w0 and w1 are orthogonal to all other features",
+                "orthogonal",
+                apart,
+                apart < 0.1,
+                "largest |cosine| with a kept feature; with the weak head the pair stays antipodal",
+            ),
+        ],
+    }
+    return Experiment("single", findings, table, arrays)
 
 
 def _single_row(model: ToyModel) -> dict[str, object]:
@@ -171,35 +181,6 @@ def _single_summary(table: pl.DataFrame, setting: Setting) -> dict[str, object]:
     }
 
 
-def _single_findings(
-    table: pl.DataFrame, quick: bool, seed: int, n_seeds: int, steps: int
-) -> dict[str, object]:
-    strong, weak = _single_summary(table, ONE_PAIR), _single_summary(table, WEAK_HEAD)
-    cosine = float(str(strong["smallest_cosine"]))
-    ratio = float((table["second_value"] / table["first_value"]).to_numpy().max())
-    apart = float(str(strong["largest_interference_of_the_pair"]))
-    return {
-        "quick": quick,
-        "seeds": list(range(seed, seed + n_seeds)),
-        "steps": steps,
-        "aligned": strong,
-        "weak_head": weak,
-        "paper": [
-            against_paper("w0 is u0 and w1 is v0", "aligned", cosine, cosine >= 0.99, "smallest cosine"),
-            against_paper(
-                "one large singular value", "single", ratio, ratio < 0.05, "second over first, worst"
-            ),
-            against_paper(
-                "w0 and w1 are orthogonal to all other features",
-                "orthogonal",
-                apart,
-                apart < 0.1,
-                "largest |cosine| with a kept feature; with the weak head the pair stays antipodal",
-            ),
-        ],
-    }
-
-
 TWENTY_PAIRS = Setting(
     falling_pairs(20, 26.0),
     n_features=100,
@@ -213,13 +194,9 @@ THREE_PAIRS = Setting(tuple(Pair(i, i + 3, 24.0 - 6 * i) for i in range(3)))
 ALIGNED = 0.95
 
 
-def _multi_plan(quick: bool) -> tuple[Setting, int, int]:
-    return (THREE_PAIRS, 1, 5000) if quick else (TWENTY_PAIRS, 3, 60_000)
-
-
 def multi(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train the head with twenty pairs (three when quick) and match pair k with singular pair k."""
-    setting, n_seeds, steps = _multi_plan(quick)
+    setting, n_seeds, steps = (THREE_PAIRS, 1, 5000) if quick else (TWENTY_PAIRS, 3, 60_000)
     trained = train([setting], range(seed, seed + n_seeds), steps, progress=progress)
     rows: list[dict[str, object]] = []
     for model in trained.models:
@@ -248,15 +225,11 @@ def multi(*, quick: bool = False, seed: int = 0, progress: Progress | None = Non
         "logits": torch.tensor([pair.logit for pair in setting.ordered_pairs]).numpy(),
         "cosines": (cosines(features, features) * present * present[:, None]).numpy(),
     }
-    return Experiment("multi", _multi_findings(table, setting, quick, steps), table, arrays)
-
-
-def _multi_findings(table: pl.DataFrame, setting: Setting, quick: bool, steps: int) -> dict[str, object]:
     worst = table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
     aligned = worst.filter(pl.col("cosine") >= ALIGNED).height
     ratio = (table["singular_value"] / table["target_logit"]).to_numpy()
     by_seed = worst.group_by("seed").agg(pl.col("cosine").min()).sort("seed")
-    return {
+    findings: dict[str, object] = {
         "quick": quick,
         "seeds": by_seed["seed"].to_list(),
         "steps": steps,
@@ -293,3 +266,4 @@ def _multi_findings(table: pl.DataFrame, setting: Setting, quick: bool, steps: i
             ),
         ],
     }
+    return Experiment("multi", findings, table, arrays)

@@ -26,16 +26,12 @@ BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 TRUSTED = 0.95
 
 
-def _plan(quick: bool) -> tuple[int, int, int, tuple[float, ...]]:
-    """Fixed feature sets, seeds, steps, probabilities of the trained models."""
-    return (100, 1, 3000, (0.52,)) if quick else (3000, 3, 10_000, (0.52, 0.196, 0.102, 0.053))
-
-
 def recovery(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Recover pairs from ideal and trained heads, and say up to which interference that works."""
-    sets, n_seeds, steps, probabilities = _plan(quick)
+    sets, n_seeds, steps = (100, 1, 3000) if quick else (3000, 3, 10_000)
+    probabilities = (0.52,) if quick else (0.52, 0.196, 0.102, 0.053)
     generator = torch.Generator().manual_seed(seed)
-    rows = [*_ideal(sets, generator)]
+    rows = list(_ideal(sets, generator))
     settings = [replace(Setting(), probability=p) for p in probabilities]
     trained = train(
         settings,

@@ -50,14 +50,9 @@ def distinct(quick: bool) -> list[Setting]:
     return list(dict.fromkeys(setting for sweep in sweeps(quick).values() for setting in sweep))
 
 
-def _plan(quick: bool) -> tuple[int, int, int]:
-    """Seeds, steps, steps of the longer training (0: none)."""
-    return (1, 6000, 0) if quick else (5, 10_000, 30_000)
-
-
 def robustness(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Train the whole family, and again for longer."""
-    n_seeds, steps, longer = _plan(quick)
+    n_seeds, steps, longer = (1, 6000, 0) if quick else (5, 10_000, 30_000)
     seeds, settings = range(seed, seed + n_seeds), distinct(quick)
     rows: list[dict[str, object]] = []
     for length in (steps, longer) if longer else (steps,):
@@ -141,14 +136,6 @@ def _down_to(summed: pl.DataFrame, steps: int, good: pl.Expr) -> float | None:
     return smallest
 
 
-def _limits(summed: pl.DataFrame, steps: int) -> dict[str, float | None]:
-    return {
-        "own_channel_in_every_seed": _down_to(summed, steps, pl.col("seeds_aligned") == pl.col("seeds")),
-        "own_channel_in_most_seeds": _down_to(summed, steps, 2 * pl.col("seeds_aligned") > pl.col("seeds")),
-        "some_channel_in_the_median": _down_to(summed, steps, pl.col("nearest_median") >= ALIGNED),
-    }
-
-
 def _findings(
     table: pl.DataFrame, quick: bool, seeds: list[int], steps: int, longer: int
 ) -> dict[str, object]:
@@ -159,7 +146,16 @@ def _findings(
         pl.col("value") == DEFAULT.probability,
         pl.col("steps") == steps,
     ).row(0, named=True)
-    limits = {length: _limits(summed, length) for length in lengths}
+    good = {
+        "own_channel_in_every_seed": pl.col("seeds_aligned") == pl.col("seeds"),
+        "own_channel_in_most_seeds": 2 * pl.col("seeds_aligned") > pl.col("seeds"),
+        "some_channel_in_the_median": pl.col("nearest_median") >= ALIGNED,
+    }
+    limits = {
+        length: {name: _down_to(summed, length, condition) for name, condition in good.items()}
+        for length in lengths
+    }
+    median = limits[steps]["some_channel_in_the_median"]
     holds = {
         length: {
             name: [value for value, a, n in part.select("value", "seeds_aligned", "seeds").rows() if a == n]
@@ -185,7 +181,14 @@ def _findings(
         "aligned_down_to_p": {str(length): found for length, found in limits.items()},
         "by_setting": summed.to_dicts(),
         "paper": [
-            _against_paper_in_p(limits[steps]),
+            against_paper(
+                "alignment over p down to",
+                0.038,
+                median,
+                median is not None and median <= 0.038,
+                "smallest p at which the median pair lies on some channel; every pair alone on the channel"
+                f" of its rank, in every seed: {limits[steps]['own_channel_in_every_seed']}",
+            ),
             *(
                 against_paper(
                     f"alignment over {name}",
@@ -199,15 +202,3 @@ def _findings(
             ),
         ],
     }
-
-
-def _against_paper_in_p(limits: dict[str, float | None]) -> dict[str, object]:
-    median = limits["some_channel_in_the_median"]
-    return against_paper(
-        "alignment over p down to",
-        0.038,
-        median,
-        median is not None and median <= 0.038,
-        "smallest p at which the median pair lies on some channel; every pair alone on the channel"
-        f" of its rank, in every seed: {limits['own_channel_in_every_seed']}",
-    )

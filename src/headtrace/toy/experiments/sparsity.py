@@ -28,11 +28,6 @@ from headtrace.toy.train import ToyModel, train
 CLASSES = {"one": 1, "two": 2, "none": 0}
 
 
-def _plan(quick: bool) -> tuple[int, int, int, int]:
-    """Seeds, steps, steps between snapshots, token pairs per class and seed."""
-    return (1, 5000, 500, 128) if quick else (5, 10_000, 200, 500)
-
-
 @dataclass(frozen=True)
 class TokenPairs:
     """Strengths in the query, in the attended key and in the other keys of the context."""
@@ -83,7 +78,8 @@ def draw(setting: Setting, count: int, interesting: int | None, generator: torch
 
 def sparsity(*, quick: bool = False, seed: int = 0, progress: Progress | None = None) -> Experiment:
     """Decompose relative attention over training, for each class of token pairs."""
-    n_seeds, steps, every, count = _plan(quick)
+    n_seeds, steps, every = (1, 5000, 500) if quick else (5, 10_000, 200)
+    count = 128 if quick else 500  # token pairs per class and seed
     trained = train(
         [Setting()], range(seed, seed + n_seeds), steps, snapshots=range(0, steps, every), progress=progress
     )
@@ -91,9 +87,15 @@ def sparsity(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
     table = pl.concat([_curves(model, count, generator) for model in trained.models])
     pooled = _pool(table)
     model = trained.models[0]
-    strength = _strength(trained.models, count, generator)
-    arrays = {**_curve_arrays(pooled), **_examples(model, generator), **strength[1]}
-    return Experiment("sparsity", _findings(pooled, table, strength[0], quick, model), table, arrays)
+    strength, arrays = _strength(trained.models, count, generator)
+    arrays |= _examples(model, generator)
+    for name in CLASSES:
+        for basis in ("svd", "rotated"):
+            part = pooled.filter(pl.col("token_pairs") == name, pl.col("basis") == basis)
+            arrays["steps"] = part["step"].to_numpy()
+            arrays[f"curve_{name}_{basis}"] = part["sparseness"].to_numpy()
+            arrays[f"interval_{name}_{basis}"] = part["interval"].to_numpy()
+    return Experiment("sparsity", _findings(pooled, table, strength, quick, model), table, arrays)
 
 
 def _curves(model: ToyModel, count: int, generator: torch.Generator) -> pl.DataFrame:
@@ -186,17 +188,6 @@ def _examples(model: ToyModel, generator: torch.Generator) -> dict[str, np.ndarr
     mixed = draw(model.setting, 5, None, generator)
     arrays["mixed_terms"] = mixed.terms(model.features[-1], found[-1]).numpy()
     arrays["mixed_products"] = mixed.products(model.setting.ordered_pairs).numpy()
-    return arrays
-
-
-def _curve_arrays(pooled: pl.DataFrame) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    for name in CLASSES:
-        for basis in ("svd", "rotated"):
-            part = pooled.filter(pl.col("token_pairs") == name, pl.col("basis") == basis)
-            arrays["steps"] = part["step"].to_numpy()
-            arrays[f"curve_{name}_{basis}"] = part["sparseness"].to_numpy()
-            arrays[f"interval_{name}_{basis}"] = part["interval"].to_numpy()
     return arrays
 
 

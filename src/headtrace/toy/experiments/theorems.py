@@ -55,7 +55,13 @@ def theorems(*, quick: bool = False, seed: int = 0, progress: Progress | None = 
         if progress is not None:
             progress(number, len(checks))
     table = pl.DataFrame(rows, schema=ROWS, orient="row")
-    return Experiment("theorems", _findings(table, quick, seed), table, _arrays(table))
+    whole = table.filter(pl.col("measure") == "sine against tau/(1 - tau)")
+    arrays = {f"third_{name}": whole[name].to_numpy() for name in ("parameter", "measured", "bound")}
+    for case in ("orthogonal", "overlapping"):
+        chosen = table.filter(pl.col("theorem") == 4, pl.col("case") == case)
+        for name in ("parameter", "measured", "bound"):
+            arrays[f"fourth_{case}_{name}"] = chosen[name].to_numpy()
+    return Experiment("theorems", _findings(table, quick, seed), table, arrays)
 
 
 def _closed_form(quick: bool, generator: torch.Generator) -> list[Row]:
@@ -181,14 +187,3 @@ def _findings(table: pl.DataFrame, quick: bool, seed: int) -> dict[str, object]:
             against_paper("theorem 4's bound holds for every lambda", 0, broken.height, broken.is_empty()),
         ],
     }
-
-
-def _arrays(table: pl.DataFrame) -> dict[str, np.ndarray]:
-    third = table.filter(pl.col("measure") == "sine against tau/(1 - tau)")
-    fourth = table.filter(pl.col("theorem") == 4)
-    arrays = {f"third_{name}": third[name].to_numpy() for name in ("parameter", "measured", "bound")}
-    for case in ("orthogonal", "overlapping"):
-        chosen = fourth.filter(pl.col("case") == case)
-        for name in ("parameter", "measured", "bound"):
-            arrays[f"fourth_{case}_{name}"] = chosen[name].to_numpy()
-    return arrays

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 MOST_CIRCUITS, MOST_BRANCHES, MOST_VALUES, MOST_ITEMS = 1500, 400, 8, 45
 
 
+@house_style()
 def cluster_map(
     families: Families, path: str | Path | None = None, columns: Sequence[str] | None = None
 ) -> Figure:
@@ -55,39 +56,38 @@ def cluster_map(
     bars += [(name, population.column(name).to_list()) for name in chosen]
     order = hierarchy.leaves_list(families.tree)
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_CIRCUITS)).astype(int))]
-    with house_style():
-        figure, axes = new_figure(
-            7.4, 6.6 + 0.16 * max(len(bars) - 2, 0), 2 + len(bars), 2,
-            height_ratios=[1.3, *[0.17] * len(bars), 5], width_ratios=[5, 1.5],
-        )  # fmt: skip
-        left, right = [row[0] for row in axes], [row[1] for row in axes]
-        _tree(left[0], families.tree, order)
-        for axis, beside, (name, values) in zip(left[1:-1], right[1:-1], bars, strict=True):
-            _bar(axis, name, [values[i] for i in order])
-            beside.set_axis_off()
-        image = left[-1].imshow(
-            square(families.sets.matrix[shown]),
-            cmap=HEAT,
-            vmin=0,
-            vmax=1,
-            aspect="auto",
-            interpolation="nearest",
-        )
-        drawn = "" if len(order) == len(shown) else f" ({len(shown):,} of {len(order):,} drawn)"
-        label = f"circuits, in the order of the tree{drawn}"
-        left[-1].set(xticks=[], yticks=[], xlabel=label, ylabel="the same circuits")
-        figure.colorbar(
-            image,
-            ax=left[-1],
-            location="bottom",
-            shrink=0.6,
-            label="Jaccard distance (0: all in common, 1: nothing)",
-        )
-        _legends(right, bars)
-        grain = {"components": "components", "edges": "edges", "edge-channel": "edges and their channels"}
-        found = f"{families.n} famil{'y' if families.n == 1 else 'ies'}"
-        headline(figure, f"{len(order)} circuits compared by their {grain[families.grain]}: {found}")
-        return save(figure, path)
+    figure, axes = new_figure(
+        7.4, 6.6 + 0.16 * max(len(bars) - 2, 0), 2 + len(bars), 2,
+        height_ratios=[1.3, *[0.17] * len(bars), 5], width_ratios=[5, 1.5],
+    )  # fmt: skip
+    left, right = [row[0] for row in axes], [row[1] for row in axes]
+    _tree(left[0], families.tree, order)
+    for axis, beside, (name, values) in zip(left[1:-1], right[1:-1], bars, strict=True):
+        _bar(axis, name, [values[i] for i in order])
+        beside.set_axis_off()
+    image = left[-1].imshow(
+        square(families.sets.matrix[shown]),
+        cmap=HEAT,
+        vmin=0,
+        vmax=1,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    drawn = "" if len(order) == len(shown) else f" ({len(shown):,} of {len(order):,} drawn)"
+    label = f"circuits, in the order of the tree{drawn}"
+    left[-1].set(xticks=[], yticks=[], xlabel=label, ylabel="the same circuits")
+    figure.colorbar(
+        image,
+        ax=left[-1],
+        location="bottom",
+        shrink=0.6,
+        label="Jaccard distance (0: all in common, 1: nothing)",
+    )
+    _legends(right, bars)
+    grain = {"components": "components", "edges": "edges", "edge-channel": "edges and their channels"}
+    found = f"{families.n} famil{'y' if families.n == 1 else 'ies'}"
+    headline(figure, f"{len(order)} circuits compared by their {grain[families.grain]}: {found}")
+    return save(figure, path)
 
 
 def _tree(axis: Axes, tree: np.ndarray, order: np.ndarray) -> None:
@@ -169,62 +169,60 @@ def _legends(axes: Sequence[Axes], bars: Sequence[tuple[str, Sequence[Any]]]) ->
 # -- what is said about families -----------------------------------------------------------------------------
 
 
+@house_style()
 def stability_bars(found: Stability, path: str | Path | None = None) -> Figure:
     """Similarity of each family with its counterparts in bootstrap samples."""
     table = found.table
-    with house_style():
-        figure, axes = new_figure(max(4.6, 1.6 + 0.7 * table.height), 3.2)
-        axis = axes[0][0]
-        x = np.arange(table.height)
-        mean = table["edges"].to_numpy()
-        error = np.abs([mean - table["edges_low"].to_numpy(), table["edges_high"].to_numpy() - mean])
-        axis.bar(x - 0.2, mean, 0.38, color=BLUE, label="edges that most circuits have")
-        axis.errorbar(x - 0.2, mean, error, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
-        axis.bar(x + 0.2, table["members"].to_numpy(), 0.38, color=GREY, label="members")
-        axis.axhline(0.8, color=INK, linewidth=0.8, linestyle="--")
-        axis.set(ylim=(0, 1.02), xticks=x, ylabel="mean Jaccard similarity", xlabel="family (circuits in it)")
-        axis.set_xticklabels([f"{f}\n({c})" for f, c in table.select("family", "circuits").rows()])
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
-        note = "Lines: 95 % of the samples. Dashed: 0.8, which counts as stable."
-        headline(figure, f"Families found again in {found.resamples} bootstrap samples", note)
-        return save(figure, path)
+    figure, axes = new_figure(max(4.6, 1.6 + 0.7 * table.height), 3.2)
+    axis = axes[0][0]
+    x = np.arange(table.height)
+    mean = table["edges"].to_numpy()
+    error = np.abs([mean - table["edges_low"].to_numpy(), table["edges_high"].to_numpy() - mean])
+    axis.bar(x - 0.2, mean, 0.38, color=BLUE, label="edges that most circuits have")
+    axis.errorbar(x - 0.2, mean, error, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
+    axis.bar(x + 0.2, table["members"].to_numpy(), 0.38, color=GREY, label="members")
+    axis.axhline(0.8, color=INK, linewidth=0.8, linestyle="--")
+    axis.set(ylim=(0, 1.02), xticks=x, ylabel="mean Jaccard similarity", xlabel="family (circuits in it)")
+    axis.set_xticklabels([f"{f}\n({c})" for f, c in table.select("family", "circuits").rows()])
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
+    note = "Lines: 95 % of the samples. Dashed: 0.8, which counts as stable."
+    headline(figure, f"Families found again in {found.resamples} bootstrap samples", note)
+    return save(figure, path)
 
 
+@house_style()
 def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> Figure:
     """For each family's exclusive edges: change of the metric on prompts of every family, beside random edges."""
     table = found.summary()
     sets = [f for f, edges in found.edges.items() if edges]
     columns = min(3, len(sets))
     rows = -(-len(sets) // columns)
-    with house_style():
-        width = max(5.4, 1.2 + columns * (0.9 + 0.4 * table["family"].n_unique()))
-        figure, axes = new_figure(width, 1.2 + 2.5 * rows, rows, columns, sharey=True)
-        flat = [axis for line in axes for axis in line]
-        for spare in flat[len(sets) :]:
-            spare.set_visible(False)
-        for axis, edges_of in zip(flat, sets, strict=False):
-            part = table.filter(edges_of=edges_of)
-            x = np.arange(part.height)
-            own = part["own"].to_list()
-            _bars_with_intervals(axis, x - 0.2, part, "change", [VERMILION if o else BLUE for o in own])
-            _bars_with_intervals(axis, x + 0.2, part, "random", [GREY] * len(own))
-            axis.axhline(0, color=INK, linewidth=0.6)
-            axis.set(xticks=x, xlabel="prompts of family")
-            axis.set_xticklabels(
-                [f"{f}" + ("\n(own)" if o else "") for f, o in zip(part["family"], own, strict=True)]
-            )
-            count = len(found.edges[edges_of])
-            axis.set_title(
-                f"{count} edge{'s' if count > 1 else ''} of family {edges_of}", loc="left", fontsize=9
-            )
-        for line in axes:
-            line[0].set_ylabel(f"change of {with_unit(found.metric)}")
-        note = (
-            "Red: on the family's own prompts. Blue: on others'. Lines: 95 % over prompts.\n"
-            "Grey: as many random edges of the prompt's own circuit. No bar: the edges could not be applied."
+    width = max(5.4, 1.2 + columns * (0.9 + 0.4 * table["family"].n_unique()))
+    figure, axes = new_figure(width, 1.2 + 2.5 * rows, rows, columns, sharey=True)
+    flat = [axis for line in axes for axis in line]
+    for spare in flat[len(sets) :]:
+        spare.set_visible(False)
+    for axis, edges_of in zip(flat, sets, strict=False):
+        part = table.filter(edges_of=edges_of)
+        x = np.arange(part.height)
+        own = part["own"].to_list()
+        _bars_with_intervals(axis, x - 0.2, part, "change", [VERMILION if o else BLUE for o in own])
+        _bars_with_intervals(axis, x + 0.2, part, "random", [GREY] * len(own))
+        axis.axhline(0, color=INK, linewidth=0.6)
+        axis.set(xticks=x, xlabel="prompts of family")
+        axis.set_xticklabels(
+            [f"{f}" + ("\n(own)" if o else "") for f, o in zip(part["family"], own, strict=True)]
         )
-        headline(figure, "Exclusive edges of families, ablated together", note)
-        return save(figure, path)
+        count = len(found.edges[edges_of])
+        axis.set_title(f"{count} edge{'s' if count > 1 else ''} of family {edges_of}", loc="left", fontsize=9)
+    for line in axes:
+        line[0].set_ylabel(f"change of {with_unit(found.metric)}")
+    note = (
+        "Red: on the family's own prompts. Blue: on others'. Lines: 95 % over prompts.\n"
+        "Grey: as many random edges of the prompt's own circuit. No bar: the edges could not be applied."
+    )
+    headline(figure, "Exclusive edges of families, ablated together", note)
+    return save(figure, path)
 
 
 def _bars_with_intervals(
@@ -240,29 +238,29 @@ def _bars_with_intervals(
 # -- signals -------------------------------------------------------------------------------------------------
 
 
+@house_style()
 def signal_maps(found: SignalComparison, path: str | Path | None = None) -> Figure:
     """Cosines over layers and heads: query and key side, and below them the control where there is one."""
     controlled = found.table["control"].drop_nulls().len() > 0
     rows = [("cosine", "")] + ([("control", ", control")] if controlled else [])
-    with house_style():
-        high = 0.9 + max(1.2, 0.26 * found.n_layers)
-        figure, axes = new_figure(max(5.6, 2.0 + 0.62 * found.n_heads), high * len(rows) + 0.7, len(rows), 2)
-        image = None
-        for line, (name, title) in zip(axes, rows, strict=True):
-            for axis, side in zip(line, ("query", "key"), strict=True):
-                image = _heads(axis, found, side, name)
-                axis.set_title(f"{side} signals{title}", loc="left")
-        if image is not None:
-            every = [axis for line in axes for axis in line]
-            figure.colorbar(image, ax=every, label="cosine (1: the same, -1: the opposite)", shrink=0.8)
-        note = "Hatched: a head that only one of them has, or none."
-        note += "\nControl: the same head in two circuits of one and the same side." if controlled else ""
-        names = [
-            name if circuits == 1 else f"{name} ({circuits} circuits)"
-            for name, circuits in zip(found.names, found.circuits, strict=True)
-        ]
-        headline(figure, f"What heads read in {' and in '.join(names)}", note)
-        return save(figure, path)
+    high = 0.9 + max(1.2, 0.26 * found.n_layers)
+    figure, axes = new_figure(max(5.6, 2.0 + 0.62 * found.n_heads), high * len(rows) + 0.7, len(rows), 2)
+    image = None
+    for line, (name, title) in zip(axes, rows, strict=True):
+        for axis, side in zip(line, ("query", "key"), strict=True):
+            image = _heads(axis, found, side, name)
+            axis.set_title(f"{side} signals{title}", loc="left")
+    if image is not None:
+        every = [axis for line in axes for axis in line]
+        figure.colorbar(image, ax=every, label="cosine (1: the same, -1: the opposite)", shrink=0.8)
+    note = "Hatched: a head that only one of them has, or none."
+    note += "\nControl: the same head in two circuits of one and the same side." if controlled else ""
+    names = [
+        name if circuits == 1 else f"{name} ({circuits} circuits)"
+        for name, circuits in zip(found.names, found.circuits, strict=True)
+    ]
+    headline(figure, f"What heads read in {' and in '.join(names)}", note)
+    return save(figure, path)
 
 
 def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
@@ -289,8 +287,12 @@ def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
 # -- circuits side by side -----------------------------------------------------------------------------------
 
 
+@house_style()
 def comparison_grid(found: CircuitComparison, path: str | Path | None = None) -> Figure:
     """Which edges (at the grain of components: which nodes) each circuit has, darker where more influence passes."""
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap
+
     table = found.table.filter(kind=found.unit)
     if not table.height:
         raise InputError("The circuits have no item at this grain, so there is nothing to draw.")
@@ -300,60 +302,43 @@ def comparison_grid(found: CircuitComparison, path: str | Path | None = None) ->
     shown = strongest.head(MOST_ITEMS).sort("order")
     names = [token_label(name, 24) for name in found.names]
     several = len(names) > 2
-    with house_style():
-        longest = max(len(item) for item in shown["item"])
-        grid, matrix = 0.55 * len(names), 0.5 * len(names) if several else 0.01
-        figure, axes = new_figure(
-            1.9 + 0.068 * longest + grid + (matrix + 1.2 if several else 0.9), 1.9 + 0.17 * shown.height, 1, 2,
-            width_ratios=[grid, matrix],
-        )  # fmt: skip
-        axis, other = axes[0]
-        image = _influences(axis, shown)
-        _grid(axis, names, shown["item"].to_list())
-        label = "share of the root's whole that passes through"
-        figure.colorbar(image, ax=axis, label=label, shrink=min(0.9, 8 / shown.height + 0.2))
-        if several:
-            _similarity(other, found, names)
-        else:
-            other.set_axis_off()
-        in_all = found.shared.filter(kind=found.unit).height
-        shared = f"{in_all} of {table.height} {found.unit}s are in {'all' if several else 'both'}"
-        which = f"The {shown.height} strongest of them" if shown.height < table.height else "All of them"
-        note = f"{which}, in the order in which they first appear.\nWhite: not in the circuit."
-        headline(figure, shared, note)
-        return save(figure, path)
-
-
-def _influences(axis: Axes, shown: pl.DataFrame) -> Any:
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap
-
+    longest = max(len(item) for item in shown["item"])
+    grid, matrix = 0.55 * len(names), 0.5 * len(names) if several else 0.01
+    figure, axes = new_figure(
+        1.9 + 0.068 * longest + grid + (matrix + 1.2 if several else 0.9), 1.9 + 0.17 * shown.height, 1, 2,
+        width_ratios=[grid, matrix],
+    )  # fmt: skip
+    axis, other = axes[0]
     values = np.array([[np.nan if v is None else v for v in row] for row in shown["influence"].to_list()])
     # Not from white, which says that something is not there.
     visible = LinearSegmentedColormap.from_list("visible", colormaps["Blues"](np.linspace(0.25, 1, 64)))
-    return axis.imshow(
+    image = axis.imshow(
         np.ma.masked_invalid(values), cmap=visible, vmin=0, aspect="auto", interpolation="nearest"
     )
-
-
-def _grid(axis: Axes, names: Sequence[str], items: Sequence[str]) -> None:
-    axis.set(xticks=range(len(names)), yticks=range(len(items)))
+    axis.set(xticks=range(len(names)), yticks=range(shown.height))
     axis.set_xticklabels(names, rotation=45, ha="right")
-    axis.set_yticklabels([token_label(item, 60).replace("␣", " ") for item in items], fontsize=6.5)
+    axis.set_yticklabels([token_label(item, 60).replace("␣", " ") for item in shown["item"]], fontsize=6.5)
     axis.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
-    axis.set_yticks(np.arange(len(items) + 1) - 0.5, minor=True)
+    axis.set_yticks(np.arange(shown.height + 1) - 0.5, minor=True)
     axis.grid(which="minor", color="#e4e4e4", linewidth=0.5)
     axis.tick_params(which="both", length=0)
-
-
-def _similarity(axis: Axes, found: CircuitComparison, names: Sequence[str]) -> None:
-    similar = found.similarity
-    axis.imshow(similar, cmap="Greys", vmin=0, vmax=1.6)
-    axis.set_anchor("N")
-    for (i, j), value in np.ndenumerate(similar):
-        axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7)
-    axis.set(xticks=range(len(names)), yticks=range(len(names)))
-    axis.set_xticklabels(names, rotation=45, ha="right")
-    axis.set_yticklabels(names)
-    axis.set_title(f"{found.unit}s that two share,\nof all they have", loc="left", fontsize=8)
-    axis.tick_params(length=0)
+    label = "share of the root's whole that passes through"
+    figure.colorbar(image, ax=axis, label=label, shrink=min(0.9, 8 / shown.height + 0.2))
+    if several:
+        other.imshow(found.similarity, cmap="Greys", vmin=0, vmax=1.6)
+        other.set_anchor("N")
+        for (i, j), value in np.ndenumerate(found.similarity):
+            other.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7)
+        other.set(xticks=range(len(names)), yticks=range(len(names)))
+        other.set_xticklabels(names, rotation=45, ha="right")
+        other.set_yticklabels(names)
+        other.set_title(f"{found.unit}s that two share,\nof all they have", loc="left", fontsize=8)
+        other.tick_params(length=0)
+    else:
+        other.set_axis_off()
+    in_all = found.shared.filter(kind=found.unit).height
+    shared = f"{in_all} of {table.height} {found.unit}s are in {'all' if several else 'both'}"
+    which = f"The {shown.height} strongest of them" if shown.height < table.height else "All of them"
+    note = f"{which}, in the order in which they first appear.\nWhite: not in the circuit."
+    headline(figure, shared, note)
+    return save(figure, path)

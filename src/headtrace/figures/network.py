@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headtrace.figures.style import (
     BLUE,
@@ -34,7 +34,6 @@ _NOTE = {
     "merged": "A head sits at the token it writes to; the arrow in its name says which it reads.",
     "trace": "Heads have round corners, the tokens they attend between have square ones.",
 }
-_EARLY = ("embedding", "offset", "rounding")
 _STYLES: dict[str, tuple[str, Any, str]] = {
     "query": (BLUE, "solid", "query: what makes a head attend from here"),
     "key": (VERMILION, (0, (4, 1.5)), "key: what makes a head attend to here"),
@@ -43,39 +42,40 @@ _STYLES: dict[str, tuple[str, Any, str]] = {
     "root": (INK, (0, (8, 1)), "root: what makes the answer"),
     "attention": (GREY, (0, (1, 1.6)), "attention: from a token to the head that attends from or to it"),
 }
-"""Colour, dashes and words for each side, and for attention edges: told apart without the colour, too."""
+"""Colour, dashes and words for each side, and for attention edges: distinguishable without the colour, too."""
+_Spot = tuple[float, float]
+"""Where a node is drawn: x and y."""
 
 
-class _Spot(NamedTuple):
-    x: float
-    y: float
-
-
+@house_style()
 def plot_network(network: Network, path: str | Path | None = None, k: int = 40) -> Figure:
     """The ``k`` most frequent edges: layers upwards, roles from left to right, width by frequency."""
     shown = network.keeping(network.top(k))
     rows = _rows(shown)
     columns = {node.id: _column(shown, node) for node in shown.nodes}
     spots, ticks, width = _spots(shown, rows, columns)
-    with house_style():
-        height = _ROW[network.form] * (max(rows.values(), default=0) + 1) + 2.0
-        figure, axes = new_figure(max(7.0, _SLOT * width + 1.1), max(3.0, height))
-        axis = axes[0][0]
-        for edge in sorted(shown.edges, key=lambda edge: edge.frequency):
-            _draw_edge(axis, edge, spots)
-        for node in shown.nodes:
-            _draw_node(axis, node, spots[node.id], network.prompts)
-        _frame(axis, shown, rows, ticks, width)
-        _legend(figure, shown)
-        headline(figure, _title(network, shown))
-        return save(figure, path)
-
-
-def _title(network: Network, shown: Network) -> str:
+    height = _ROW[network.form] * (max(rows.values(), default=0) + 1) + 2.0
+    figure, axes = new_figure(max(7.0, _SLOT * width + 1.1), max(3.0, height))
+    axis = axes[0][0]
+    for edge in sorted(shown.edges, key=lambda edge: edge.frequency):
+        _draw_edge(axis, edge, spots)
+    for node in shown.nodes:
+        _draw_node(axis, node, spots[node.id], network.prompts)
+    axis.set_xlim(0, max(width, 0.5))
+    axis.set_ylim(-0.75, max(rows.values(), default=0) + 0.75)
+    for low, high in list(ticks.values())[1::2]:
+        axis.axvspan(low, high, color="#F4F4F4", zorder=0, linewidth=0)
+    axis.set_xticks([sum(ends) / 2 for ends in ticks.values()], [token_label(place) for place in ticks])
+    axis.set_yticks(list(rows.values()), [str(key) for key in rows])
+    axis.tick_params(length=0)
+    axis.set_xlabel("role of the token" if network.by == "roles" else "position of the token")
+    axis.set_ylabel("layer")
+    _legend(figure, shown)
     what = "trace network" if network.form == "trace" else "network"
     model = "" if network.model is None else f" of {network.model.name}"
     some = f"the {len(shown.edges)} most frequent of " if len(shown.edges) < len(network.edges) else ""
-    return f"The {what}{model}, {network.prompts:,} prompts: {some}{len(network.edges):,} edges"
+    headline(figure, f"The {what}{model}, {network.prompts:,} prompts: {some}{len(network.edges):,} edges")
+    return save(figure, path)
 
 
 # -- where things are --------------------------------------------------------------------------------------------
@@ -89,10 +89,6 @@ def _rows(network: Network) -> dict[Any, int]:
     if any(node.kind == "root" for node in network.nodes):
         keys.append("root")
     return {key: row for row, key in enumerate(keys)}
-
-
-def _row_of(node: NetworkNode) -> Any:
-    return "root" if node.kind == "root" else "input" if node.layer is None else node.layer
 
 
 def _column(network: Network, node: NetworkNode) -> str:
@@ -117,7 +113,11 @@ def _spots(
     """Where each node is; from where to where each place goes; how wide all is, in slots."""
     cells: dict[tuple[str, float], list[NetworkNode]] = defaultdict(list)
     for node in network.nodes:
-        cells[columns[node.id], rows[_row_of(node)] + _lift(node)].append(node)
+        row = "root" if node.kind == "root" else "input" if node.layer is None else node.layer
+        lift = {"token": -0.45, "mlp": 0.42}.get(
+            node.kind, 0.0
+        )  # tokens below the heads of a layer, MLPs above
+        cells[columns[node.id], rows[row] + lift].append(node)
     order = [place for place in network.places if place in columns.values()]
     order += [place for place in dict.fromkeys(columns.values()) if place not in order]
     spots: dict[int, _Spot] = {}
@@ -128,14 +128,9 @@ def _spots(
         ticks[place] = (left, left + width)
         for (at, y), nodes in cells.items():
             for i, node in enumerate(nodes if at == place else ()):
-                spots[node.id] = _Spot(left + width * (i + 0.5) / len(nodes), y)
+                spots[node.id] = (left + width * (i + 0.5) / len(nodes), y)
         left += width
     return spots, ticks, left
-
-
-def _lift(node: NetworkNode) -> float:
-    """Within a layer, tokens are below their heads and MLPs above them."""
-    return {"token": -0.45, "mlp": 0.42}.get(node.kind, 0.0)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------
@@ -201,21 +196,6 @@ def _label(node: NetworkNode) -> str:
     return {"mlp": f"MLP{layer}", "embedding": "embed"}.get(
         node.kind, f"{node.kind.replace('_', ' ')}{layer}"
     )
-
-
-def _frame(
-    axis: Axes, network: Network, rows: dict[Any, int], ticks: dict[str, tuple[float, float]], width: float
-) -> None:
-    axis.set_xlim(0, max(width, 0.5))
-    axis.set_ylim(-0.75, max(rows.values(), default=0) + 0.75)
-    for i, (low, high) in enumerate(ticks.values()):
-        if i % 2:
-            axis.axvspan(low, high, color="#F4F4F4", zorder=0, linewidth=0)
-    axis.set_xticks([sum(ends) / 2 for ends in ticks.values()], [token_label(place) for place in ticks])
-    axis.set_yticks(list(rows.values()), [str(key) for key in rows])
-    axis.tick_params(length=0)
-    axis.set_xlabel("role of the token" if network.by == "roles" else "position of the token")
-    axis.set_ylabel("layer")
 
 
 def _legend(figure: Figure, network: Network) -> None:

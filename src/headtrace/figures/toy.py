@@ -57,107 +57,104 @@ def moment(axis: Axes, matrix: np.ndarray, title: str) -> AxesImage:
     return heat(axis, matrix, title, "dimension", "dimension", largest=float(np.abs(matrix).max()))
 
 
+@house_style()
 def isotropy(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Features pair off as opposites, and W W^T is a multiple of the identity."""
     cosines, order = experiment.arrays["cosines"], experiment.arrays["order"]
-    with house_style():
-        figure, [axes] = new_figure(9.6, 3.2, columns=3)
-        heat(axes[0], cosines, "Cosines of the features", "feature", "feature")
-        image = heat(
-            axes[1], cosines[np.ix_(order, order)], "… each next to its opposite", "feature", "feature"
-        )
-        axes[1].set_xticks(range(len(order)), order.tolist(), fontsize=5)
-        axes[1].set_yticks(range(len(order)), order.tolist(), fontsize=5)
-        figure.colorbar(image, ax=axes[:2], shrink=0.8, label="cosine")
-        second = moment(axes[2], experiment.arrays["moment"], "W Wᵀ")
-        figure.colorbar(second, ax=axes[2], shrink=0.8, label="entry of W Wᵀ")
-        headline(
-            figure, "Without a head, features spread evenly: opposites, and W Wᵀ a multiple of the identity"
-        )
-        return save(figure, path)
+    figure, [axes] = new_figure(9.6, 3.2, columns=3)
+    heat(axes[0], cosines, "Cosines of the features", "feature", "feature")
+    image = heat(axes[1], cosines[np.ix_(order, order)], "… each next to its opposite", "feature", "feature")
+    axes[1].set_xticks(range(len(order)), order.tolist(), fontsize=5)
+    axes[1].set_yticks(range(len(order)), order.tolist(), fontsize=5)
+    figure.colorbar(image, ax=axes[:2], shrink=0.8, label="cosine")
+    second = moment(axes[2], experiment.arrays["moment"], "W Wᵀ")
+    figure.colorbar(second, ax=axes[2], shrink=0.8, label="entry of W Wᵀ")
+    headline(figure, "Without a head, features spread evenly: opposites, and W Wᵀ a multiple of the identity")
+    return save(figure, path)
 
 
+@house_style()
 def single(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """w0 is u0, w1 is v0, one singular value, and the pair is orthogonal to everything else."""
     arrays = experiment.arrays
-    with house_style():
-        figure, [axes] = new_figure(10.4, 3.5, columns=4, width_ratios=[1.0, 1.0, 1.1, 1.8])
-        heat(axes[0], arrays["left"], "Features and left\nsingular vectors", "uₖ", "feature wᵢ")
-        heat(axes[1], arrays["right"], "Features and right\nsingular vectors", "vₖ", "feature wᵢ")
-        spectrum(axes[2], arrays["values"], np.array([1.0]))
-        image = heat(axes[3], arrays["cosines"], "Cosines of the features", "feature", "feature")
-        figure.colorbar(image, ax=axes[3], shrink=0.8, label="cosine")
-        headline(figure, "One pair of interest: its features are the head's first singular vectors")
-        return save(figure, path)
+    figure, [axes] = new_figure(10.4, 3.5, columns=4, width_ratios=[1.0, 1.0, 1.1, 1.8])
+    heat(axes[0], arrays["left"], "Features and left\nsingular vectors", "uₖ", "feature wᵢ")
+    heat(axes[1], arrays["right"], "Features and right\nsingular vectors", "vₖ", "feature wᵢ")
+    spectrum(axes[2], arrays["values"], np.array([1.0]))
+    image = heat(axes[3], arrays["cosines"], "Cosines of the features", "feature", "feature")
+    figure.colorbar(image, ax=axes[3], shrink=0.8, label="cosine")
+    headline(figure, "One pair of interest: its features are the head's first singular vectors")
+    return save(figure, path)
 
 
+@house_style()
 def single_moment(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """W W^T with one pair of interest: still close to isotropic over the other features."""
-    with house_style():
-        figure, [[axis]] = new_figure(4.0, 3.3)
-        image = moment(axis, experiment.arrays["moment"], "W Wᵀ with one pair of interest")
-        figure.colorbar(image, ax=axis, label="entry of W Wᵀ")
-        return save(figure, path)
+    figure, [[axis]] = new_figure(4.0, 3.3)
+    image = moment(axis, experiment.arrays["moment"], "W Wᵀ with one pair of interest")
+    figure.colorbar(image, ax=axis, label="entry of W Wᵀ")
+    return save(figure, path)
 
 
+@house_style()
 def multi(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Pair k on singular pair k, for every pair."""
     arrays = experiment.arrays
-    with house_style():
-        figure, [axes] = new_figure(9.6, 5.6, columns=3, width_ratios=[1.0, 1.0, 0.9])
-        heat(axes[0], arrays["left"], "Features and\nleft singular vectors", "uₖ", "feature wᵢ")
-        image = heat(axes[1], arrays["right"], "Features and\nright singular vectors", "vₖ", "feature wᵢ")
-        figure.colorbar(image, ax=axes[:2], shrink=0.5, location="bottom", label="cosine")
-        spectrum(axes[2], arrays["values"], arrays["logits"])
-        headline(figure, "Many pairs of interest: pair k lies on singular pair k")
-        return save(figure, path)
+    figure, [axes] = new_figure(9.6, 5.6, columns=3, width_ratios=[1.0, 1.0, 0.9])
+    heat(axes[0], arrays["left"], "Features and\nleft singular vectors", "uₖ", "feature wᵢ")
+    image = heat(axes[1], arrays["right"], "Features and\nright singular vectors", "vₖ", "feature wᵢ")
+    figure.colorbar(image, ax=axes[:2], shrink=0.5, location="bottom", label="cosine")
+    spectrum(axes[2], arrays["values"], arrays["logits"])
+    headline(figure, "Many pairs of interest: pair k lies on singular pair k")
+    return save(figure, path)
 
 
+@house_style()
 def multi_features(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Features of interest are orthogonal to the others and to each other."""
-    with house_style():
-        figure, [[axis]] = new_figure(5.2, 4.4)
-        image = heat(axis, experiment.arrays["cosines"], "Cosines of the features", "feature", "feature")
-        edge = 2 * len(experiment.arrays["logits"]) - 0.5
-        axis.axhline(edge, color=INK, linewidth=0.6)
-        axis.axvline(edge, color=INK, linewidth=0.6)
-        figure.colorbar(image, ax=axis, label="cosine")
-        headline(
-            figure,
-            "Features of interest stand apart",
-            "Lines: features of interest above and left, the others below and right.",
-        )
-        return save(figure, path)
+    figure, [[axis]] = new_figure(5.2, 4.4)
+    image = heat(axis, experiment.arrays["cosines"], "Cosines of the features", "feature", "feature")
+    edge = 2 * len(experiment.arrays["logits"]) - 0.5
+    axis.axhline(edge, color=INK, linewidth=0.6)
+    axis.axvline(edge, color=INK, linewidth=0.6)
+    figure.colorbar(image, ax=axis, label="cosine")
+    headline(
+        figure,
+        "Features of interest stand apart",
+        "Lines: features of interest above and left, the others below and right.",
+    )
+    return save(figure, path)
 
 
+@house_style()
 def theorems(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Theorem 3: every measured angle under its bound. Theorem 4: overlap and bound over lambda."""
     arrays = experiment.arrays
-    with house_style():
-        figure, [[third, fourth]] = new_figure(7.6, 3.2, columns=2)
-        bounds = arrays["third_bound"]
-        third.scatter(
-            bounds, arrays["third_measured"], s=4, color=BLUE, alpha=0.5, linewidth=0, label="feature sets"
-        )
-        ends = [bounds.min(), bounds.max()]
-        third.plot(ends, ends, color=INK, linewidth=1, label="bound")
-        third.set_title("Theorem 3", loc="left")
-        third.set_xlabel("bound τ/(1 - τ)")
-        third.set_ylabel("measured sine of the angle")
-        weight = arrays["fourth_overlapping_parameter"]
-        measured, bound = (arrays[f"fourth_overlapping_{name}"] for name in ("measured", "bound"))
-        fourth.plot(weight, measured, color=BLUE, marker="o", ms=4, label="|y₂ · y₁|")
-        fourth.plot(weight, bound, color=INK, linewidth=1, label="bound")
-        fourth.set_title("Theorem 4: orthogonality at a cost", loc="left")
-        fourth.set_xlabel("reconstruction weight λ")
-        fourth.set_ylabel("overlap |y₂ · y₁|")
-        for axis in (third, fourth):
-            log_scale(axis, "xy")
-            axis.legend()
-        headline(figure, "What is measured stays under what the theorems allow")
-        return save(figure, path)
+    figure, [[third, fourth]] = new_figure(7.6, 3.2, columns=2)
+    bounds = arrays["third_bound"]
+    third.scatter(
+        bounds, arrays["third_measured"], s=4, color=BLUE, alpha=0.5, linewidth=0, label="feature sets"
+    )
+    ends = [bounds.min(), bounds.max()]
+    third.plot(ends, ends, color=INK, linewidth=1, label="bound")
+    third.set_title("Theorem 3", loc="left")
+    third.set_xlabel("bound τ/(1 - τ)")
+    third.set_ylabel("measured sine of the angle")
+    weight = arrays["fourth_overlapping_parameter"]
+    measured, bound = (arrays[f"fourth_overlapping_{name}"] for name in ("measured", "bound"))
+    fourth.plot(weight, measured, color=BLUE, marker="o", ms=4, label="|y₂ · y₁|")
+    fourth.plot(weight, bound, color=INK, linewidth=1, label="bound")
+    fourth.set_title("Theorem 4: orthogonality at a cost", loc="left")
+    fourth.set_xlabel("reconstruction weight λ")
+    fourth.set_ylabel("overlap |y₂ · y₁|")
+    for axis in (third, fourth):
+        log_scale(axis, "xy")
+        axis.legend()
+    headline(figure, "What is measured stays under what the theorems allow")
+    return save(figure, path)
 
 
+@house_style()
 def recovery(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """The share of feature pairs recovered from Omega, against interference."""
     arrays = experiment.arrays
@@ -165,24 +162,23 @@ def recovery(experiment: Experiment, path: str | Path | None = None) -> Figure:
         ("ideal", "ideal heads on fixed features", BLUE, "-", "o"),
         ("trained", "heads during training", VERMILION, "--", "s"),
     )
-    with house_style():
-        figure, [[axis]] = new_figure(5.4, 3.5)
-        for kind, label, colour, line, marker in kinds:
-            x, y = arrays[f"{kind}_interference"], arrays[f"{kind}_recovered"]
-            spread = np.stack([y - arrays[f"{kind}_low"], arrays[f"{kind}_high"] - y]).clip(min=0)
-            axis.errorbar(
-                x, y, yerr=spread, color=colour, linestyle=line, marker=marker, ms=4, capsize=2, label=label
-            )
-        axis.axhline(0.95, color=INK, linestyle=":", linewidth=1, label="95% of the pairs")
-        axis.set_xlabel(
-            "interference: mean over features of interest of\nthe largest |cosine| with another feature"
+    figure, [[axis]] = new_figure(5.4, 3.5)
+    for kind, label, colour, line, marker in kinds:
+        x, y = arrays[f"{kind}_interference"], arrays[f"{kind}_recovered"]
+        spread = np.stack([y - arrays[f"{kind}_low"], arrays[f"{kind}_high"] - y]).clip(min=0)
+        axis.errorbar(
+            x, y, yerr=spread, color=colour, linestyle=line, marker=marker, ms=4, capsize=2, label=label
         )
-        axis.set_ylabel("share of pairs recovered")
-        axis.set_xlim(0, 1)
-        axis.set_ylim(-0.02, 1.02)
-        axis.legend(loc="lower left")
-        headline(figure, "Feature pairs read off Ω alone, against interference")
-        return save(figure, path)
+    axis.axhline(0.95, color=INK, linestyle=":", linewidth=1, label="95% of the pairs")
+    axis.set_xlabel(
+        "interference: mean over features of interest of\nthe largest |cosine| with another feature"
+    )
+    axis.set_ylabel("share of pairs recovered")
+    axis.set_xlim(0, 1)
+    axis.set_ylim(-0.02, 1.02)
+    axis.legend(loc="lower left")
+    headline(figure, "Feature pairs read off Ω alone, against interference")
+    return save(figure, path)
 
 
 class Drawing(Protocol):

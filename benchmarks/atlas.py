@@ -67,7 +67,7 @@ def measure(model: headtrace.Model, source: str, tokens: int, count: int) -> dic
     found = scan(model, corpus, signals)
     spent, after = time.process_time() - start, peak()
     plain, last = (forward(model, corpus, logits=logits) for logits in (True, False))
-    kept = sum(array.nbytes for array in found.tally.arrays().values())
+    kept = sum(array.nbytes for array in vars(found.tally).values())
     return {
         "signals": len(signals),
         "tokens": found.n_tokens,

@@ -15,7 +15,7 @@ from headtrace.circuits.summary import words_text
 from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.interpret import Counts, Description, Judged, annotate, interpret, interpretation
-from headtrace.interpret.examples import Pair
+from headtrace.interpret.scored_signals import Pair
 from tests.interpret.scanning import made_up_scan
 
 TEXT = "When Mary and John went to the store, John gave a drink to"

@@ -14,9 +14,9 @@ from headtrace.cli import main
 from headtrace.errors import InputError
 from headtrace.interpret.atlas import atlas, open_atlas
 from headtrace.interpret.embedding_reads import channel_reads
-from headtrace.interpret.examples import Pair
 from headtrace.interpret.head_measures import MEASURES, RECORDED, HeadSums
 from headtrace.interpret.rules import PairStatistics
+from headtrace.interpret.scored_signals import Pair
 from tests.rounding import rounding
 from tests.tiny import NAMES, prompts, tiny_model
 

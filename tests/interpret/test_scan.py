@@ -34,7 +34,7 @@ def found(model):
 
 
 def same(one: Scan, other: Scan) -> bool:
-    arrays, others = one.tally.arrays(), other.tally.arrays()
+    arrays, others = vars(one.tally), vars(other.tally)
     equal = all(np.array_equal(arrays[name], others[name], equal_nan=True) for name in arrays)
     return (
         equal
@@ -255,9 +255,9 @@ def test_the_tally_is_the_same_in_whatever_order_and_parts_chunks_come() -> None
         for part in split:
             merged.merge(counted(part))
         others.append(merged)
-    for name, array in whole.arrays().items():
+    for name, array in vars(whole).items():
         for other in others:
-            assert np.array_equal(array, other.arrays()[name]), name
+            assert np.array_equal(array, vars(other)[name]), name
     for row in range(5):
         assert len(set(zip(whole.top_prefix[row], whole.top_src[row], strict=True))) == 8
 
@@ -276,8 +276,8 @@ def test_the_sample_is_uniform_over_all_pairs() -> None:
 
 def test_what_is_kept_does_not_grow_with_the_corpus(model) -> None:
     short, long = (scan(model, f"sampled:{n}", ["L1H2:0"], length=20, top=3) for n in (1600, 6400))
-    assert {k: v.shape for k, v in short.tally.arrays().items()} == {
-        k: v.shape for k, v in long.tally.arrays().items()
+    assert {k: v.shape for k, v in vars(short.tally).items()} == {
+        k: v.shape for k, v in vars(long.tally).items()
     }
     limit = 3 + SAMPLE
     assert len(long.contexts) <= limit

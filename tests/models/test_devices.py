@@ -19,9 +19,8 @@ from headtrace.causal import intervene
 from headtrace.channels.survey import survey
 from headtrace.errors import IdentityError
 from headtrace.interpret.embedding_reads import channel_directions, channel_reads
-from headtrace.interpret.examples import ScoredSignal
 from headtrace.interpret.head_measures import HeadSums
-from headtrace.interpret.scored_signals import score_blocks
+from headtrace.interpret.scored_signals import ScoredSignal, score_blocks
 from headtrace.models import checks
 from headtrace.models import devices as places
 from headtrace.models.forward import sample

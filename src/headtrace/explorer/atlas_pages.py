@@ -18,7 +18,7 @@ from headtrace.writing import write_text
 
 if TYPE_CHECKING:
     from headtrace.interpret.atlas import Atlas
-    from headtrace.interpret.examples import Pair
+    from headtrace.interpret.scored_signals import Pair
 
 PAIRS = 12
 """Pairs of each channel on a page; the others are in the tables."""
@@ -136,7 +136,7 @@ def _channel(atlas: Atlas, row: dict[str, Any]) -> dict[str, Any]:
 def shown_pair(pair: Pair) -> dict[str, Any]:
     """A pair with as much of its context as one reads: around both tokens, and what is between them if it is not long.
 
-    >>> from headtrace.interpret.examples import Pair
+    >>> from headtrace.interpret.scored_signals import Pair
     >>> shown = shown_pair(Pair("text", 90, 5, 1.0, tuple(range(95)), tuple(f" {n}" for n in range(95))))
     >>> shown["src"], shown["tokens"][shown["src"]], shown["tokens"][shown["dest"]], len(shown["tokens"])
     (5, ' 5', ' 90', 47)

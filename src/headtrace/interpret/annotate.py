@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headtrace.circuits.parts import Evidence, Example
-from headtrace.interpret.examples import Pair
 from headtrace.interpret.judging import Judged
+from headtrace.interpret.scored_signals import Pair
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit

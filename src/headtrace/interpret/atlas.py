@@ -36,17 +36,17 @@ import pyarrow.parquet as pq
 
 from headtrace.errors import InputError, shown
 from headtrace.interpret.embedding_reads import channel_reads
-from headtrace.interpret.examples import FIRST_LEFT_OUT, Pair
 from headtrace.interpret.head_measures import MEASURES
 from headtrace.interpret.rules import PairStatistics, StandsOut
 from headtrace.interpret.scan import Scan
 from headtrace.interpret.scan_run import scan
+from headtrace.interpret.scored_signals import FIRST_LEFT_OUT, Pair
 from headtrace.vocabulary import head_name
 from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:
     from headtrace.interpret.corpus import Corpus
-    from headtrace.interpret.examples import SignalExamples
+    from headtrace.interpret.scored_signals import SignalExamples
     from headtrace.models import Model
     from headtrace.progress import Progress
     from headtrace.runs.engines import Engine

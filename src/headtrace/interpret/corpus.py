@@ -17,7 +17,6 @@ tokens that the tokenizer puts in front of a text. Only the piece that is being 
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -254,12 +253,12 @@ def _pieces(name: str, words: str) -> Iterator[tuple[str, str]]:
 
 def _read_text(source: str) -> Iterator[tuple[str, str]]:
     """A text file is one text, read in blocks that end with a line or, within a long line, before a space."""
-    decoder, held, block = codecs.getincrementaldecoder("utf-8-sig")(), "", b"-"
+    held, block = "", "-"
     try:
-        with Path(source).open("rb") as file:
+        with open(source, encoding="utf-8-sig", newline="") as file:
             while block:
                 block = file.read(PIECE)
-                held += decoder.decode(block, final=not block)
+                held += block
                 if "\0" in held:
                     raise ValueError("a zero byte")
                 cut = held.rfind("\n") + 1 or held.rfind(" ") if block else len(held)

@@ -28,13 +28,15 @@ from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
 from headtrace.errors import InputError
-from headtrace.interpret.examples import SignalExamples
 from headtrace.interpret.explainers import Description, Explainer, RunContext, register_explainer
 from headtrace.interpret.rules import PairCondition, Rule, Rules
+from headtrace.interpret.scored_signals import SignalExamples
 from headtrace.models.devices import rounded, values_of
 from headtrace.models.weights import norm_eps, norm_scale
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from headtrace.models import Model
 
 TokenCoefficients = tuple[tuple[int, float], ...]
@@ -96,7 +98,7 @@ class Vocabulary(Explainer):
     model: Model | None = None
     """The model whose weights are read; a run provides it."""
 
-    def prepare(self, context: RunContext) -> Vocabulary:
+    def prepare(self, context: RunContext) -> Self:
         return self if context.model is None else replace(self, model=context.model)
 
     @torch.inference_mode()

@@ -22,17 +22,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from headtrace.errors import HeadtraceError, InputError, shown
 from headtrace.extras import require
-from headtrace.interpret.examples import Pair, SignalExamples
 from headtrace.interpret.explainers import (
     BlindQuestion,
     Description,
@@ -47,8 +46,12 @@ from headtrace.interpret.explainers import (
     register_explainer,
     register_judge,
 )
+from headtrace.interpret.scored_signals import Pair, SignalExamples
 from headtrace.progress import Progress
 from headtrace.writing import write_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 Messages = list[dict[str, str]]
@@ -245,6 +248,11 @@ class EndpointOptions:
         except ValueError:
             return False
 
+    def prepare(self, context: RunContext) -> Self:
+        """The same with the cache, budget and counts of a run."""
+        self.check()
+        return replace(self, context=context)
+
     def check(self) -> None:
         """Raise ``InputError`` where the endpoint cannot even be asked."""
         _openai()
@@ -304,19 +312,15 @@ class _Asker:
         self.failed_in_a_row = 0
         self.refused = dict.fromkeys(ALTERNATIVES, 0)
         """For each parameter, how many of its alternatives the server has refused."""
-        self.cancel: Callable[[], Any] = lambda: None
 
     def ask_all(self, questions: Sequence[ChatQuestion[T]], progress: Progress | None) -> list[T | Failure]:
         """Answers in the order of the questions. Also works inside a notebook's running event loop."""
-        with ThreadPoolExecutor(1) as thread:
-            answers = thread.submit(lambda: asyncio.run(self._ask_all(questions, progress)))
-            try:
-                while not wait([answers], timeout=0.2).done:  # returns now and then, to notice an interrupt
-                    pass
-            except KeyboardInterrupt:
-                with suppress(RuntimeError):  # the loop has ended already
-                    self.cancel()
-                raise
+        from anyio.from_thread import start_blocking_portal
+
+        with start_blocking_portal() as thread:  # an exception in this block cancels the requests under way
+            answers = thread.start_task_soon(self._ask_all, questions, progress)
+            while not wait([answers], timeout=0.2).done:  # returns now and then, to notice an interrupt
+                pass
             found = answers.result()
         failed = [each for each in found if isinstance(each, Failure)]
         counts, unreadable = self.context.counts, sum(each.unreadable for each in failed)
@@ -333,9 +337,7 @@ class _Asker:
     async def _ask_all(
         self, questions: Sequence[ChatQuestion[T]], progress: Progress | None
     ) -> list[T | Failure]:
-        openai, loop, task = _openai(), asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        openai = _openai()
         # The environment's proxy is not for this machine.
         http = openai.DefaultAsyncHttpxClient(trust_env=False) if self.options.on_this_machine else None
         gate, done = asyncio.Semaphore(self.options.concurrency), 0
@@ -360,8 +362,11 @@ class _Asker:
 
     async def _ask(self, client: Any, question: ChatQuestion[T]) -> T | Failure:
         """The cached answer, or a new one; an answer in the wrong format gets one reminder."""
-        file = self._cache_file(question)
-        if file is not None:
+        file: Path | None = None
+        if self.context.folder is not None:
+            content = {"model": self.options.model_name, "messages": question.messages}
+            digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+            file = self.context.folder / "answers" / digest[:2] / f"{digest}.json"
             with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
                 return question.parse(json.loads(file.read_text("utf-8"))["answer"])
         messages, problem = question.messages, ""
@@ -383,13 +388,6 @@ class _Asker:
                 write_text(file, json.dumps({"model": self.options.model_name, "answer": text}) + "\n")
             return found
         return Failure(f"The answer is not what was asked for: {problem}.", unreadable=True)
-
-    def _cache_file(self, question: ChatQuestion[Any]) -> Path | None:
-        if self.context.folder is None:
-            return None
-        content = {"model": self.options.model_name, "messages": question.messages}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return self.context.folder / "answers" / digest[:2] / f"{digest}.json"
 
     async def _request(self, client: Any, messages: Messages, question: ChatQuestion[Any]) -> str | Failure:
         """The text of one answer; whatever prevents it is a failure with its reason."""
@@ -465,10 +463,6 @@ class EndpointExplainer(EndpointOptions, Explainer):
     name: ClassVar[str] = "openai"
     states_rules: ClassVar[bool] = False
 
-    def prepare(self, context: RunContext) -> EndpointExplainer:
-        self.check()
-        return replace(self, context=context)
-
     def explain(self, shown: SignalExamples) -> Description | None:
         (found,) = self.explain_all([shown])
         if isinstance(found, Failure):
@@ -511,10 +505,6 @@ class EndpointJudge(EndpointOptions, Judge):
         super().__post_init__()
         if self.batch < 1:
             raise InputError(f"batch={self.batch}: a question is about at least one pair.")
-
-    def prepare(self, context: RunContext) -> EndpointJudge:
-        self.check()
-        return replace(self, context=context)
 
     def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:
         return self.judge_all([BlindQuestion(description, tuple(pairs))])[0]

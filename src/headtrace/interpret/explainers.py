@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headtrace.errors import InputError
-from headtrace.interpret.examples import Pair, SignalExamples
+from headtrace.interpret.scored_signals import Pair, SignalExamples
 from headtrace.progress import Progress
 from headtrace.registry import Registry, create
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from headtrace.models import Model
 
 
@@ -124,21 +126,27 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Explainer(ABC):
-    """Reads examples of a signal and describes what it responds to. The fields are the options."""
+class _Registered(ABC):
+    """What explainers and judges have in common."""
 
     name: ClassVar[str]
-    states_rules: ClassVar[bool] = True
-    """Whether its descriptions may come with rules that a program can apply."""
 
-    def prepare(self, context: RunContext) -> Explainer:
-        """The explainer with what it needs of a run; raises ``InputError`` where something is missing."""
+    def prepare(self, context: RunContext) -> Self:
+        """The same with what it needs of a run; raises ``InputError`` where something is missing."""
         return self
 
     @property
     def question_counts(self) -> QuestionCounts | None:
         """Where questions to a language model are counted, if it asks one."""
         return None
+
+
+@dataclass(frozen=True)
+class Explainer(_Registered):
+    """Reads examples of a signal and describes what it responds to. The fields are the options."""
+
+    states_rules: ClassVar[bool] = True
+    """Whether its descriptions may come with rules that a program can apply."""
 
     @abstractmethod
     def explain(self, shown: SignalExamples) -> Description | None:
@@ -161,21 +169,11 @@ class Explainer(ABC):
 
 
 @dataclass(frozen=True)
-class Judge(ABC):
+class Judge(_Registered):
     """Labels pairs by a description alone. The fields are the options."""
 
-    name: ClassVar[str]
     needs_rules: ClassVar[bool] = False
     """Whether it can only apply rules, not read text."""
-
-    def prepare(self, context: RunContext) -> Judge:
-        """The judge with what it needs of a run; raises ``InputError`` where something is missing."""
-        return self
-
-    @property
-    def question_counts(self) -> QuestionCounts | None:
-        """Where questions to a language model are counted, if it asks one."""
-        return None
 
     @abstractmethod
     def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:

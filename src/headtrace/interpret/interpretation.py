@@ -1,6 +1,6 @@
 """Signals in words, end to end: scan a corpus, explain, judge blind, give verdicts, write the words on the circuits.
 
->>> from headtrace.interpret.examples import Pair
+>>> from headtrace.interpret.scored_signals import Pair
 >>> def pairs(back):
 ...     ids, tokens = tuple(range(30)), tuple(f" t{i}" for i in range(30))
 ...     return tuple(Pair(f"text {i}", i + back, i, 1.0, ids, tokens) for i in range(20))
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from headtrace.circuits import Circuit, write_parquet
 from headtrace.errors import InputError
 from headtrace.interpret.annotate import annotate
-from headtrace.interpret.examples import ScoredSignal, SignalExamples
 from headtrace.interpret.explainers import (
     Description,
     Estimate,
@@ -36,17 +35,20 @@ from headtrace.interpret.explainers import (
     TokenBudget,
     make_both,
 )
-from headtrace.interpret.judging import Counts, Judged, judge_all, split
-from headtrace.interpret.scan_run import scan
-from headtrace.interpret.scored_signals import circuit_signals
-from headtrace.interpret.verdicts import (
+from headtrace.interpret.judging import (
     FALSE_DISCOVERY_RATE,
     Controls,
+    Counts,
     Exchange,
+    Judged,
     exchange_words,
+    judge_all,
     measure_controls,
+    split,
     with_verdicts,
 )
+from headtrace.interpret.scan_run import scan
+from headtrace.interpret.scored_signals import ScoredSignal, SignalExamples, circuit_signals
 from headtrace.progress import Progress, scaled
 from headtrace.statistics import Proportion
 from headtrace.writing import replacing, write_text

@@ -6,7 +6,7 @@ cross-validation; if the rules fail on the examples left out, there is no descri
 
 This is the baseline that a language model has to beat: it knows no meaning, only what can be seen in the tokens.
 
->>> from headtrace.interpret.examples import ScoredSignal
+>>> from headtrace.interpret.scored_signals import ScoredSignal
 >>> def pair(src, dest):
 ...     ids = (3, 5, 9, 7, 5, 8, 9, 6, 3, 4)
 ...     return Pair("", dest, src, 1.0, ids, tuple(f" t{i}" for i in ids))
@@ -29,7 +29,6 @@ import numpy as np
 from jaxtyping import Bool
 
 from headtrace.errors import InputError
-from headtrace.interpret.examples import Pair, SignalExamples
 from headtrace.interpret.explainers import (
     Description,
     Explainer,
@@ -40,6 +39,7 @@ from headtrace.interpret.explainers import (
 )
 from headtrace.interpret.judging import Counts
 from headtrace.interpret.rules import RELATIONS, SHAPES, TOKENS, PairCondition, Rule, Rules
+from headtrace.interpret.scored_signals import Pair, SignalExamples
 
 LEAST_GAIN = 0.05
 """How much the separation (recall minus false-positive rate) must improve to justify another condition."""

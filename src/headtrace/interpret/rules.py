@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headtrace.errors import InputError, shown
-from headtrace.interpret.examples import Pair
+from headtrace.interpret.scored_signals import Pair
 
 SHAPES: dict[str, tuple[Callable[[str], bool], str]] = {
     "capitalised": (lambda token: token.strip()[:1].isupper(), "begins with a capital letter"),

@@ -13,14 +13,16 @@ nothing else to attend to, so they would fill every list.
 Memory does not grow with the corpus, and the result does not depend on the order in which chunks are read or on how
 they are divided among workers: pairs are ordered by score, chunk, destination and source; every pair draws a random
 number from the seed and its chunk, and the lowest numbers form the sample; sums over heads are added batch by batch.
-`headtrace.interpret.scan_run` runs a scan.
+`headtrace.interpret.scan_run` runs a scan. It is saved as one safetensors file: numbers as arrays, the rest as JSON in
+its header.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -30,18 +32,29 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from headtrace.errors import InputError
-from headtrace.interpret.examples import FIRST_LEFT_OUT, Pair, ScoredSignal, SignalExamples
-from headtrace.interpret.head_measures import RECORDED, HeadSums
-from headtrace.interpret.scored_signals import SignalBlock, score_blocks
+from headtrace.interpret.head_measures import RECORDED, TENSORS, HeadSums
+from headtrace.interpret.scored_signals import (
+    FIRST_LEFT_OUT,
+    Pair,
+    ScoredSignal,
+    SignalBlock,
+    SignalExamples,
+    score_blocks,
+)
 from headtrace.models.devices import on_host, rounded
+from headtrace.writing import replacing
 
 if TYPE_CHECKING:
     from headtrace.interpret.corpus import Chunk
     from headtrace.models import Model, Recording
 
+SCHEMA = "headtrace.scan/2"
+FILE = "scan.safetensors"
 RANDOM = 40
 QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 TOKENS_AT_ONCE = 2048
@@ -124,9 +137,6 @@ class Tally:
             done=np.zeros(2, dtype=np.int64),
             **places,
         )
-
-    def arrays(self) -> dict[str, NDArray]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def chunks(self) -> set[int]:
@@ -334,16 +344,67 @@ class Scan:
 
     def save(self, folder: str | Path) -> Path:
         """Write everything to ``scan.safetensors`` in a folder, in one step."""
-        from headtrace.interpret.scan_run import save_scan
-
-        return save_scan(self, folder)
+        chunks = sorted(self.contexts)
+        ids = [self.contexts[chunk][1] for chunk in chunks]
+        arrays = vars(self.tally) | {
+            "context_chunk": np.array(chunks, dtype=np.int64),
+            "context_length": np.array([len(each) for each in ids], dtype=np.int64),
+            "context_tokens": np.array([token for each in ids for token in each], dtype=np.int64),
+        }
+        if self.heads is not None:
+            arrays |= {f"head_{name}": getattr(self.heads, name).numpy() for name in TENSORS}
+        about = {
+            "schema": SCHEMA,
+            "options": self.options,
+            "complete": self.complete,
+            "signals": [asdict(signal) for signal in self.signals],
+            "contexts": [self.contexts[chunk][0] for chunk in chunks],
+            "labels": {str(token): label for token, label in self.labels.items()},
+        }
+        path = Path(folder) / FILE
+        with replacing(path) as temporary:
+            contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            save_file(contiguous, temporary, metadata={"scan": json.dumps(about)})
+        return path
 
     @staticmethod
     def load(folder: str | Path) -> Scan:
-        """Read a scan that was written to a folder."""
-        from headtrace.interpret.scan_run import load_scan
-
-        return load_scan(folder)
+        """Read a scan from a folder; ``InputError`` if there is none, or it is damaged."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise InputError(
+                f"There is no scan in {str(folder)!r}: expected the file {FILE}. Make one with scan(..., out=)."
+            )
+        try:
+            with safe_open(path, "numpy") as file:
+                arrays: dict[str, Any] = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+                about: dict[str, Any] = json.loads((file.metadata() or {})["scan"])
+            if about["schema"] != SCHEMA:
+                raise InputError(
+                    f"{str(path)!r} has the schema {about['schema']!r}, and this version reads {SCHEMA!r}. Scan "
+                    "again in another folder."
+                )
+            tokens = np.split(arrays["context_tokens"], np.cumsum(arrays["context_length"])[:-1])
+            names = about["contexts"]
+            rows = zip(arrays["context_chunk"].tolist(), names, tokens, strict=True) if names else ()
+            heads = [torch.from_numpy(arrays[f"head_{name}"]) for name in TENSORS if f"head_{name}" in arrays]
+            return Scan(
+                signals=tuple(
+                    ScoredSignal(**each | {"channels": tuple(each["channels"])}) for each in about["signals"]
+                ),
+                options=about["options"],
+                tally=Tally(**{name: arrays[name] for name in Tally.__dataclass_fields__}),
+                contexts={chunk: (name, tuple(ids.tolist())) for chunk, name, ids in rows},
+                labels={int(token): label for token, label in about["labels"].items()},
+                heads=HeadSums(*heads) if heads else None,
+                complete=about["complete"],
+            )
+        except InputError:
+            raise
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{str(path)!r} is not a scan, or it is damaged ({error!r}). Delete it and scan again."
+            ) from error
 
 
 # -- Scoring batches of chunks -----------------------------------------------------------------------------------

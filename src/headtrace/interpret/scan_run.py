@@ -10,7 +10,7 @@ Scan('builtin', 2 signals over 300 tokens of sampled:300)
 (40, 40, True)
 
 With ``out=``, the scan is saved to that folder every few batches, in one step, and resumed from there when called again
-with the same options. It is one safetensors file: numbers as arrays, the rest as JSON in its header.
+with the same options.
 
 With ``workers=``, the corpus is divided into shards. The starting process reads the corpus once and writes its tokens
 to ``chunks.parquet``, a row group per shard, so workers need only the folder and the model; text sampled from the
@@ -22,7 +22,6 @@ and can be resumed with any number of workers, or none. The result is bit for bi
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -30,21 +29,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from headtrace import __version__
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError, shown
 from headtrace.interpret.corpus import Chunk, Corpus, open_corpus
-from headtrace.interpret.examples import ScoredSignal
-from headtrace.interpret.head_measures import TENSORS, HeadSums
-from headtrace.interpret.scan import BatchScorer, Scan, Tally, batches, chunks_at_once
-from headtrace.interpret.scored_signals import Signals, find_signals
+from headtrace.interpret.head_measures import HeadSums
+from headtrace.interpret.scan import FILE, BatchScorer, Scan, Tally, batches, chunks_at_once
+from headtrace.interpret.scored_signals import ScoredSignal, Signals, find_signals
 from headtrace.progress import monotonic
 from headtrace.runs.engines import Engine, Engines, Job, ModelPlace, Shard
 from headtrace.runs.lock import locked
@@ -58,8 +52,7 @@ if TYPE_CHECKING:
 TOP = 40
 SAMPLE = 1024
 """Pairs of the shared uniform sample, from which random pairs, middle pairs and quantiles are taken."""
-SCHEMA = "headtrace.scan/2"
-FILE, CHUNKS, PARTS = "scan.safetensors", "chunks.parquet", "parts"
+CHUNKS, PARTS = "chunks.parquet", "parts"
 
 
 def scan(
@@ -155,7 +148,7 @@ def _saved(out: str | Path, options: dict[str, Any]) -> Scan | None:
     check_folder_writable(out)
     if not (Path(out) / FILE).exists():
         return None
-    before = load_scan(out)
+    before = Scan.load(out)
     for name in dict.fromkeys([*options, *before.options]):
         then, now = before.options.get(name), options.get(name)
         if then != now:
@@ -171,74 +164,6 @@ def _finish(state: Scan, model: Model, out: str | Path | None) -> None:
     state.tidy(model)
     if out is not None:
         state.save(out)
-
-
-# -- The file ----------------------------------------------------------------------------------------------------
-
-
-def save_scan(scan: Scan, folder: str | Path) -> Path:
-    """Write a scan to ``scan.safetensors`` in a folder, in one step."""
-    chunks = sorted(scan.contexts)
-    ids = [scan.contexts[chunk][1] for chunk in chunks]
-    arrays = scan.tally.arrays() | {
-        "context_chunk": np.array(chunks, dtype=np.int64),
-        "context_length": np.array([len(each) for each in ids], dtype=np.int64),
-        "context_tokens": np.array([token for each in ids for token in each], dtype=np.int64),
-    }
-    if scan.heads is not None:
-        arrays |= {f"head_{name}": getattr(scan.heads, name).numpy() for name in TENSORS}
-    about = {
-        "schema": SCHEMA,
-        "options": scan.options,
-        "complete": scan.complete,
-        "signals": [asdict(signal) for signal in scan.signals],
-        "contexts": [scan.contexts[chunk][0] for chunk in chunks],
-        "labels": {str(token): label for token, label in scan.labels.items()},
-    }
-    path = Path(folder) / FILE
-    with replacing(path) as temporary:
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        save_file(contiguous, temporary, metadata={"scan": json.dumps(about)})
-    return path
-
-
-def load_scan(folder: str | Path) -> Scan:
-    """Read a scan from a folder; ``InputError`` if there is none, or it is damaged."""
-    path = Path(folder) / FILE
-    if not path.is_file():
-        raise InputError(
-            f"There is no scan in {str(folder)!r}: expected the file {FILE}. Make one with scan(..., out=)."
-        )
-    try:
-        with safe_open(path, "numpy") as file:
-            arrays: dict[str, Any] = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
-            about: dict[str, Any] = json.loads((file.metadata() or {})["scan"])
-        if about["schema"] != SCHEMA:
-            raise InputError(
-                f"{str(path)!r} has the schema {about['schema']!r}, and this version reads {SCHEMA!r}. Scan again in "
-                "another folder."
-            )
-        tokens = np.split(arrays["context_tokens"], np.cumsum(arrays["context_length"])[:-1])
-        names = about["contexts"]
-        rows = zip(arrays["context_chunk"].tolist(), names, tokens, strict=True) if names else ()
-        heads = [torch.from_numpy(arrays[f"head_{name}"]) for name in TENSORS if f"head_{name}" in arrays]
-        return Scan(
-            signals=tuple(
-                ScoredSignal(**each | {"channels": tuple(each["channels"])}) for each in about["signals"]
-            ),
-            options=about["options"],
-            tally=Tally(**{name: arrays[name] for name in Tally.__dataclass_fields__}),
-            contexts={chunk: (name, tuple(ids.tolist())) for chunk, name, ids in rows},
-            labels={int(token): label for token, label in about["labels"].items()},
-            heads=HeadSums(*heads) if heads else None,
-            complete=about["complete"],
-        )
-    except InputError:
-        raise
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{str(path)!r} is not a scan, or it is damaged ({error!r}). Delete it and scan again."
-        ) from error
 
 
 # -- Several workers ---------------------------------------------------------------------------------------------
@@ -273,7 +198,7 @@ class Shards:
     def load_part(self, shard: int, options: dict[str, Any]) -> Scan | None:
         """The scan of a shard; None if it is missing, damaged, or made with other options."""
         try:
-            part = load_scan(self.part(shard))
+            part = Scan.load(self.part(shard))
         except InputError:
             return None
         return part if part.options == options and part.n_chunks == len(self.chunks(shard)) else None
@@ -375,7 +300,7 @@ def _merge_ready(state: Scan, model: Model, shards: Shards, ready: set[int], mer
 def open_work(model: dict[str, Any], shards: dict[str, Any]) -> Shard:
     """Open a scan in a worker: a function that scores a shard into ``parts/`` and returns its number."""
     loaded, pieces = ModelPlace(**model).load(), Shards(**shards)
-    begun = load_scan(pieces.folder)
+    begun = Scan.load(pieces.folder)
     corpus = table = None
     if pieces.sampled is not None:
         corpus = open_corpus(model=loaded, **pieces.sampled)

@@ -1,4 +1,8 @@
-"""Which signals a scan scores (channels of heads, or edges of circuits), and their scores at every token pair.
+"""Signals (channels of heads, or edges of circuits), their scores at every token pair, and the pairs kept of them.
+
+>>> pair = Pair("text 0", dest=2, src=0, score=1.5, token_ids=(5, 7, 5), tokens=(" a", " b", " a"))
+>>> pair.marked()
+'[[ a]] b<< a>>'
 
 >>> import headtrace
 >>> model = headtrace.load("builtin")
@@ -24,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -32,8 +36,8 @@ from torch import Tensor
 
 from headtrace.channels.terms import exact_channels
 from headtrace.circuits import Circuit, read_circuits
+from headtrace.circuits.parts import mark
 from headtrace.errors import InputError, shown
-from headtrace.interpret.examples import ScoredSignal
 from headtrace.interpret.head_measures import RECORDED, HeadSums
 from headtrace.models.devices import exact, rounded
 from headtrace.vocabulary import head_name
@@ -41,6 +45,110 @@ from headtrace.vocabulary import head_name
 if TYPE_CHECKING:
     from headtrace.interpret.corpus import Corpus
     from headtrace.models import Model, Recording
+
+FIRST_LEFT_OUT = "pairs whose source is the first token are left out"
+"""A note of most scans: such pairs would fill every list."""
+
+
+@dataclass(frozen=True)
+class ScoredSignal:
+    """Some channels of a head, whose scores are summed at every pair of destination and source."""
+
+    id: str
+    """Unique within a scan: ``L9H6:3`` for a channel, ``L9H6:3+7 <content id>:<edge>`` for an edge of a circuit."""
+    layer: int
+    head: int
+    kind: Literal["channel", "circuit"]
+    channels: tuple[int, ...]
+    side: Literal["query", "key"] | None = None
+    """For an edge of a circuit: the side of the head that it was written to."""
+
+    @property
+    def name(self) -> str:
+        """The head and its channels: ``L9H6 3+7``."""
+        return f"{head_name(self.layer, self.head)} {'+'.join(map(str, self.channels))}"
+
+    @property
+    def reads(self) -> tuple[int, int, tuple[int, ...]]:
+        """Layer, head and sorted channels: signals that agree in them have the same scores."""
+        return self.layer, self.head, tuple(sorted(self.channels))
+
+    @property
+    def edge(self) -> tuple[str, int] | None:
+        """The content id of the circuit that the signal was taken from, and the number of the edge in it.
+
+        >>> ScoredSignal("L9H6:3 ab12:40", 9, 6, "circuit", (3,), "query").edge
+        ('ab12', 40)
+        """
+        circuit, _, edge = self.id.partition(" ")[2].rpartition(":")
+        return (circuit, int(edge)) if circuit and edge.isdigit() else None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A destination and a source in their context, with the signal's score there."""
+
+    text: str
+    """The id of the chunk of the corpus."""
+    dest: int
+    """Position of the attending token within ``token_ids``."""
+    src: int
+    """Position of the token attended to; never after ``dest``."""
+    score: float
+    token_ids: tuple[int, ...]
+    """The context, up to the destination or a little further."""
+    tokens: tuple[str, ...]
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Chunk, destination and source: equal for the same pair of tokens, whatever signal scored it."""
+        return self.text, self.dest, self.src
+
+    def marked(self) -> str:
+        """The context with the source in ``[[...]]`` and the destination in ``<<...>>``."""
+        return mark(self.tokens, self.dest, self.src)
+
+    def excerpt(self, around: int = 8) -> str:
+        """The marked tokens with a few around each; omitted tokens are shown as ``...``.
+
+        >>> tokens = tuple(f" {i}" for i in range(9))
+        >>> Pair("", dest=7, src=1, score=1.0, token_ids=tuple(range(9)), tokens=tokens).excerpt(around=1)
+        ' 0[[ 1]] 2 ... 6<< 7>> 8'
+        """
+        kept = {
+            position
+            for centre in (self.src, self.dest)
+            for position in range(max(0, centre - around), min(len(self.tokens), centre + around + 1))
+        }
+        words: list[str] = []
+        for position in sorted(kept):
+            if position and position - 1 not in kept:
+                words.append(" ...")
+            word = f"[[{self.tokens[position]}]]" if position == self.src else self.tokens[position]
+            words.append(f"<<{word}>>" if position == self.dest else word)
+        return "".join(words) + ("" if max(kept) == len(self.tokens) - 1 else " ...")
+
+
+@dataclass(frozen=True)
+class SignalExamples:
+    """The pairs that a scan keeps of one signal."""
+
+    signal: ScoredSignal
+    top: tuple[Pair, ...]
+    """The pairs with the highest scores, highest first."""
+    random: tuple[Pair, ...]
+    """A uniform sample of all causal pairs."""
+    middle: tuple[Pair, ...] = ()
+    """Pairs that score near the median of the positive scores: hard to tell from the top."""
+    quantiles: tuple[tuple[float, float], ...] = ()
+    """(q, score), over all causal pairs."""
+    n_pairs: int = 0
+    """How many pairs were scored."""
+    notes: tuple[str, ...] = ()
+    """Caveats, such as that no score was above zero."""
+
+
+# -- Which signals a scan scores ---------------------------------------------------------------------------------
 
 Signals = str | Path | Circuit | ScoredSignal | Iterable[str | Circuit | ScoredSignal]
 """``top:8`` (of every head), ``L9H6:3``, ``L9H6:3+7``, circuits, files of circuits, signals, or a list of such."""
@@ -138,6 +246,9 @@ def top_channels(model: Model, corpus: Corpus, count: int) -> list[ScoredSignal]
         for head in range(model.n_heads)
         for channel in order[layer, head, : min(count, ranks[layer][head])].tolist()
     ]
+
+
+# -- Their scores ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

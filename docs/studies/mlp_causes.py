@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import headtrace
-from headtrace.causal.content_checks import measured_passages
+from headtrace.causal.content_checks import share_left
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tasks import load_task
 
@@ -36,9 +36,9 @@ def main() -> None:
         circuit = tracer.trace(example, paths="complete")
         recording = model.record([list(circuit.prompt.token_ids)], keep=CONTENT_FIELDS)
         edges = [edge for edge in circuit.edges if edge.left is not None and edge.through]
-        measured = measured_passages(recording, circuit, edges)
-        for edge, value in zip(edges, measured, strict=True):
+        for edge in edges:
             assert edge.left is not None
+            value = share_left(recording, circuit, edge)
             errors.append(abs(value - edge.left))
             sizes.append(len(edge.through or ()))
             kinds += [circuit.node(i).kind for i in edge.through or ()]

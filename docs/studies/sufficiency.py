@@ -23,7 +23,7 @@ import polars as pl
 import headtrace
 from headtrace.causal import Curve, Sufficiency, sufficiency
 from headtrace.causal.patching import Ranked
-from headtrace.causal.sufficiency_result import SHARES, SHOWN
+from headtrace.causal.sufficiency import SHARES, SHOWN
 from headtrace.circuits import Circuit
 from headtrace.figures.causal import sufficiency_by_method
 from headtrace.tasks import TASKS, Counterfactual, Example, load_task

@@ -22,8 +22,7 @@ from headtrace.causal.patching import (
     measure,
     ranked_firings,
 )
-from headtrace.causal.sufficiency import open_case, sufficiency
-from headtrace.causal.sufficiency_result import SHARES, areas, shares_of, sizes
+from headtrace.causal.sufficiency import SHARES, areas, open_case, shares_of, sizes, sufficiency
 from headtrace.circuits import Node
 from headtrace.errors import InputError, OutOfMemoryError
 from headtrace.roots import Direction

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import headtrace
-from headtrace.causal.claims import SideClaim, _taken, weigh_removals
+from headtrace.causal.claims import SideClaim, _removed_in_order, removal_weights
 from headtrace.causal.report import overall
 from headtrace.causal.tolerance import Tolerance, precision_of
 from headtrace.circuits import MethodInfo, load_circuit
@@ -175,7 +175,7 @@ def test_a_method_that_is_not_known_is_said_to_be_unchecked(builtin) -> None:
     assert verified(lying, model).verdict == "FAIL"
 
 
-def test_a_threshold_of_the_users_own_is_taken_from_the_nodes() -> None:
+def test_a_threshold_of_the_users_own_is_removed_in_order_from_the_nodes() -> None:
     model = headtrace.load("builtin")
     tracer = headtrace.Tracer(model, tau=lambda keys: 0.11 if keys > 9 else 0.3)
     circuit = tracer.trace(IOI, answer=" Mary", wrong=" John")
@@ -246,13 +246,15 @@ def test_weights_may_be_those_of_another_order_where_rounding_decides_the_order(
     node = max((n for n in circuit.nodes if n.expanded), key=lambda n: len(circuit.edges_into(n)))
     claim = SideClaim.of(recording, circuit, node, "query")
     assert len(claim.signals) > 2
-    reverse = _taken(claim, torch.arange(len(claim.channel), dtype=torch.float64))
-    exact = weigh_removals(claim, circuit.method, Tolerance("float64", 1, 1e-12), reverse)
+    reverse = _removed_in_order(claim, torch.arange(claim.claimed.shape[1], dtype=torch.float64))
+    parts = zip(claim.parts, reverse.tolist(), strict=True)
+    claim = replace(claim, parts=tuple(replace(part, weight=weight) for part, weight in parts))
+    exact = removal_weights(claim, Tolerance("float64", 1, 1e-12))
     assert float((exact.high - exact.low).max()) < 1e-9, "no order is in doubt"
     assert float((exact.low - reverse).abs().max()) > 1e-3, "and the order matters"
     apart = float((exact.low - reverse).abs().max())
     coarse = Tolerance("float64", 1, 0.9 * apart / max(1.0, claim.size))
-    unsure = weigh_removals(claim, circuit.method, coarse, reverse)
+    unsure = removal_weights(claim, coarse)
     assert unsure.allowed < apart
     assert float((unsure.high - unsure.low).max()) > 1e-6, "orders that rounding could have made are tried"
 

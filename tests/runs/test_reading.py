@@ -168,8 +168,7 @@ def test_signals_are_the_minimal_residual_vectors_that_carry_the_channels(
         reader = Reader(recording, signal.firing, signal.side)
         place = signal.firing.dest if signal.side == "query" else signal.firing.src
         vector = torch.tensor(row["signal"])
-        read = (vector / reader.norm_scale[place]) @ reader.W / reader.head_scale[place]
-        carried = reader._turn(read.expand(recording.lengths[0], -1))[place] @ reader.bases[0]
+        carried = reader.read(vector.expand(recording.lengths[0], -1))[place]
         written = reader.coefficients(signal.component)[place]
         mask = channel_mask(signal.channels, written.shape[-1], written)
         size = (

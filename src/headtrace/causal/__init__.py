@@ -29,8 +29,7 @@ from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.opening import open_circuit
 from headtrace.causal.report import Failure, PredictionCheck, Report, Verdict, overall
 from headtrace.causal.signals import Signal, find_edge, residual_change
-from headtrace.causal.sufficiency import sufficiency
-from headtrace.causal.sufficiency_result import Curve, Necessity, Sufficiency
+from headtrace.causal.sufficiency import Curve, Necessity, Sufficiency, sufficiency
 from headtrace.causal.tolerance import Tolerance
 from headtrace.causal.verify import verify
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from headtrace.causal.claims import RULES, Row, SideClaim
 from headtrace.causal.opening import text_as_ids
 from headtrace.causal.report import Ledger
@@ -105,35 +103,26 @@ def check_prompt(check: Checking) -> None:
     if model.tokenizer is None and 2 * agree < len(labels):  # else the file, too, was made without one
         ledger.skip("how tokens read: the model was loaded without a tokenizer")
         return
-    _check_words(ledger, "prompt.tokens", circuit.prompt.tokens, labels)
+    listed = {"prompt.tokens": (circuit.prompt.tokens, labels)}
     for name in ("answer", "wrong"):
         ids, words = (getattr(circuit.root, key, None) for key in (name, f"{name}_tokens"))
         if ids and words is not None:
-            _check_words(ledger, f"root.{name}_tokens", words, model.token_labels(ids))
-    _check_text(check)
-
-
-def _check_words(ledger: Ledger, name: str, words: tuple[str, ...], labels: tuple[str, ...]) -> None:
-    """The first that is wrong, by its place."""
-    if len(words) != len(labels):
-        ledger.require(name, "", in_file=words, measured=labels)
-    for i, (word, label) in enumerate(zip(words, labels, strict=False)):
-        ledger.require(name if word == label else f"{name}[{i}]", "", in_file=word, measured=label)
-
-
-def _check_text(check: Checking) -> None:
-    circuit, model = check.circuit, check.recording.model
-    text, ids, root = circuit.prompt.text, list(circuit.prompt.token_ids), circuit.root
+            listed[f"root.{name}_tokens"] = words, model.token_labels(ids)
+    for name, (words, labels) in listed.items():
+        if len(words) != len(labels):
+            ledger.require(name, "", in_file=words, measured=labels)
+        for i, (word, label) in enumerate(zip(words, labels, strict=False)):
+            ledger.require(name if word == label else f"{name}[{i}]", "", in_file=word, measured=label)
+    text, ids = circuit.prompt.text, list(circuit.prompt.token_ids)
     if text is None or model.tokenizer is None:
         return
-    ids = ids[: len(ids) - len(root.answer_prefix)]
+    ids = ids[: len(ids) - len(circuit.root.answer_prefix)]
     readings = list(text_as_ids(model, text).values())
-    if not readings:
-        check.ledger.skip("whether the prompt's text gives its tokens: the tokenizer does not take the text")
-    elif ids not in readings:
-        check.ledger.require("prompt.text", "", in_file=ids, measured=readings[0])
+    if readings:
+        measured = ids if ids in readings else readings[0]
+        ledger.require("prompt.text", "", in_file=ids, measured=measured)
     else:
-        check.ledger.checked["prompt.text"] += 1
+        ledger.skip("whether the prompt's text gives its tokens: the tokenizer does not take the text")
 
 
 # -- method --------------------------------------------------------------------------------------------------
@@ -155,22 +144,18 @@ def check_method(check: Checking) -> None:
 
 def check_nodes(check: Checking) -> None:
     """Attention and threshold of every firing; nothing else has either."""
-    recording, ledger = check.recording, check.ledger
+    ledger, method = check.ledger, check.method if check.rule_known else None
     for node in check.circuit.nodes:
         if node.kind != "head":
             for name in ("attention", "threshold"):
                 ledger.require(name, node.name, in_file=getattr(node, name), measured=None)
             continue
-        f = node.site.firing
+        row, allowed = check.row(node.site.firing), check.attention_tolerance(node.site.firing)
         ledger.compare(
-            "attention",
-            node.name,
-            in_file=node.attention,
-            measured=float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src)),
-            allowed=check.attention_tolerance(f),
+            "attention", node.name, in_file=node.attention, measured=row.attention, allowed=allowed
         )
-        if check.method is not None and check.rule_known:
-            limit = check.method.threshold(int(recording.visible_keys[f.layer, 0, f.dest]))
+        if method is not None:
+            limit = method.threshold(row.n_visible)
             ledger.compare("threshold", node.name, in_file=node.threshold, measured=limit, allowed=WRITTEN)
 
 
@@ -208,10 +193,8 @@ def _follows(check: Checking, node: Node) -> bool | None:
         return None
     if f.layer == 0 or f.dest == 0:
         return False
-    recording, allowed = check.recording, check.attention_tolerance(f)
-    attention = float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src))
-    keys = int(recording.visible_keys[f.layer, 0, f.dest])
-    low, high = (method.follows(f, attention + d, keys) for d in (-allowed, allowed))
+    row, allowed = check.row(f), check.attention_tolerance(f)
+    low, high = (method.follows(f, row.attention + d, row.n_visible) for d in (-allowed, allowed))
     return high if low == high else None
 
 
@@ -254,23 +237,21 @@ def check_influence(check: Checking) -> None:
         ledger.between(
             "influence_kept", "", in_file=circuit.influence_kept, low=low, high=high, allowed=allowed
         )
-    _check_budget(check, [node for node in leaves if followed[node.id]], allowed)
 
-
-def _check_budget(check: Checking, cut: list[Node], allowed: float) -> None:
-    """As many firings as the budget lets, and what was left out is what it does not let."""
-    settings = check.circuit.method.settings or {}
+    # As many firings as the budget allows were expanded, and those that were not are what it does not allow.
+    settings = circuit.method.settings or {}
     most, least = settings.get("max_firings"), settings.get("min_influence")
-    expanded = sum(node.expanded for node in check.circuit.heads())
+    expanded = sum(node.expanded for node in circuit.heads())
     if isinstance(most, int) and not isinstance(most, bool):
-        check.ledger.require("max_firings", "", in_file=most, measured=max(most, expanded))
+        ledger.require("max_firings", "", in_file=most, measured=max(most, expanded))
         if expanded == most:
             return
     elif "max_firings" not in settings:
         return  # another tool's file, with a budget that is not known
-    for node in cut:
-        small = isinstance(least, (int, float)) and (node.influence or 0.0) < least + allowed
-        check.ledger.require("expanded", node.name, in_file=False, measured=not small)
+    for node in leaves:
+        if followed[node.id]:
+            small = isinstance(least, (int, float)) and (node.influence or 0.0) < least + allowed
+            ledger.require("expanded", node.name, in_file=False, measured=not small)
 
 
 # -- edges ---------------------------------------------------------------------------------------------------
@@ -318,9 +299,7 @@ def check_weights(check: Checking, claim: SideClaim) -> None:
     circuit, method = check.circuit, METHODS.get(check.circuit.method.name)
     if method is None or method.edge_weight is None or not claim.parts:
         return
-    rule = RULES[method.edge_weight]
-    written = torch.tensor([part.weight for part in claim.parts], dtype=torch.float64)
-    found = rule(claim, circuit.method, check.tolerance, written.to(claim.rows.device))
+    found = RULES[method.edge_weight](claim, check.tolerance)
     low, high = found.low.tolist(), found.high.tolist()
     for part, least, most in zip(claim.parts, low, high, strict=True):
         where = (
@@ -332,21 +311,17 @@ def check_weights(check: Checking, claim: SideClaim) -> None:
             "weight", where, in_file=part.weight, low=least, high=most, allowed=found.allowed
         )
         if method.whole_heads:
-            _check_shown_source(check, claim, part, where)
-
-
-def _check_shown_source(
-    check: Checking, claim: SideClaim, part: Edge | CompetingKeySignal, where: str
-) -> None:
-    """SVT traces whole heads, each shown at the source that it attends to most."""
-    f = part if isinstance(part, CompetingKeySignal) else check.circuit.node(part.source)
-    place = claim.firing.dest if claim.side == "query" else claim.firing.src
-    if f.layer is None or f.head is None or f.src is None:
-        check.ledger.require("kind of the source", where, in_file="no head", measured="head")
-        return
-    row = check.recording.attention.row(f.layer, 0, f.head, place)
-    allowed = check.attention_tolerance(Firing(f.layer, f.head, place, f.src))
-    own, most = float(row[f.src]), float(row.max())
-    check.ledger.compare(
-        "attention of the strongest source", where, in_file=own, measured=most, allowed=allowed
-    )
+            # SVT traces whole heads, each shown at the source that it attends to most.
+            f = part if isinstance(part, CompetingKeySignal) else circuit.node(part.source)
+            if f.layer is None or f.head is None or f.src is None:
+                check.ledger.require("kind of the source", where, in_file="no head", measured="head")
+                continue
+            place = claim.firing.dest if claim.side == "query" else claim.firing.src
+            attention = check.recording.attention.row(f.layer, 0, f.head, place)
+            check.ledger.compare(
+                "attention of the strongest source",
+                where,
+                in_file=float(attention[f.src]),
+                measured=float(attention.max()),
+                allowed=check.attention_tolerance(Firing(f.layer, f.head, place, f.src)),
+            )

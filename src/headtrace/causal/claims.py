@@ -28,7 +28,6 @@ from headtrace.tracing.methods import EdgeWeight
 from headtrace.vocabulary import AttentionSide, Component, Firing
 
 if TYPE_CHECKING:
-    from headtrace.circuits import MethodInfo
     from headtrace.models import Recording
 
 ORDERS = 16
@@ -54,11 +53,16 @@ class Row:
         return self.recording.visible[self.firing.layer][0, self.firing.dest].to(self.logits.device)
 
     @cached_property
+    def n_visible(self) -> int:
+        """How many keys the destination sees."""
+        return int(self.recording.visible_keys[self.firing.layer, 0, self.firing.dest])
+
+    @cached_property
     def size(self) -> float:
         """The largest logit that counts."""
         return float(self.logits.masked_fill(~self.visible, 0.0).abs().max())
 
-    @property
+    @cached_property
     def attention(self) -> float:
         f = self.firing
         return float(self.recording.attention.at(f.layer, 0, f.head, f.dest, f.src))
@@ -79,6 +83,8 @@ class SideClaim:
     parts: tuple[Edge | CompetingKeySignal, ...]
     """Where the file says so, one for each signal."""
     signals: tuple[Signal, ...]
+    ig_steps: int = IG_STEPS
+    """Steps of the integrated gradients that the candidates were ordered by."""
 
     @classmethod
     def of(cls, recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> SideClaim:
@@ -89,7 +95,8 @@ class SideClaim:
         signals += [
             Signal(firing, side, Component("head", e.layer, e.head, e.src), e.channels) for e in others
         ]
-        return cls(recording, node, side, (*edges, *others), tuple(signals))
+        steps = circuit.method.ig_steps or IG_STEPS
+        return cls(recording, node, side, (*edges, *others), tuple(signals), steps)
 
     @property
     def firing(self) -> Firing:
@@ -118,42 +125,36 @@ class SideClaim:
         return self.coefficients([signal.component for signal in self.signals])
 
     @cached_property
-    def owner(self) -> Int[Tensor, " claimed"]:
-        """The signal that each claimed (component, channel) belongs to."""
-        numbers = [i for i, signal in enumerate(self.signals) for _ in set(signal.channels)]
-        return self._index(numbers)
-
-    @cached_property
-    def channel(self) -> Int[Tensor, " claimed"]:
-        return self._index([k for signal in self.signals for k in sorted(set(signal.channels))])
-
-    def _index(self, numbers: list[int]) -> Int[Tensor, " claimed"]:
-        return torch.tensor(numbers, dtype=torch.long, device=exact_device(self.recording.token_ids.device))
+    def claimed(self) -> Int[Tensor, "2 claimed"]:
+        """The signal (its number) and the channel of each claimed (component, channel)."""
+        pairs = [(i, k) for i, signal in enumerate(self.signals) for k in sorted(set(signal.channels))]
+        device = exact_device(self.recording.token_ids.device)
+        return torch.tensor(pairs, dtype=torch.long, device=device).reshape(-1, 2).T
 
     @cached_property
     def rows(self) -> Float[Tensor, "claimed token"]:
         """What each claimed (component, channel) adds to the logits: ``scale a^c b`` or ``scale a b^c``; float64."""
-        f, rec = self.firing, self.recording
+        f, rec, (signal, channel) = self.firing, self.recording, self.claimed
         channels, scale = rec.model.channels.at(f.layer, f.head), rec.scales[f.layer]
         if self.side == "query":
-            other = (exact(self.keys) @ exact(channels.to_key))[:, self.channel].T
-            own = self._own[self.owner, f.dest, self.channel][:, None]
+            other = (exact(self.keys) @ exact(channels.to_key))[:, channel].T
+            own = self._own[signal, f.dest, channel][:, None]
         else:
             query = exact(rec.queries[f.layer, 0, f.head, f.dest])
-            other = (query @ exact(channels.to_query))[self.channel][:, None]
-            own = self._own[self.owner, :, self.channel]
+            other = (query @ exact(channels.to_query))[channel][:, None]
+            own = self._own[signal, :, channel]
         return exact(own) * other * scale
 
     @cached_property
     def size(self) -> float:
         """The largest number that a removal computes with: a logit, or what is taken from one."""
-        if not len(self.channel):
+        if not self.claimed.numel():
             return self.row.size
         return max(self.row.size, float((self.rows * self.row.visible).abs().max()))
 
     def by_signal(self, values: Float[Tensor, " claimed"]) -> Float[Tensor, " signal"]:
         """Numbers of every claimed (component, channel), added up by signal."""
-        return values.new_zeros(len(self.signals)).index_add_(0, self.owner, values)
+        return values.new_zeros(len(self.signals)).index_add_(0, self.claimed[0], values)
 
     @property
     def intervention(self) -> Intervention:
@@ -161,12 +162,11 @@ class SideClaim:
         if not self.signals:
             return Intervention((), self.firing)
         mask = self._own.new_zeros(len(self.signals), self._own.shape[-1])
-        mask[self.owner, self.channel] = 1.0
+        mask[self.claimed.unbind()] = 1.0
         claimed = (self._own * mask[:, None]).sum(0) * self.reader.positions("claim")[:, None]
         moved = self.reader.in_head(-claimed)
-        if self.side == "query":
-            return Intervention((LocalEdit(self.firing, query=moved[self.firing.dest]),), self.firing)
-        return Intervention((LocalEdit(self.firing, keys=moved),), self.firing)
+        query, keys = (moved[self.firing.dest], None) if self.side == "query" else (None, moved)
+        return Intervention((LocalEdit(self.firing, query, keys),), self.firing)
 
 
 def claim(recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> Intervention:
@@ -178,7 +178,7 @@ def claim(recording: Recording, circuit: Circuit, node: Node, side: AttentionSid
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeightRange:
     """The weight of each signal of a side; a range where the order of removal is within rounding."""
 
     low: Float[Tensor, " signal"]
@@ -186,35 +186,34 @@ class Weighed:
     allowed: float
 
 
-Weigh = Callable[[SideClaim, "MethodInfo", Tolerance, Float[Tensor, " signal"]], Weighed]
+WeightRule = Callable[[SideClaim, Tolerance], WeightRange]
 
 
-def weigh_removals(
-    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]
-) -> Weighed:
+def removal_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     """ACC++: the attention that each signal took away when candidates were removed by falling attribution.
 
     The attributions of two candidates may be closer than rounding. Only where the weights are not what the file has
-    (``written``) are other orders tried, each as attributions within the tolerance would give it.
+    are other orders tried, each as attributions within the tolerance would give it.
     """
     row, rows = claim.row, claim.rows
-    steps = method.ig_steps or IG_STEPS
     visible, src = row.visible[None], torch.tensor([claim.firing.src], device=rows.device)
     cap = claim.recording.softcaps[claim.firing.layer]
-    attributions = rows @ attribution_vector(row.logits[None], visible, src, cap, steps)[0]
+    attributions = rows @ attribution_vector(row.logits[None], visible, src, cap, claim.ig_steps)[0]
     allowed = 2 * tolerance.attention(claim.size)  # a weight is a difference of two attentions
-    found = _taken(claim, attributions)
-    low, high = found, found
+    found = _removed_in_order(claim, attributions)
+    low = high = found
+    written = found.new_tensor([part.weight for part in claim.parts])
     if bool(((found - written).abs() > allowed).any()):
         generator = torch.Generator().manual_seed(0)  # on the host, so that it draws alike on every device
         for _ in range(ORDERS):
             noise = torch.rand(attributions.shape, generator=generator, dtype=rows.dtype).to(rows.device)
-            other = _taken(claim, attributions + (noise - 0.5) * allowed)
+            other = _removed_in_order(claim, attributions + (noise - 0.5) * allowed)
             low, high = torch.minimum(low, other), torch.maximum(high, other)
-    return Weighed(low, high, allowed)
+    return WeightRange(low, high, allowed)
 
 
-def _taken(claim: SideClaim, attributions: Float[Tensor, " claimed"]) -> Float[Tensor, " signal"]:
+def _removed_in_order(claim: SideClaim, attributions: Float[Tensor, " claimed"]) -> Float[Tensor, " signal"]:
+    """The attention that each signal takes away when its channels are removed by falling attribution."""
     order = attributions.argsort(descending=True, stable=True)
     left = claim.row.logits - torch.cat((torch.zeros_like(claim.rows[:1]), claim.rows[order])).cumsum(0)
     attention = claim.row.attention_with(left)
@@ -223,34 +222,30 @@ def _taken(claim: SideClaim, attributions: Float[Tensor, " claimed"]) -> Float[T
     return claim.by_signal(taken)
 
 
-def weigh_relative(
-    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]  # noqa: ARG001
-) -> Weighed:
+def relative_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     """ACC: what each signal adds to relative attention, the logit on the source less the others' mean."""
     src = torch.tensor([claim.firing.src], device=claim.rows.device)
     found = claim.by_signal(claim.rows @ relative_row(claim.row.visible[None], src, claim.rows.dtype)[0])
-    return Weighed(found, found, 2 * tolerance.number(claim.size))
+    return WeightRange(found, found, 2 * tolerance.number(claim.size))
 
 
-def weigh_coefficients(
-    claim: SideClaim, method: MethodInfo, tolerance: Tolerance, written: Float[Tensor, " signal"]  # noqa: ARG001
-) -> Weighed:
+def coefficient_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     """SVT: what each upstream head as a whole adds to the coefficients, along the token's own signs."""
-    f, rec, side = claim.firing, claim.recording, claim.side
+    f, rec, side, (signal, channel) = claim.firing, claim.recording, claim.side, claim.claimed
     heads = [Component("head", s.component.layer, s.component.head) for s in claim.signals]
     place, read = (f.dest, rec.queries[f.layer, 0, f.head]) if side == "query" else (f.src, claim.keys)
-    own = exact(claim.coefficients(heads))[claim.owner, place, claim.channel]
+    own = exact(claim.coefficients(heads))[signal, place, channel]
     token = exact(read[place]) @ exact(claim.reader.bases[0])
     root = exact(rec.model.channels.at(f.layer, f.head).singular_values).sqrt()
     stretch = 1 / root.clamp_min(torch.finfo(rec.model.dtype).tiny) if side == "query" else root
-    found = claim.by_signal(own * (token.sign() * stretch)[claim.channel])
-    size = float((token.abs() * stretch)[claim.channel].sum()) if len(claim.channel) else 0.0
-    return Weighed(found, found, 2 * tolerance.number(size))
+    found = claim.by_signal(own * (token.sign() * stretch)[channel])
+    size = float((token.abs() * stretch)[channel].sum())
+    return WeightRange(found, found, 2 * tolerance.number(size))
 
 
-RULES: dict[EdgeWeight, Weigh] = {
-    "attention removed": weigh_removals,
-    "relative attention": weigh_relative,
-    "coefficients": weigh_coefficients,
+RULES: dict[EdgeWeight, WeightRule] = {
+    "attention removed": removal_weights,
+    "relative attention": relative_weights,
+    "coefficients": coefficient_weights,
 }
 """How a signal's weight is computed again, by what the method says that it measures."""

@@ -1,14 +1,13 @@
-"""What a content or complete circuit says beyond attention, compared with the model: contributions, and passages.
+"""What a content or complete circuit says beyond attention, compared with the model.
 
-Contributions are those of tokens, nodes, edges into values and MLPs, and hidden units.
-
-A passage is the claim that a query or key signal, which an MLP wrote, falls to a share of itself when some components
-are removed from the MLP's input. It is measured in the running model.
+Contributions are those of tokens, nodes, edges into values and MLPs, and hidden units. Of a query or key signal that an
+MLP wrote, the file claims that it falls to a share of itself (``left``) when some components (``through``) are removed
+from the MLP's input: that is measured in the running model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -33,36 +32,39 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 
-def paths_of(circuit: Circuit) -> str:
-    """Which paths were followed: attention, unless the file says otherwise."""
-    return str((circuit.method.settings or {}).get("paths", "attention"))
-
-
 def check_content(check: Checking) -> None:
-    """Contributions of tokens, nodes, edges and hidden units; passages through MLPs."""
+    """Contributions of tokens, nodes, edges and hidden units; what MLPs still write without the causes named."""
     circuit = check.circuit
-    passages = [edge for edge in circuit.edges if edge.left is not None and edge.through is not None]
-    stated = circuit.prompt.contributions is not None or any(
-        part.contribution is not None for part in (*circuit.nodes, *circuit.edges)
+    through_mlps = [edge for edge in circuit.edges if edge.left is not None and edge.through is not None]
+    stated = (
+        circuit.prompt.contributions is not None
+        or any(part.contribution is not None for part in (*circuit.nodes, *circuit.edges))
+        or any(node.neurons for node in circuit.nodes)
+        or any(edge.side in ("value", "input") for edge in circuit.edges)
     )
-    stated = stated or any(node.neurons for node in circuit.nodes)
-    stated = stated or any(edge.side in ("value", "input") for edge in circuit.edges)
-    if not passages and not stated:
+    if not through_mlps and not stated:
         return
     recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=CONTENT_FIELDS)
     if stated and check.root is not None:
-        _check_contributions(check, Content.of(recording, [check.root.parts]), check.root.size)
-    for edge, left in zip(passages, measured_passages(recording, circuit, passages), strict=True):
+        content = Content.of(recording, [check.root.parts])
+        with torch.inference_mode():
+            found = [*_contributions(check, content), *_unit_contributions(check, content)]
+        allowed = check.tolerance.number(max([check.root.size, *(abs(each.measured) for each in found)]))
+        for field, where, in_file, measured in found:
+            check.ledger.compare(field, where, in_file=in_file, measured=measured, allowed=allowed)
+    for edge in through_mlps:
+        left = share_left(recording, circuit, edge)
         where = f"{circuit.node(edge.source)} -> {edge.side} of {circuit.node(edge.target)}"
         # The signal is one by definition; what is removed and what is left are of its size.
-        size = 1.0 + abs(left)
-        check.ledger.compare(
-            "left", where, in_file=edge.left, measured=left, allowed=check.tolerance.number(size)
-        )
+        allowed = check.tolerance.number(1.0 + abs(left))
+        check.ledger.compare("left", where, in_file=edge.left, measured=left, allowed=allowed)
 
 
-class _Said(NamedTuple):
-    """One contribution of the file, and what it is in the model."""
+# -- contributions ---------------------------------------------------------------------------------------------
+
+
+class _Contribution(NamedTuple):
+    """One contribution in the file, and what it is in the model."""
 
     field: str
     where: str
@@ -70,49 +72,62 @@ class _Said(NamedTuple):
     measured: float
 
 
-@torch.inference_mode()
-def _check_contributions(check: Checking, content: Content, size: float) -> None:
-    said = [*_of_tokens(check.circuit, content), *_of_nodes(check, content)]
-    said += [*_of_edges(check, content), *_of_neurons(check, content)]
-    allowed = check.tolerance.number(max([size, *(abs(each.measured) for each in said)]))
-    for field, where, in_file, measured in said:
-        check.ledger.compare(field, where, in_file=in_file, measured=measured, allowed=allowed)
-
-
-def _of_tokens(circuit: Circuit, content: Content) -> Iterator[_Said]:
+def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]:
+    """Contributions of tokens, of nodes and of edges of content, as far as the file has them."""
+    circuit, ledger = check.circuit, check.ledger
     for token, in_file in enumerate(circuit.prompt.contributions or ()):
         measured = content.contribution(0, Site("embedding", dest=token))
-        yield _Said("prompt.contributions", f"token {token}", in_file, measured)
+        yield _Contribution("prompt.contributions", f"token {token}", in_file, measured)
 
+    def writes(node: Node) -> bool:
+        """Whether a node stands for something that writes by itself, or is the root."""
+        if node.kind in ("offset", "rounding"):
+            ledger.skip("contributions of offsets and roundings, which are biases of their readers")
+        return node.kind not in ("offset", "rounding")
 
-def _of_nodes(check: Checking, content: Content) -> Iterator[_Said]:
-    for node in check.circuit.nodes:
-        if node.contribution is not None and _writes(check, node):
-            yield _Said("contribution", node.name, node.contribution, content.contribution(0, node.site))
+    for node in circuit.nodes:
+        if node.contribution is not None and writes(node):
+            yield _Contribution(
+                "contribution", node.name, node.contribution, content.contribution(0, node.site)
+            )
 
-
-def _of_edges(check: Checking, content: Content) -> Iterator[_Said]:
-    """What passes through each edge of content; in a circuit of content alone that is its weight, too.
-
-    With a counterfactual prompt, weights are contrasts with what would pass from there.
-    """
-    circuit, alone = check.circuit, paths_of(check.circuit) == "content"
-    if not alone and any(edge.side in ("value", "input") for edge in circuit.edges):
-        check.ledger.skip("weights of edges into values and MLPs that may carry signals: contributions are")
+    # In a circuit of content alone, what passes through an edge is its weight, too. With a counterfactual prompt,
+    # weights are contrasts with what would pass from there.
+    content_only = (circuit.method.settings or {}).get("paths") == "content"
+    if not content_only and any(edge.side in ("value", "input") for edge in circuit.edges):
+        ledger.skip("weights of edges into values and MLPs that may carry signals: contributions are")
     against = _counterfactual(check)
     for edge in circuit.edges:
         source, target = circuit.node(edge.source), circuit.node(edge.target)
-        if edge.side in ATTENTION_SIDES or not _writes(check, source):
+        if edge.side in ATTENTION_SIDES or not writes(source):
             continue
         (measured,) = passing(content, 0, [source.site], target.site)
         where = edge_name(circuit, edge)
         if edge.contribution is not None:
-            yield _Said("contribution", where, edge.contribution, measured)
-        if against is not None and (alone or edge.side == "root"):
+            yield _Contribution("contribution", where, edge.contribution, measured)
+        if against is not None and (content_only or edge.side == "root"):
             (there,) = passing(content, 0, [source.site], target.site, against)
-            yield _Said("weight", where, edge.weight, measured - there)
-        elif alone and edge.side != "root":  # the root's own are looked at with its other seeds
-            yield _Said("weight", where, edge.weight, measured)
+            yield _Contribution("weight", where, edge.weight, measured - there)
+        elif content_only and edge.side != "root":  # the root's own are compared with its other seeds
+            yield _Contribution("weight", where, edge.weight, measured)
+
+
+def _unit_contributions(check: Checking, content: Content) -> Iterator[_Contribution]:
+    """Each hidden unit contributes what the file says, and none that is not listed contributes more."""
+    ledger = check.ledger
+    for node in (node for node in check.circuit.nodes if node.neurons):
+        neurons = node.neurons or ()
+        units = contributions_of_units(content, 0, [node.site])[node.site]
+        best = strongest_units(units, len(neurons))
+        ledger.require("neurons", node.name, in_file=len(neurons), measured=len(best))
+        for neuron, strong in zip(neurons, best, strict=False):
+            where = f"unit {neuron.unit} of {node.name}"
+            if neuron.unit >= len(units):
+                ledger.require("neurons", where, in_file=neuron.unit, measured=None)
+                continue
+            yield _Contribution("neurons", where, neuron.contribution, float(units[neuron.unit]))
+            strength = abs(neuron.contribution), abs(strong.contribution)
+            yield _Contribution("neurons", f"strength of {where}", *strength)
 
 
 def _counterfactual(check: Checking) -> Recording | None:
@@ -130,39 +145,12 @@ def _counterfactual(check: Checking) -> Recording | None:
         return None
 
 
-def _writes(check: Checking, node: Node) -> bool:
-    """Whether a node stands for something that writes by itself, or is the root."""
-    if node.kind not in ("offset", "rounding"):
-        return True
-    check.ledger.skip("contributions of offsets and roundings, which are biases of their readers")
-    return False
-
-
-def _of_neurons(check: Checking, content: Content) -> Iterator[_Said]:
-    """Each unit contributes what the file says, and none that is not listed contributes more."""
-    for node in check.circuit.nodes:
-        if not node.neurons:
-            continue
-        units = contributions_of_units(content, 0, [node.site])[node.site]
-        best = strongest_units(units, len(node.neurons))
-        check.ledger.require("neurons", node.name, in_file=len(node.neurons), measured=len(best))
-        for neuron, strong in zip(node.neurons, best, strict=False):
-            where = f"unit {neuron.unit} of {node.name}"
-            if neuron.unit >= len(units):
-                check.ledger.require("neurons", where, in_file=neuron.unit, measured=None)
-                continue
-            yield _Said("neurons", where, neuron.contribution, float(units[neuron.unit]))
-            strength = abs(neuron.contribution), abs(strong.contribution)
-            yield _Said("neurons", f"strength of {where}", *strength)
+# -- signals through MLPs --------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def measured_passages(recording: Recording, circuit: Circuit, edges: Sequence[Edge]) -> list[float]:
-    """The share of each signal that the running model's MLP still writes without what the file says holds it up."""
-    return [_measured(recording, circuit, edge) for edge in edges]
-
-
-def _measured(recording: Recording, circuit: Circuit, edge: Edge) -> float:
+def share_left(recording: Recording, circuit: Circuit, edge: Edge) -> float:
+    """The share of an edge's signal that the running model's MLP still writes without the causes the file names."""
     mlp, target = circuit.node(edge.source).site, circuit.node(edge.target).site
     assert edge.side in ATTENTION_SIDES
     cause = Cause(mlp, edge.weight, edge.channels)

@@ -41,7 +41,7 @@ _CHOICES = "'all', 'none', 'top:N' or 'random:N', such as 'top:20'"
 
 
 def check_options(controls: int, reach: str, scope: str, seed: int = 0) -> None:
-    """What can be wrong with the options of a verification, said before anything runs."""
+    """Raise ``InputError`` for options of a verification that cannot be, before anything runs."""
     check_seed(seed)
     if controls < 0:
         raise InputError(f"controls={controls}: expected 0 or more random draws per edge.")
@@ -209,22 +209,14 @@ def edge_table(effects: Sequence[EdgeEffect]) -> pl.DataFrame:
     schema |= dict.fromkeys(_RESIDUAL, pl.Float64)
     rows: list[dict[str, Any]] = []
     for effect in effects:
-        edge = effect.edge
-        row: dict[str, Any] = {
-            "source": edge.source,
-            "target": edge.target,
-            "source_name": effect.source,
-            "target_name": effect.target,
-            "side": edge.side,
-            "weight": edge.weight,
-            "channels": list(edge.channels or ()),
-            "attention": effect.attention,
-        }
-        row |= {name: getattr(effect, name) for name in _MEASURES}
-        row |= {f"control_{name}": mean(getattr(effect, f"control_{name}")) for name in _MEASURES}
-        row |= {f"controls_{name}": list(getattr(effect, f"control_{name}")) for name in _MEASURES}
-        row |= {name: getattr(effect, name) for name in _RESIDUAL}
-        rows.append(row)
+        edge, values = effect.edge, dict(vars(effect))
+        values |= {"source": edge.source, "source_name": effect.source, "side": edge.side}
+        values |= {"target": edge.target, "target_name": effect.target, "weight": edge.weight}
+        values["channels"] = list(edge.channels or ())
+        for name in _MEASURES:
+            draws = getattr(effect, f"control_{name}")
+            values |= {f"control_{name}": mean(draws), f"controls_{name}": list(draws)}
+        rows.append({name: values[name] for name in schema})
     return pl.DataFrame(rows, schema=schema)
 
 
@@ -266,35 +258,35 @@ class Intervened:
             for e in self.edges
         ]
         lines.append(f"times {self.factor:g}, {self.reach}, scope {self.scope}")
-        lines.append(_line(f"attention of {self.firing}", self.attention_before, self.attention_after))
-        if self.metric is not None and self.metric_before is not None and self.metric_after is not None:
-            lines.append(_line(self.metric, self.metric_before, self.metric_after))
+        lines += [
+            f"{name}: {before:.4f} before, {after:.4f} after ({after - before:+.4f})"
+            for name, before, after in self._moved
+        ]
         return "\n".join(lines)
+
+    @property
+    def _moved(self) -> list[tuple[str, float, float]]:
+        """What was measured, before and after: attention, and the metric if there is one."""
+        moved = [(f"attention of {self.firing}", self.attention_before, self.attention_after)]
+        if self.metric is not None and self.metric_before is not None and self.metric_after is not None:
+            moved.append((self.metric, self.metric_before, self.metric_after))
+        return moved
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, as ``--json`` prints it."""
         return asdict(self)
 
     def __repr__(self) -> str:
-        moved = [f"attention of {self.firing} {self.attention_before:.4f} -> {self.attention_after:.4f}"]
-        if self.metric_before is not None and self.metric_after is not None:
-            moved.append(f"{self.metric} {self.metric_before:.4f} -> {self.metric_after:.4f}")
-        return f"Intervened({len(self.edges)} edge(s) x {self.factor:g}: {', '.join(moved)})"
+        moved = ", ".join(f"{name} {before:.4f} -> {after:.4f}" for name, before, after in self._moved)
+        return f"Intervened({len(self.edges)} edge(s) x {self.factor:g}: {moved})"
 
     def _repr_html_(self) -> str:
         edges = [(e.source, e.target, e.side, e.cosine, e.norm_ratio) for e in self.edges[:10]]
-        moved: list[tuple[str, float | None, float | None]] = [
-            (f"attention of {self.firing}", self.attention_before, self.attention_after)
-        ]
-        if self.metric is not None:
-            moved.append((self.metric, self.metric_before, self.metric_after))
         how = f"times {self.factor:g}, {self.reach}, scope {self.scope}"
         titles = ("from", "into", "side", "residual cosine", "norm ratio")
-        return f"<div>{table(moved, ('', 'before', 'after'))}{paragraph(how)}{table(edges, titles)}</div>"
-
-
-def _line(name: str, before: float, after: float) -> str:
-    return f"{name}: {before:.4f} before, {after:.4f} after ({after - before:+.4f})"
+        return (
+            f"<div>{table(self._moved, ('', 'before', 'after'))}{paragraph(how)}{table(edges, titles)}</div>"
+        )
 
 
 def intervene(

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import networkx as nx
 import polars as pl
 
 from headtrace.causal.changes import Reach
@@ -24,17 +25,18 @@ from headtrace.causal.effects import (
     choose_edges,
     mean,
     measure_edges,
+    per_edge,
     together,
     within_reach,
 )
 from headtrace.causal.execute import run
-from headtrace.causal.metric import Metric, metric_of, require_metric
+from headtrace.causal.metric import Metric, require_metric
 from headtrace.causal.opening import open_circuit
 from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, edge_name, node_name, residual_change
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
-from headtrace.progress import Progress, part_of, scaled
+from headtrace.progress import Progress, part_of
 from headtrace.statistics import compare
 from headtrace.vocabulary import ATTENTION_SIDES, head_name
 
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 Arrangement = Literal["parallel", "serial"]
-ACTIONS = ("ablate", "boost")
+ACTIONS = {"ablate": ABLATE, "boost": BOOST}
 REACHES: tuple[Reach, ...] = ("local", "global")
+
+
+# -- one edge at a time ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,15 +70,10 @@ class SingleEdges:
     def comparisons(self) -> pl.DataFrame:
         """Claimed against random for each reach, action and measure: means, 95 % intervals, paired tests."""
         rows: list[dict[str, Any]] = []
-        for reach, action, measure in (
-            self.table.select("reach", "action", "measure").unique(maintain_order=True).rows()
-        ):
-            part = self.table.filter(reach=reach, action=action, measure=measure).drop_nulls(
-                ["change", "random"]
-            )
-            if part.height:
-                found = compare(part["change"].to_list(), part["random"].to_list(), part["circuit"].to_list())
-                rows.append({"reach": reach, "action": action, "measure": measure, **asdict(found)})
+        paired = self.table.drop_nulls(["change", "random"])
+        for part in paired.partition_by("reach", "action", "measure", maintain_order=True):
+            found = compare(part["change"].to_list(), part["random"].to_list(), part["circuit"].to_list())
+            rows.append({**part.select("reach", "action", "measure").row(0, named=True), **asdict(found)})
         return pl.DataFrame(rows)
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -95,48 +95,11 @@ def single_edges(
 ) -> SingleEdges:
     """Ablate and boost single edges, locally and globally, and the same with random channels of the same heads."""
     many = as_circuits(circuits)
-    rows: list[dict[str, Any]] = []
-    metric = None
     for reach in reaches:
         check_options(controls, reach, scope, seed)
-    for number, circuit in enumerate(many):
-        recording = open_circuit(circuit, model)
-        read = metric_of(circuit.root, recording)
-        metric = metric or (None if read is None else read.name)
-        for place, reach in enumerate(reaches):
-            chosen = within_reach(circuit, choose_edges(circuit, edges, seed + number), reach)
-            part = scaled(progress, number * len(reaches) + place, 1, len(many) * len(reaches))
-            effects = measure_edges(
-                recording,
-                circuit,
-                chosen,
-                read,
-                controls=controls,
-                reach=reach,
-                scope=scope,
-                seed=seed + number,
-                progress=part,
-            )
-            rows += single_edge_rows(number, effects, reach)
-            if progress is not None:
-                progress(number * len(reaches) + place + 1, len(many) * len(reaches))
-    return SingleEdges(pl.DataFrame(rows, schema=_SINGLE), metric)
-
-
-_SINGLE: Any = {
-    "circuit": pl.Int64,
-    **dict.fromkeys(("source", "target", "side"), pl.String),
-    "weight": pl.Float64,
-    **dict.fromkeys(("reach", "action", "measure"), pl.String),
-    "change": pl.Float64,
-    "random": pl.Float64,
-    "randoms": pl.List(pl.Float64),
-}
-
-
-def single_edge_rows(number: int, effects: Sequence[EdgeEffect], reach: Reach) -> list[dict[str, Any]]:
-    """Effects in long form."""
-    return [
+    chosen = [choose_edges(circuit, edges, seed + number) for number, circuit in enumerate(many)]
+    effects, metric = _measure_all(many, model, chosen, reaches, scope, controls, seed, progress)
+    rows = [
         {
             "circuit": number,
             "source": effect.source,
@@ -146,15 +109,75 @@ def single_edge_rows(number: int, effects: Sequence[EdgeEffect], reach: Reach) -
             "reach": reach,
             "action": action,
             "measure": measure,
-            "change": getattr(effect, f"{action}_{measure}"),
-            "random": mean(getattr(effect, f"control_{action}_{measure}")),
-            "randoms": list(getattr(effect, f"control_{action}_{measure}")),
+            "change": change,
+            "random": mean(randoms),
+            "randoms": list(randoms),
         }
-        for effect in effects
+        for number, reach, effect in effects
         for action in ACTIONS
         for measure in ("attention", "metric")
-        if getattr(effect, f"{action}_{measure}") is not None
+        if (change := getattr(effect, f"{action}_{measure}")) is not None
+        for randoms in [getattr(effect, f"control_{action}_{measure}")]
     ]
+    schema: Any = {
+        "circuit": pl.Int64,
+        **dict.fromkeys(("source", "target", "side"), pl.String),
+        "weight": pl.Float64,
+        **dict.fromkeys(("reach", "action", "measure"), pl.String),
+        "change": pl.Float64,
+        "random": pl.Float64,
+        "randoms": pl.List(pl.Float64),
+    }
+    return SingleEdges(pl.DataFrame(rows, schema=schema), metric)
+
+
+def _measure_all(
+    circuits: Sequence[Circuit],
+    model: Model,
+    edges: Sequence[Sequence[Edge]],
+    reaches: Sequence[Reach],
+    scope: Scope,
+    controls: int,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[list[tuple[int, Reach, EdgeEffect]], str | None]:
+    """Effects of the chosen edges of each circuit, with the circuit's number and the reach; the metric's name."""
+    plan: list[dict[Reach, list[Edge]]] = [
+        {reach: within_reach(circuit, chosen, reach) for reach in reaches}
+        for circuit, chosen in zip(circuits, edges, strict=True)
+    ]
+    done, total = 0, per_edge(controls) * sum(len(chosen) for each in plan for chosen in each.values())
+    found: list[tuple[int, Reach, EdgeEffect]] = []
+    name: str | None = None
+    for number, circuit in enumerate(circuits):
+        recording = open_circuit(circuit, model)
+        metric = circuit.root.metric(recording)
+        name = name or (None if metric is None else metric.name)
+        for reach, chosen in plan[number].items():
+            effects = measure_edges(
+                recording,
+                circuit,
+                chosen,
+                metric,
+                controls=controls,
+                reach=reach,
+                scope=scope,
+                seed=seed + number,
+                progress=part_of(progress, done, total),
+            )
+            done += per_edge(controls) * len(chosen)
+            found += [(number, reach, effect) for effect in effects]
+    return found, name
+
+
+def as_circuits(circuits: Circuit | Sequence[Circuit]) -> list[Circuit]:
+    many = [circuits] if isinstance(circuits, Circuit) else list(circuits)
+    if not many:
+        raise InputError("There is no circuit to experiment on: give at least one.")
+    return many
+
+
+# -- edges into one head ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,12 +203,11 @@ class EdgesIntoHead:
 
     def correlations(self) -> pl.DataFrame:
         """Spearman correlation of weight with the fall of attention, and with the fall of the metric."""
-        falls = [-pl.col("attention"), -pl.col("metric")]
         return self.table.group_by("reach", maintain_order=True).agg(
             pl.len().alias("edges"),
             *(
-                pl.corr("weight", fall, method="spearman").alias(n)
-                for fall, n in zip(falls, ("attention", "metric"), strict=True)
+                pl.corr("weight", -pl.col(name), method="spearman").alias(name)
+                for name in ("attention", "metric")
             ),
         )
 
@@ -205,39 +227,27 @@ def edges_into_head(
     progress: Progress | None = None,
 ) -> EdgesIntoHead:
     """Ablate every edge into one head (``"L20H0"``) or one firing (``"L20H0 13->9"``), ranked by weight."""
-    many, done = as_circuits(circuits), 0
+    many = as_circuits(circuits)
     for reach in reaches:
         check_options(0, reach, scope)
-    wanted = require_edges_into(many, head)
-    of_all = 2 * sum(len(within_reach(c, e, r)) for c, e in zip(many, wanted, strict=True) for r in reaches)
-    rows: list[dict[str, Any]] = []
-    metric = None
-    for number, (circuit, edges) in enumerate(zip(many, wanted, strict=True)):
-        if not edges:
-            continue
-        recording = open_circuit(circuit, model)
-        read = metric_of(circuit.root, recording)
-        metric = metric or (None if read is None else read.name)
-        for reach in reaches:
-            chosen = within_reach(circuit, edges, reach)
-            part = part_of(progress, done, of_all)
-            effects = measure_edges(
-                recording, circuit, chosen, read, controls=0, reach=reach, scope=scope, progress=part
-            )
-            done += 2 * len(chosen)
-            rows += [
-                {
-                    "circuit": number,
-                    "source": e.source,
-                    "target": e.target,
-                    "side": e.edge.side,
-                    "weight": e.edge.weight,
-                    "reach": reach,
-                    "attention": e.ablate_attention,
-                    "metric": e.ablate_metric,
-                }
-                for e in effects
-            ]
+    chosen = require_edges_into(many, head)
+    numbers = [number for number, edges in enumerate(chosen) if edges]
+    measured = [many[number] for number in numbers]
+    edges = [chosen[number] for number in numbers]
+    effects, metric = _measure_all(measured, model, edges, reaches, scope, 0, 0, progress)
+    rows = [
+        {
+            "circuit": numbers[place],
+            "source": effect.source,
+            "target": effect.target,
+            "side": effect.edge.side,
+            "weight": effect.edge.weight,
+            "reach": reach,
+            "attention": effect.ablate_attention,
+            "metric": effect.ablate_metric,
+        }
+        for place, reach, effect in effects
+    ]
     table = pl.DataFrame(rows, infer_schema_length=None).sort("weight", "circuit", "source", "side")
     table = table.with_columns(pl.int_range(pl.len()).over("reach").alias("rank"))
     return EdgesIntoHead(head, table, metric)
@@ -246,12 +256,12 @@ def edges_into_head(
 def require_edges_into(circuits: Sequence[Circuit], head: str) -> list[list[Edge]]:
     """The query and key edges into a head, or into one firing of it, in each circuit; an error if there are none."""
     name = node_name(head)
+
+    def named(firing: str) -> bool:
+        return name in (firing, firing.split(" ")[0])
+
     found = [
-        [
-            edge
-            for edge in circuit.edges
-            if edge.side in ATTENTION_SIDES and name in _names(circuit.node(edge.target).name)
-        ]
+        [e for e in circuit.edges if e.side in ATTENTION_SIDES and named(circuit.node(e.target).name)]
         for circuit in circuits
     ]
     if not any(found):
@@ -266,9 +276,7 @@ def require_edges_into(circuits: Sequence[Circuit], head: str) -> list[list[Edge
     return found
 
 
-def _names(firing: str) -> tuple[str, str]:
-    """A firing's own name, and that of its head."""
-    return firing, firing.split(" ")[0]
+# -- how far the residual moves --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,12 +294,11 @@ class ResidualChanges:
 
     def quantiles(self) -> pl.DataFrame:
         """Median, and the 5 % and 95 % quantiles."""
-        numbers = [pl.col(name) for name in ("cosine", "norm_ratio")]
         return self.table.group_by("what", "action", maintain_order=True).agg(
             pl.len().alias("n"),
             *(
-                c.quantile(q, "linear").name.suffix(f"_{round(100 * q)}")
-                for c in numbers
+                pl.col(name).quantile(q, "linear").name.suffix(f"_{round(100 * q)}")
+                for name in ("cosine", "norm_ratio")
                 for q in (0.05, 0.5, 0.95)
             ),
         )
@@ -308,11 +315,11 @@ def residual_changes(circuits: Circuit | Sequence[Circuit], model: Model) -> Res
     for number, circuit in enumerate(as_circuits(circuits)):
         recording = open_circuit(circuit, model)
         for node in circuit.heads():
-            for side in ("query", "key"):
+            for side in ATTENTION_SIDES:
                 signals = [Signal.of(circuit, e) for e in circuit.edges_into(node) if e.side == side]
-                sets: list[tuple[Literal["edge", "side"], list[Signal]]] = [("edge", [s]) for s in signals]
-                for what, chosen in [*sets, ("side", signals)] if signals else []:
-                    for action, factor in zip(ACTIONS, (ABLATE, BOOST), strict=True):
+                sets = [*(("edge", [signal]) for signal in signals), ("side", signals)]
+                for what, chosen in sets if signals else ():
+                    for action, factor in ACTIONS.items():
                         cosine, ratio = residual_change(recording, chosen, factor)
                         rows.append(
                             {
@@ -326,13 +333,6 @@ def residual_changes(circuits: Circuit | Sequence[Circuit], model: Model) -> Res
                             }
                         )
     return ResidualChanges(pl.DataFrame(rows))
-
-
-def as_circuits(circuits: Circuit | Sequence[Circuit]) -> list[Circuit]:
-    many = [circuits] if isinstance(circuits, Circuit) else list(circuits)
-    if not many:
-        raise InputError("There is no circuit to experiment on: give at least one.")
-    return many
 
 
 # -- pairs of edges --------------------------------------------------------------------------------------------
@@ -438,27 +438,12 @@ def find_pairs(
     edges = [
         e for e in circuit.top(len(circuit.edges)) if offsets or circuit.node(e.source).kind != "offset"
     ][:among]
-    above = {node.id: _above(circuit, node.id) for node in circuit.nodes}
+    graph = circuit.to_networkx()
+    above = {node.id: {node.id, *nx.descendants(graph, node.id)} for node in circuit.nodes}
     found: list[tuple[Edge, Edge]] = []
     for place, later in enumerate(edges):
         for earlier in edges[:place]:
-            if later.source in above[earlier.target]:
-                serial, pair = True, (earlier, later)
-            elif earlier.source in above[later.target]:
-                serial, pair = True, (later, earlier)
-            else:
-                serial, pair = False, (earlier, later)
-            if serial == (arrangement == "serial"):
-                found.append(pair)
+            onward, back = later.source in above[earlier.target], earlier.source in above[later.target]
+            if (onward or back) == (arrangement == "serial"):
+                found.append((later, earlier) if back and not onward else (earlier, later))
     return sorted(found, key=lambda pair: -min(e.weight for e in pair))[:pairs]
-
-
-def _above(circuit: Circuit, node: int) -> set[int]:
-    """The node and everything it causes, directly or not."""
-    reached, waiting = {node}, [node]
-    while waiting:
-        for edge in circuit.edges_from(waiting.pop()):
-            if edge.target not in reached:
-                reached.add(edge.target)
-                waiting.append(edge.target)
-    return reached

@@ -18,7 +18,7 @@ import polars as pl
 import torch
 
 from headtrace.causal.changes import FixedValues, Intervention, Patch
-from headtrace.causal.effects import check_seed
+from headtrace.causal.effects import check_seed, mean
 from headtrace.causal.execute import Copy
 from headtrace.causal.metric import require_metric
 from headtrace.causal.opening import open_circuit
@@ -102,8 +102,8 @@ class Faithfulness:
             ("all but as many at random", self.without_random),
             ("all but as many with as much attention", self.without_matched),
         ]
-        told = paragraph(self.summary().split("\n")[0], bold=f"faithfulness {self.faithfulness:.3f}:")
-        return f"<div>{told}{table(rows, ('kept', self.metric))}{chart(self.plot())}</div>"
+        first = paragraph(self.summary().split("\n")[0], bold=f"faithfulness {self.faithfulness:.3f}:")
+        return f"<div>{first}{table(rows, ('kept', self.metric))}{chart(self.plot())}</div>"
 
     def plot(self, path: str | Path | None = None) -> Figure:
         from headtrace.figures.causal import faithfulness_curves
@@ -145,9 +145,14 @@ def faithfulness(
     source = FixedValues.of(recording if reference is None else reference, ablation)
     kinds: tuple[Kind, ...] = ("head",) if mlps == "keep" else ("head", "mlp")
 
+    def in_unit(site: Site) -> Site:
+        """The head component of a firing, all of its head's at its destination, or all of its head's."""
+        dest, src = site.dest if unit != "head" else None, site.src if unit == "component" else None
+        return Site("head", site.layer, site.head, dest, src)
+
     def patch(chosen: Sequence[Site], all_but: tuple[Kind, ...] = ()) -> Patch:
         """Firings in their unit, and the MLPs that write a signal to one of them, or straight to the root."""
-        sites = [_in_unit(site, unit) for site in chosen]
+        sites = [in_unit(site) for site in chosen]
         targets = {ROOT, *chosen} if mlps == "ablate" else set[Site]()
         for edge in circuit.edges:
             writer = circuit.node(edge.source)
@@ -167,7 +172,7 @@ def faithfulness(
     full, empty = metric.of(recording), curve[0]
     rows: list[dict[str, Any]] = []
     for size in sizes:
-        kept = Patch(source, tuple(_in_unit(site, unit) for site in firings[:size]))
+        kept = Patch(source, tuple(in_unit(site) for site in firings[:size]))
         heads = kept.masks(model, recording.lengths[0]).get("head")
         rows.append(
             {
@@ -175,7 +180,7 @@ def faithfulness(
                 "kept": 0 if heads is None else int((heads & visible).sum()),
                 "metric": curve[size],
                 "faithfulness": normalised(curve[size], full, empty),
-                "random": _mean([normalised(v, full, empty) for v in others[size :: len(sizes)]]),
+                "random": mean(tuple(normalised(v, full, empty) for v in others[size :: len(sizes)])),
             }
         )
     schema: Any = {"firings": pl.Int64, "kept": pl.Int64}
@@ -186,8 +191,8 @@ def faithfulness(
         empty=empty,
         circuit=curve[-1],
         without=without[0],
-        without_random=_mean(without[1 : 1 + controls]),
-        without_matched=_mean(without[1 + controls :]),
+        without_random=mean(tuple(without[1 : 1 + controls])),
+        without_matched=mean(tuple(without[1 + controls :])),
         kept=rows[-1]["kept"],
         total=int(visible.sum()) * model.n_heads,
         curve=pl.DataFrame(rows, schema=schema),
@@ -197,21 +202,8 @@ def faithfulness(
     )
 
 
-def _in_unit(site: Site, unit: Unit) -> Site:
-    """The head component of a firing, all of its head's at its destination, or all of its head's."""
-    return {
-        "component": site,
-        "position": Site("head", site.layer, site.head, site.dest),
-        "head": Site("head", site.layer, site.head),
-    }[unit]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def check_choices(ablation: str, unit: str, mlps: str, controls: int, seed: int = 0) -> None:
-    """What can be wrong with the choices, said before anything runs."""
+    """Raise ``InputError`` for options that cannot be, before anything runs."""
     check_seed(seed)
     if controls < 0:
         raise InputError(f"controls={controls}: expected 0 or more random draws.")

@@ -102,14 +102,12 @@ class PatchingCase:
 
     def keeping(self, places: Int[Tensor, " chosen"]) -> Copy:
         """A copy of the prompt in which only these head components run live: all others are patched."""
-        return self._copy(Patch(self.source, places=places, all_but=("head",)))
+        patch = Patch(self.source, places=places, all_but=("head",))
+        return Copy(self.recording, Intervention((patch,)), self.metric)
 
     def without(self, places: Int[Tensor, " chosen"]) -> Copy:
         """A copy of the prompt in which these head components are patched, and all others run live."""
-        return self._copy(Patch(self.source, places=places))
-
-    def _copy(self, patch: Patch) -> Copy:
-        return Copy(self.recording, Intervention((patch,)), self.metric)
+        return Copy(self.recording, Intervention((Patch(self.source, places=places),)), self.metric)
 
 
 def measure(copies: Sequence[Copy], progress: Progress | None = None) -> list[float]:
@@ -242,7 +240,7 @@ class Ranking:
 def ranked_firings(given: Ranked) -> list[Firing]:
     """Head components in their order: those of a circuit by falling influence.
 
-    Heads that speak against the root carry no influence; they belong to the picture, not to what is to be enough.
+    Heads that oppose the root carry no influence: they are left out, unless the circuit has no others.
     """
     if isinstance(given, Circuit):
         heads = [node for node in given.heads() if node.influence is None or node.influence > 0]
@@ -311,12 +309,12 @@ BASELINES: Mapping[str, Baseline] = {
 RANDOM = "random"
 
 
-def chosen_baselines(asked: bool | Sequence[str]) -> list[str]:
-    """The names of the baselines that were asked for."""
+def chosen_baselines(given: bool | Sequence[str]) -> list[str]:
+    """The names of baselines: all, none, or those that are listed."""
     known = [RANDOM, *BASELINES]
-    if isinstance(asked, bool):
-        return known if asked else []
-    names = [asked] if isinstance(asked, str) else list(asked)
+    if isinstance(given, bool):
+        return known if given else []
+    names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in known:
             raise InputError(f"There is no baseline {name!r}: choose from {', '.join(map(repr, known))}.")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SCHEMA = "headtrace.verification/2"
+_OPTIONS = ("metric", "clean_metric", "reach", "scope", "controls", "seed")
 Verdict = Literal["PASS", "FAIL", "NOTHING TO VERIFY"]
 """What a verification comes to."""
 
@@ -58,14 +59,18 @@ class Failure:
     """How far apart the two may be; none where they must be equal."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON, which has no number for what is none."""
-        values = asdict(self)
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        """Plain data, for JSON."""
+        return _finite(asdict(self))
 
     def __str__(self) -> str:
         of = f" of {self.where}" if self.where else ""
         allowed = "" if self.allowed is None else f" (allowed {self.allowed:.2g})"
         return f"{self.field}{of}: {shown(self.in_file)} in the file, {shown(self.measured)} in the model{allowed}"
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with None in place of infinity and NaN, for which JSON has no number."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def shown(value: Any) -> str:
@@ -75,8 +80,8 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
-        some = ", ".join(shown(item) for item in value[:8])  # type: ignore[index]
-        return f"[{some}{', ...' if len(value) > 8 else ''}]"  # type: ignore[arg-type]
+        some = ", ".join(shown(item) for item in value[:8])
+        return f"[{some}{', ...' if len(value) > 8 else ''}]"
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -136,6 +141,12 @@ class PredictionCheck:
     def error(self) -> float:
         """How far apart the two are."""
         return abs(self.measured - self.predicted)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What tables and files have of it."""
+        values = {"attention": self.clean, "predicted": self.predicted, "measured": self.measured}
+        return {"node": self.node, "firing": self.firing, "side": self.side, **values}
 
 
 @dataclass(frozen=True, repr=False)
@@ -211,24 +222,13 @@ class Report:
         """One row per firing and side: attention before, predicted and measured."""
         import polars as pl
 
-        rows = [
-            {
-                "node": c.node,
-                "firing": c.firing,
-                "side": c.side,
-                "attention": c.clean,
-                "predicted": c.predicted,
-                "measured": c.measured,
-                "error": c.error,
-            }
-            for c in self.predictions
-        ]
+        rows = [{**check.row, "error": check.error} for check in self.predictions]
         numbers = dict.fromkeys(("attention", "predicted", "measured", "error"), pl.Float64)
         schema: Any = {"node": pl.Int64, "firing": pl.String, "side": pl.String, **numbers}
         return pl.DataFrame(rows, schema=schema)
 
     def summary(self, failures: int = 8) -> str:
-        """The verdict and what it rests on, then: do claimed signals matter more than random channels?"""
+        """The verdict and the reasons for it, then: do claimed signals matter more than random channels?"""
         lines = [f"{self.verdict}: {self.why}", f"Tolerance: {self.tolerance}"]
         lines += [f"  {failure}" for failure in self.failures[:failures]]
         if len(self.failures) > failures:
@@ -245,16 +245,13 @@ class Report:
                 f"Left out: {self.left_out} edges from offsets, which no component writes (a global intervention has "
                 "nothing to change)"
             )
-        if self.effects:
-            lines += self._effect_lines()
-        return "\n".join(lines)
-
-    def _effect_lines(self) -> list[str]:
-        """What ablating and boosting claimed signals changes on average, beside random channels."""
         effects = self.effects
-        lines = [f"Edges: {len(effects)} ({self.reach}, scope {self.scope}), {self.controls} controls each"]
-        units = {"attention": "attention", "metric": self.metric}
-        for name, unit in units.items():
+        if not effects:
+            return "\n".join(lines)
+        lines.append(
+            f"Edges: {len(effects)} ({self.reach}, scope {self.scope}), {self.controls} controls each"
+        )
+        for name, unit in (("attention", "attention"), ("metric", self.metric)):
             for action in ("ablate", "boost") if unit is not None else ():
                 own = mean(tuple(getattr(e, f"{action}_{name}") for e in effects))
                 control = mean(tuple(mean(getattr(e, f"control_{action}_{name}")) for e in effects))
@@ -265,7 +262,7 @@ class Report:
         lines.append(
             f"  residual before and after ablation: median cosine {cosine:.4f}, norm ratio {ratio:.4f}"
         )
-        return lines
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return (
@@ -309,24 +306,8 @@ class Report:
             "n_predictions": len(self.predictions),
             "n_edges": len(self.effects),
             "n_left_out": self.left_out,
-            "metric": self.metric,
-            "clean_metric": self.clean_metric,
-            "reach": self.reach,
-            "scope": self.scope,
-            "controls": self.controls,
-            "seed": self.seed,
-            "predictions": [
-                {
-                    "node": c.node,
-                    "firing": c.firing,
-                    "side": c.side,
-                    "attention": c.clean,
-                    "predicted": c.predicted,
-                    "measured": None if math.isnan(c.measured) else c.measured,
-                    "allowed": c.allowed,
-                }
-                for c in self.predictions
-            ],
+            **{name: getattr(self, name) for name in _OPTIONS},
+            "predictions": [_finite({**check.row, "allowed": check.allowed}) for check in self.predictions],
         }
 
     def save(self, folder: str | Path) -> Path:

@@ -115,20 +115,19 @@ class Reader:
             own = queries[0, self.firing.head] if self.side == "query" else keys[0, self._kv]
             return own @ self.bases[0]
         if component.kind == "offset":
-            part = self.bias.expand(self.recording.lengths[0], -1)
-        else:
-            part = (self.recording.write(component) / self.norm_scale) @ self.W
-        return self._turn(part / self.head_scale) @ self.bases[0]
+            return self._read(self.bias.expand(self.recording.lengths[0], -1))
+        return self.read(self.recording.write(component))
 
-    def _turn(self, x: Float[Tensor, "token d_head"]) -> Float[Tensor, "token d_head"]:
-        rotary = self.recording.rotary[self.firing.layer]
-        return x if rotary is None else rotary.rotate(x[None, None])[0, 0].to(x.dtype)
+    def read(self, write: Float[Tensor, "token d_model"]) -> Float[Tensor, "token channel"]:
+        """Channel coefficients of what is written into the residual at every token."""
+        return self._read((write / self.norm_scale) @ self.W)
 
-    def _turn_back(self, x: Float[Tensor, "*n token d_head"]) -> Float[Tensor, "*n token d_head"]:
+    def _read(self, part: Float[Tensor, "token d_head"]) -> Float[Tensor, "token channel"]:
+        part = part / self.head_scale
         rotary = self.recording.rotary[self.firing.layer]
-        if rotary is None:
-            return x
-        return rotary.inverse.rotate(x.reshape(1, -1, *x.shape[-2:])).reshape(x.shape).to(x.dtype)
+        if rotary is not None:
+            part = rotary.rotate(part[None, None])[0, 0].to(part.dtype)
+        return part @ self.bases[0]
 
     def in_head(self, coefficients: Float[Tensor, "*n token channel"]) -> Float[Tensor, "*n token d_head"]:
         """Coefficients as a vector in the head's space, where queries and keys meet (after QK-norm and rotary)."""
@@ -138,17 +137,18 @@ class Reader:
         self, coefficients: Float[Tensor, "*n token channel"]
     ) -> Float[Tensor, "*n token d_model"]:
         """Coefficients as the minimal-norm residual vector that carries them."""
-        part = self._turn_back(self.in_head(coefficients)) * self.head_scale
-        return (part @ self._inverse) * self.norm_scale
-
-    @property
-    def _inverse(self) -> Float[Tensor, "d_head d_model"]:
-        """The pseudo-inverse of the projection, made in float64, once per head and side while the weights stay."""
+        part = self.in_head(coefficients)
+        rotary = self.recording.rotary[self.firing.layer]
+        if rotary is not None:
+            back = rotary.inverse.rotate(part.reshape(1, -1, *part.shape[-2:]))
+            part = back.reshape(part.shape).to(part.dtype)
+        # The pseudo-inverse of the projection, computed in float64, once per head and side while the weights stay.
         head = self.firing.head if self.side == "query" else self._kv
-        name = f"inverse of {self.side} {self.firing.layer} {head}"
-        return self.recording.model.cached(
-            name, lambda: rounded(torch.linalg.pinv(exact(self.W)), like=self.W)
+        inverse = self.recording.model.cached(
+            f"inverse of {self.side} {self.firing.layer} {head}",
+            lambda: rounded(torch.linalg.pinv(exact(self.W)), like=self.W),
         )
+        return (part * self.head_scale @ inverse) * self.norm_scale
 
     def positions(self, scope: Scope) -> Bool[Tensor, " token"]:
         """Where an intervention acts: the destination; every visible key (claim), or the source alone (token)."""
@@ -214,9 +214,8 @@ def residual_change(
     signal = many[0]
     if any((s.firing, s.side) != (signal.firing, signal.side) for s in many):
         raise InputError("Only signals of one firing and side meet in one residual.")
-    reader, values = coefficients(recording, signal, "token")
-    for other in many[1:]:
-        values = values + coefficients(recording, other, "token")[1]
+    reader = Reader(recording, signal.firing, signal.side)
+    values = torch.stack([coefficients(recording, each, "token")[1] for each in many]).sum(dim=0)
     position = signal.firing.dest if signal.side == "query" else signal.firing.src
     before = recording.model.architecture.centred(recording.residuals[signal.firing.layer, 0, position])
     after = before + (factor - 1) * reader.in_residual(values)[position]

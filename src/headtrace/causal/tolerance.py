@@ -2,7 +2,7 @@
 
 A forward pass adds up many numbers, and each sum is rounded. Rounding goes up as often as down, so the errors of n sums
 grow like the square root of n (Higham and Mary, 2019, on probabilistic rounding error analysis): a number of size s
-that rests on n of them may differ by ``2 eps sqrt(n) s`` (eps / 2 is one rounding, so that is four of their standard
+computed with n of them may differ by ``2 eps sqrt(n) s`` (eps / 2 is one rounding, so that is four of their standard
 deviations at most) on another CPU, with another number of threads or in another order. The precision is the coarser
 of two: the model's, and the one that the file was made in, which its numbers show (a float32 number written out in full
 is still one). Nothing is finer than the channels themselves.
@@ -51,8 +51,10 @@ class Tolerance:
     def of(cls, circuit: Circuit, model: Model) -> Tolerance:
         """The tolerance for a circuit on a model: that of the coarser of the two precisions."""
         own = precision_of(node.attention for node in circuit.nodes)
-        said = str((circuit.method.settings or {}).get("dtype"))  # half precision is computed with in float32
-        written = next((dtype for dtype in HALF if said == str(dtype).removeprefix("torch.")), own)
+        stated = str(
+            (circuit.method.settings or {}).get("dtype")
+        )  # half precision is computed with in float32
+        written = next((dtype for dtype in HALF if stated == str(dtype).removeprefix("torch.")), own)
         coarser = min(own, written, model.hf.dtype, key=PRECISIONS.index)
         terms = rounded_sums(model, coarser)
         relative = max(2 * torch.finfo(coarser).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)

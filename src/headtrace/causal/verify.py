@@ -137,9 +137,9 @@ def check_predictions(check: Checking, progress: Progress | None = None) -> list
         claims = [SideClaim.of(check.recording, check.circuit, node, side) for node, side in group]
         for claim in claims:
             check_weights(check, claim)
-        said = [(c, p) for c in claims if (p := (c.node.predicted or {}).get(c.side)) is not None]
-        measured = run(check.recording, [claim.intervention for claim, _ in said]).attention.tolist()
-        for (claim, predicted), value in zip(said, measured, strict=True):
+        stated = [(c, p) for c in claims if (p := (c.node.predicted or {}).get(c.side)) is not None]
+        measured = run(check.recording, [claim.intervention for claim, _ in stated]).attention.tolist()
+        for (claim, predicted), value in zip(stated, measured, strict=True):
             node, allowed = claim.node, check.tolerance.attention(claim.size)
             clean = node.attention or 0.0
             found.append(PredictionCheck(node.id, node.name, claim.side, clean, predicted, value, allowed))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headtrace.causal import Report
     from headtrace.causal.experiments import Additivity, EdgesIntoHead, ResidualChanges, SingleEdges
     from headtrace.causal.faithfulness import Faithfulness
-    from headtrace.causal.sufficiency_result import Curve, Sufficiency
+    from headtrace.causal.sufficiency import Curve, Sufficiency
 
 
 VIOLINS = (

@@ -14,7 +14,7 @@ from headtrace.families import FamiliesFile
 from headtrace.interpret import atlas, head_measures, interpretation
 from headtrace.interpret.scan import Tally
 from headtrace.models import Recording
-from headtrace.runs import manifest, tables
+from headtrace.runs import manifest
 from tests.documented import ROOT
 
 FORMATS = ROOT / "docs" / "reference" / "formats"
@@ -37,10 +37,10 @@ def report() -> Report:
 CASES = {
     "run": [
         *manifest.TABLES,
-        *tables.plan_schema([], []),
-        *(name for name in tables.empty_table("prompts", [], []).column_names),
-        *(name for name in tables.empty_table("edges", [], []).column_names if name.startswith("source_")),
-        *tables.empty_table("signals", [], []).column_names,
+        *manifest.plan_schema([], []),
+        *(name for name in manifest.empty_table("prompts", [], []).column_names),
+        *(name for name in manifest.empty_table("edges", [], []).column_names if name.startswith("source_")),
+        *manifest.empty_table("signals", [], []).column_names,
     ],
     "recording": list(Recording.FIELDS),
     "verification": [*report().to_dict(), *edge_table([]).columns],

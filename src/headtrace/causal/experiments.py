@@ -166,7 +166,7 @@ def _measure_all(
                 progress=part_of(progress, done, total),
             )
             done += per_edge(controls) * len(chosen)
-            found += [(number, reach, effect) for effect in effects]
+            found.extend((number, reach, effect) for effect in effects)
     return found, name
 
 

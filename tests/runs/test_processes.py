@@ -9,7 +9,7 @@ import pytest
 import headtrace
 from headtrace.errors import InputError
 from headtrace.runs import Run
-from headtrace.runs.engines import TRIES, Job, ModelPlace, work_in_processes
+from headtrace.runs.engines import TRIES, ModelPlace, ShardJob, work_in_processes
 from tests.runs.conftest import assert_same
 from tests.runs.killing import workers_of_this_process
 from tests.tiny import tiny_model
@@ -23,9 +23,9 @@ def test_a_worker_of_this_machine_gives_the_circuits_of_this_process(again, undi
 
 def test_work_that_kills_its_workers_is_an_error_and_not_a_loop() -> None:
     with pytest.raises(InputError, match=f"Shard 5: {TRIES} workers died of it .*ended with 3"):
-        list(work_in_processes(Job("os:_exit", {"status": 3}), [5], workers=2))
+        list(work_in_processes(ShardJob("os:_exit", {"status": 3}), [5], workers=2))
     with pytest.raises(InputError, match=r"workers died of it .*No module named 'nowhere'"):
-        list(work_in_processes(Job("nowhere:at_all", {}), [0], workers=1))
+        list(work_in_processes(ShardJob("nowhere:at_all", {}), [0], workers=1))
 
 
 def test_a_model_that_no_worker_could_load_is_refused(tmp_path: Path) -> None:

@@ -15,12 +15,20 @@ import torch
 from benchmarks.toy_reference import PlainToyModel, train_one
 
 from headtrace.toy.gradient import Batch, Teacher, losses, write_gradient
-from headtrace.toy.model import FOUR_PAIRS, BatchShape, Pair, Setting, UniformStream, Weights, strengths
+from headtrace.toy.model import (
+    FOUR_PAIRS,
+    BatchShape,
+    FeaturePair,
+    Setting,
+    UniformStream,
+    Weights,
+    strengths,
+)
 from headtrace.toy.train import LEARNING_RATE, train
 
 SETTINGS = [
     Setting(),
-    Setting(pairs=(Pair(2, 2, 5.0),), d_head=4, attention_weight=0.7, probability=0.1),
+    Setting(pairs=(FeaturePair(2, 2, 5.0),), d_head=4, attention_weight=0.7, probability=0.1),
     Setting(pairs=(), attention_weight=0.0, probability=1.0),
 ]
 SHAPE = BatchShape(context=4, n_features=20, keys=64)

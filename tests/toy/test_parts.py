@@ -19,7 +19,7 @@ from headtrace.toy.alignment import (
 )
 from headtrace.toy.experiments.dynamics import settled
 from headtrace.toy.experiments.sparsity import TokenPairs
-from headtrace.toy.model import BatchShape, Pair, Setting, UniformStream, falling_pairs, strengths
+from headtrace.toy.model import BatchShape, FeaturePair, Setting, UniformStream, falling_pairs, strengths
 from headtrace.toy.theory import (
     FRAMES,
     FixedHead,
@@ -53,7 +53,7 @@ def test_the_extra_strength_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"probability": 0.0}, {"context": 1}, {"d_head": 11}, {"pairs": (Pair(0, 20, 1.0),)}]
+    "wrong", [{"probability": 0.0}, {"context": 1}, {"d_head": 11}, {"pairs": (FeaturePair(0, 20, 1.0),)}]
 )
 def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):
@@ -61,7 +61,9 @@ def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> N
 
 
 def test_alignment_of_a_head_built_from_its_features_is_exact() -> None:
-    setting = Setting(pairs=(Pair(3, 1, 2.0), Pair(0, 2, 5.0)), n_features=6, d_model=6, d_head=4)
+    setting = Setting(
+        pairs=(FeaturePair(3, 1, 2.0), FeaturePair(0, 2, 5.0)), n_features=6, d_model=6, d_head=4
+    )
     features = orthogonal(6, torch.Generator().manual_seed(0))
     features[:, 3] *= -1
     omega_query = torch.stack([5 * features[:, 0], 2 * features[:, 3]])
@@ -76,7 +78,10 @@ def test_alignment_of_a_head_built_from_its_features_is_exact() -> None:
 
 def test_pairs_of_opposite_features_are_found_on_the_one_channel_they_share() -> None:
     setting = Setting(
-        pairs=(Pair(0, 1, 3.0), Pair(2, 3, 2.0), Pair(4, 5, 1.0)), n_features=6, d_model=4, d_head=4
+        pairs=(FeaturePair(0, 1, 3.0), FeaturePair(2, 3, 2.0), FeaturePair(4, 5, 1.0)),
+        n_features=6,
+        d_model=4,
+        d_head=4,
     )
     features = torch.eye(4, dtype=torch.float64)[:, [0, 1, 0, 1, 2, 3]]
     features[:, [2, 3]] *= -1

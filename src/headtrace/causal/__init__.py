@@ -27,7 +27,7 @@ from headtrace.causal.effects import EdgeEffect, Intervened, intervene
 from headtrace.causal.execute import Outcome, continued, rerun, run
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.opening import open_circuit
-from headtrace.causal.report import Failure, PredictionCheck, Report, Verdict, overall
+from headtrace.causal.report import Mismatch, PredictionCheck, Report, Verdict, overall
 from headtrace.causal.signals import Signal, find_edge, residual_change
 from headtrace.causal.sufficiency import Curve, Necessity, Sufficiency, sufficiency
 from headtrace.causal.tolerance import Tolerance
@@ -39,13 +39,13 @@ __all__ = [
     "Curve",
     "DirectionRemoval",
     "EdgeEffect",
-    "Failure",
     "FixedValues",
     "GlobalEdit",
     "Intervened",
     "Intervention",
     "LocalEdit",
     "Metric",
+    "Mismatch",
     "Necessity",
     "OtherRun",
     "Outcome",

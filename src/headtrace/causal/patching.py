@@ -226,7 +226,7 @@ NEAREST = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class ComponentRanking:
     """All components of a prompt, the most important first."""
 
     places: Int[Tensor, " component"]
@@ -251,32 +251,32 @@ def ranked_firings(given: Ranked) -> list[Firing]:
     return list(dict.fromkeys(Firing.parse(each) for each in given))
 
 
-def as_given(case: PatchingCase, given: Ranked) -> Ranking:
+def as_given(case: PatchingCase, given: Ranked) -> ComponentRanking:
     """A circuit's own order, or that of a list, continued by attention."""
     own = case.places_of(ranked_firings(given))
     free = ~torch.isin(case.places, own)
     order = case.attention[free].argsort(descending=True, stable=True)
-    return Ranking(torch.cat((own, case.places[free][order])), len(own))
+    return ComponentRanking(torch.cat((own, case.places[free][order])), len(own))
 
 
-def by_score(case: PatchingCase, scores: Float[Tensor, " component"]) -> Ranking:
+def by_score(case: PatchingCase, scores: Float[Tensor, " component"]) -> ComponentRanking:
     """Falling scores, one for each of the case's places."""
     order = scores.argsort(descending=True, stable=True)
-    return Ranking(case.places[order], len(order))
+    return ComponentRanking(case.places[order], len(order))
 
 
-def by_attention(case: PatchingCase) -> Ranking:
+def by_attention(case: PatchingCase) -> ComponentRanking:
     """The components that attend most in the clean run."""
     return by_score(case, case.attention)
 
 
-def at_random(case: PatchingCase, seed: int) -> Ranking:
+def at_random(case: PatchingCase, seed: int) -> ComponentRanking:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(case.places), generator=generator).to(case.places.device)
-    return Ranking(case.places[order], len(order))
+    return ComponentRanking(case.places[order], len(order))
 
 
-def attribution_patching(case: PatchingCase, points: int | None = None) -> Ranking:
+def attribution_patching(case: PatchingCase, points: int | None = None) -> ComponentRanking:
     """What the metric gains by keeping a component, to first order at the clean run.
 
     That is the metric's gradient times the component's difference from the counterfactual. With ``points`` the gradient
@@ -286,7 +286,7 @@ def attribution_patching(case: PatchingCase, points: int | None = None) -> Ranki
     return by_score(case, mask_gradients(case, levels).flatten()[case.places])
 
 
-def attention_circuit(case: PatchingCase, circuit: Circuit) -> Ranking:
+def attention_circuit(case: PatchingCase, circuit: Circuit) -> ComponentRanking:
     """ACC++ alone: the circuit of attention, traced with the defaults; the given one, if that is what it is."""
     sides = {"root", *ATTENTION_SIDES}
     if circuit.method.name == "acc++" and all(edge.side in sides for edge in circuit.edges):
@@ -298,7 +298,7 @@ def attention_circuit(case: PatchingCase, circuit: Circuit) -> Ranking:
     return as_given(case, Tracer(case.model).trace(ids, root=root))
 
 
-Baseline = Callable[[PatchingCase, Circuit], Ranking]
+Baseline = Callable[[PatchingCase, Circuit], ComponentRanking]
 BASELINES: Mapping[str, Baseline] = {
     "attention": lambda case, _: by_attention(case),
     "attribution patching": lambda case, _: attribution_patching(case),

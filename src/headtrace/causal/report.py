@@ -44,7 +44,7 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Failure:
+class Mismatch:
     """One number, list or flag of a file that the model contradicts."""
 
     field: str
@@ -90,7 +90,7 @@ def shown(value: Any) -> str:
 class Ledger:
     """Comparisons as they are made."""
 
-    failures: list[Failure] = field(default_factory=list[Failure])
+    failures: list[Mismatch] = field(default_factory=list[Mismatch])
     checked: Counter[str] = field(default_factory=Counter[str])
     """How many of each field were compared."""
     not_checked: list[str] = field(default_factory=list[str])
@@ -110,13 +110,13 @@ class Ledger:
         self.checked[name] += 1
         if not low - allowed <= in_file <= high + allowed:  # what is not a number fails, too
             nearer = low if abs(in_file - low) <= abs(in_file - high) else high
-            self.failures.append(Failure(name, where, in_file, nearer, allowed))
+            self.failures.append(Mismatch(name, where, in_file, nearer, allowed))
 
     def require(self, name: str, where: str, *, in_file: Any, measured: Any) -> None:
         """Something that is equal or is not."""
         self.checked[name] += 1
         if in_file != measured:
-            self.failures.append(Failure(name, where, in_file, measured))
+            self.failures.append(Mismatch(name, where, in_file, measured))
 
     def skip(self, what: str) -> None:
         """Once is enough."""
@@ -156,7 +156,7 @@ class Report:
     circuit: Circuit
     tolerance: Tolerance
     """How far numbers of the file and of the model may be apart, and what that follows from."""
-    failures: tuple[Failure, ...]
+    failures: tuple[Mismatch, ...]
     """What the model contradicts: field, node or edge, value in the file, value measured."""
     checked: Mapping[str, int]
     """How many of each field were compared."""

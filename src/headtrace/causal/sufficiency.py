@@ -44,9 +44,9 @@ from headtrace.causal.patching import (
     BASELINES,
     NEAREST,
     RANDOM,
+    ComponentRanking,
     PatchingCase,
     Ranked,
-    Ranking,
     as_given,
     at_random,
     chosen_baselines,
@@ -190,7 +190,7 @@ class Sufficiency:
 
     circuit: Circuit
     case: PatchingCase = field(repr=False)
-    ranking: Ranking = field(repr=False)
+    ranking: ComponentRanking = field(repr=False)
     metric: str
     clean: float
     """The metric of the model on the circuit's prompt."""
@@ -389,7 +389,7 @@ def sufficiency(
 
     # The orders in which components are kept: the circuit's own, and those that it is compared with.
     own = as_given(case, circuit if ranking is None else ranking)
-    compared: dict[str, list[Ranking]] = {
+    compared: dict[str, list[ComponentRanking]] = {
         name: [at_random(case, seed + draw) for draw in range(draws)]
         if name == RANDOM
         else [BASELINES[name](case, circuit)]
@@ -402,12 +402,12 @@ def sufficiency(
     shares = shares_of(total)
     shown = {0, *sizes(own.own), *sizes(SHOWN[-1])}
 
-    def sizes_of(order: Ranking) -> list[int]:
+    def sizes_of(order: ComponentRanking) -> list[int]:
         if order is own:
             return [0, *sizes(own.own)]
         return sorted({min(n, order.own) for n in shown | set(sizes(order.own) if order.own < total else ())})
 
-    def key(order: Ranking, size: int) -> tuple[int, int]:
+    def key(order: ComponentRanking, size: int) -> tuple[int, int]:
         """Sets are measured once: nothing and everything are the same in every order."""
         return (id(order) if 0 < size < total else 0), size
 
@@ -437,7 +437,7 @@ def sufficiency(
             f"{case.clean:.6g}: further apart than rounding allows ({bound:.1e})."
         )
 
-    def curve(orders: Sequence[Ranking]) -> Curve:
+    def curve(orders: Sequence[ComponentRanking]) -> Curve:
         """Of an order; of several draws, the mean."""
 
         def at(size: int) -> tuple[int, float]:

@@ -23,7 +23,7 @@ from headtrace.circuits.parts import (
     CompetingKeySignal,
     Edge,
     Evidence,
-    Example,
+    EvidenceExample,
     MethodInfo,
     ModelInfo,
     Neuron,
@@ -121,7 +121,7 @@ _GRAPH = {
     "neurons": Neuron,
     "edges": Edge,
     "evidence": Evidence,
-    "examples": Example,
+    "examples": EvidenceExample,
 }
 
 

@@ -10,7 +10,7 @@ those that it is given. Positions are integers; token text is a label, never a k
 'L9H6 14->3'
 >>> Evidence(supported=False, p_value=0.31, accuracy=0.55, judged=40).verdict
 'unsupported, p 0.31'
->>> Example((" the park,", " Paul", " gave a book", " to"), dest=3, src=1, score=2.5, holds=True).marked
+>>> EvidenceExample((" the park,", " Paul", " gave a book", " to"), dest=3, src=1, score=2.5, holds=True).marked
 ' the park,[[ Paul]] gave a book<< to>>'
 """
 
@@ -171,7 +171,7 @@ class Node:
 
 
 @stored
-class Example:
+class EvidenceExample:
     """A pair of tokens that the signal scores highly, in its context. Nobody who wrote the words had seen it."""
 
     pieces: Words
@@ -212,7 +212,7 @@ class Evidence:
     """Who found the words."""
     judge: Text | None = None
     """Who labelled the pairs."""
-    examples: tuple[Example, ...] | None = None
+    examples: tuple[EvidenceExample, ...] | None = None
     """A few of the pairs that the signal scores highest, highest first; none was shown to the explainer."""
 
     @property

@@ -98,7 +98,7 @@ def single_moment(experiment: Experiment, path: str | Path | None = None) -> Fig
 
 @house_style()
 def multi(experiment: Experiment, path: str | Path | None = None) -> Figure:
-    """Pair k on singular pair k, for every pair."""
+    """FeaturePair k on singular pair k, for every pair."""
     arrays = experiment.arrays
     figure, [axes] = new_figure(9.6, 5.6, columns=3, width_ratios=[1.0, 1.0, 0.9])
     heat(axes[0], arrays["left"], "Features and\nleft singular vectors", "uₖ", "feature wᵢ")

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headtrace.circuits.parts import Evidence, Example
+from headtrace.circuits.parts import Evidence, EvidenceExample
 from headtrace.interpret.judging import Judged
 from headtrace.interpret.scored_signals import Pair
 
@@ -56,11 +56,11 @@ def annotate(
 def evidence_of(found: Judged) -> Evidence:
     """How a description was tested, small enough for a circuit file; without a p-value if it was not judged."""
     tested, accuracy = found.status == "described", found.counts.accuracy
-    examples: dict[tuple[str, ...], Example] = {}
+    examples: dict[tuple[str, ...], EvidenceExample] = {}
     for pair, label in sorted(found.examples, key=lambda each: -each[0].score):
         if len(examples) < EXAMPLES:
             pieces, dest, src = in_pieces(pair)
-            examples.setdefault(pieces, Example(pieces, dest, src, pair.score, label))
+            examples.setdefault(pieces, EvidenceExample(pieces, dest, src, pair.score, label))
     return Evidence(
         supported=found.supported,
         p_value=found.p_value if tested else None,

@@ -40,7 +40,7 @@ from headtrace.interpret.head_measures import HeadSums
 from headtrace.interpret.scan import FILE, BatchScorer, Scan, Tally, batches, chunks_at_once
 from headtrace.interpret.scored_signals import ScoredSignal, Signals, find_signals
 from headtrace.progress import monotonic
-from headtrace.runs.engines import Engine, Engines, Job, ModelPlace, Shard
+from headtrace.runs.engines import Engine, Engines, ModelPlace, Shard, ShardJob
 from headtrace.runs.lock import locked
 from headtrace.runs.store import StoreError, open_store
 from headtrace.writing import check_folder_writable, replacing
@@ -220,7 +220,7 @@ def _scan_with_workers(
         state.save(out)  # tells the workers which signals to score, and how
         shards = _write_shards(corpus, out, state.n_chunks, every * chunks_at_once(corpus.length))
         options = {"model": place.options(), "shards": asdict(shards)}
-        job = Job(f"{__name__}:open_work", options)
+        job = ShardJob(f"{__name__}:open_work", options)
         ready = _leftover_parts(state, out, shards)
         missing = [shard for shard in range(len(shards)) if shard not in ready]
         merged = _merge_ready(state, model, shards, ready, 0)

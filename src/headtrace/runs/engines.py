@@ -2,7 +2,7 @@
 
 >>> import headtrace
 >>> place = ModelPlace.of(headtrace.load("builtin"))
->>> job = Job("headtrace.runs.work:open_work", {"url": "runs/ioi", "model": place.options(), "tracer": {}})
+>>> job = ShardJob("headtrace.runs.work:open_work", {"url": "runs/ioi", "model": place.options(), "tracer": {}})
 >>> place.load()
 Model('builtin', ...)
 
@@ -57,7 +57,7 @@ _OBJECT_STORE = 100 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """How a process opens the work."""
 
     opener: str
@@ -152,7 +152,7 @@ class Engines:
         """Whether this process does all the work."""
         return self.engine == "local" and self.workers is None
 
-    def answers(self, job: Job, shards: Sequence[int]) -> Iterator[str]:
+    def answers(self, job: ShardJob, shards: Sequence[int]) -> Iterator[str]:
         """Do shards with several workers, and yield the answer of each when it is there: in whatever order."""
         if self.engine == "ray":
             return work_with_ray(job, shards, self.workers, self.ray_address)
@@ -162,7 +162,7 @@ class Engines:
 class Worker:
     """Opens a job in its own process, and does the shards whose numbers it is given."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ShardJob) -> None:
         self.problem = ""
         try:
             self.shard = job.open()
@@ -182,7 +182,7 @@ class Worker:
 # -- processes of this machine -------------------------------------------------------------------------------------
 
 
-def work_in_processes(job: Job, shards: Sequence[int], workers: int) -> Iterator[str]:
+def work_in_processes(job: ShardJob, shards: Sequence[int], workers: int) -> Iterator[str]:
     """Do shards in processes of this machine, and yield the answer of each when it is there."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for shard in shards:
@@ -208,7 +208,7 @@ class _WorkerThread(threading.Thread):
     """Starts a worker process, gives it shards one by one, and starts another if it dies."""
 
     def __init__(
-        self, job: Job, waiting: queue.SimpleQueue[int], answers: queue.SimpleQueue[str | StoreError]
+        self, job: ShardJob, waiting: queue.SimpleQueue[int], answers: queue.SimpleQueue[str | StoreError]
     ) -> None:
         super().__init__(daemon=True)
         self.job, self.waiting, self.answers = job, waiting, answers
@@ -266,7 +266,7 @@ class _WorkerThread(threading.Thread):
         return ""
 
 
-def _start_worker(job: Job, log: TextIO) -> subprocess.Popen[str]:
+def _start_worker(job: ShardJob, log: TextIO) -> subprocess.Popen[str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(
         [sys.executable, "-m", "headtrace.runs.engines", json.dumps(asdict(job))],
@@ -285,7 +285,7 @@ def _own_process_group() -> dict[str, Any]:
     return {"start_new_session": True} if windows is None else {"creationflags": windows}
 
 
-def _worker_main(job: Job) -> None:
+def _worker_main(job: ShardJob) -> None:
     """The program of a worker."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
@@ -313,7 +313,9 @@ class ShardWorker(Worker):
         return {"answer": [a for a, _ in answers], "problem": [b for _, b in answers]}
 
 
-def work_with_ray(job: Job, shards: Sequence[int], workers: int | None, address: str | None) -> Iterator[str]:
+def work_with_ray(
+    job: ShardJob, shards: Sequence[int], workers: int | None, address: str | None
+) -> Iterator[str]:
     """Do shards on Ray, and yield the answer of each when it is there.
 
     Ray Data restarts workers that died, and does their shards again, as often as it takes. On a cluster it chooses how
@@ -386,4 +388,4 @@ def _require_listener(address: str | None) -> None:
 
 
 if __name__ == "__main__":
-    _worker_main(Job(**json.loads(sys.argv[1])))
+    _worker_main(ShardJob(**json.loads(sys.argv[1])))

@@ -22,7 +22,7 @@ from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import HeadtraceError, IdentityError, InputError
 from headtrace.progress import Progress, scaled
 from headtrace.request import ResolvedRequest, batch_requests
-from headtrace.runs.engines import Job, ModelPlace, Shard
+from headtrace.runs.engines import ModelPlace, Shard, ShardJob
 from headtrace.runs.manifest import (
     MANIFEST,
     PLAN,
@@ -157,7 +157,7 @@ def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Ten
         yield edge, vector
 
 
-def trace_job(store: Store, model: Model, tracer: dict[str, Any]) -> Job:
+def trace_job(store: Store, model: Model, tracer: dict[str, Any]) -> ShardJob:
     """The shards of a run as a job: ``tracer`` has the options of its tracer."""
     if not isinstance(tracer.get("method", ""), str) or any(callable(value) for value in tracer.values()):
         raise InputError(
@@ -166,7 +166,7 @@ def trace_job(store: Store, model: Model, tracer: dict[str, Any]) -> Job:
         )
     url = store.url if store.folder is None else str(store.folder)
     options = {"url": url, "model": ModelPlace.of(model).options(), "tracer": tracer}
-    return Job(f"{__name__}:open_work", options)
+    return ShardJob(f"{__name__}:open_work", options)
 
 
 def open_work(url: str, model: dict[str, Any], tracer: dict[str, Any]) -> Shard:

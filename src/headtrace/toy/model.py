@@ -20,7 +20,7 @@ from torch import Tensor
 from headtrace.errors import InputError
 
 
-class Pair(NamedTuple):
+class FeaturePair(NamedTuple):
     """The head should attend when `query` is in the query token and `key` in the key token."""
 
     query: int
@@ -28,23 +28,28 @@ class Pair(NamedTuple):
     logit: float
 
 
-FOUR_PAIRS = (Pair(0, 4, 24.0), Pair(1, 5, 21.0), Pair(2, 6, 18.0), Pair(3, 7, 15.0))
+FOUR_PAIRS = (
+    FeaturePair(0, 4, 24.0),
+    FeaturePair(1, 5, 21.0),
+    FeaturePair(2, 6, 18.0),
+    FeaturePair(3, 7, 15.0),
+)
 
 
-def falling_pairs(count: int, highest: float) -> tuple[Pair, ...]:
+def falling_pairs(count: int, highest: float) -> tuple[FeaturePair, ...]:
     """Pairs (i, i + count) whose target logits fall by one from `highest`.
 
     >>> falling_pairs(2, 26)
-    (Pair(query=0, key=2, logit=26), Pair(query=1, key=3, logit=25))
+    (FeaturePair(query=0, key=2, logit=26), FeaturePair(query=1, key=3, logit=25))
     """
-    return tuple(Pair(i, i + count, highest - i) for i in range(count))
+    return tuple(FeaturePair(i, i + count, highest - i) for i in range(count))
 
 
 @dataclass(frozen=True)
 class Setting:
     """One toy model. The defaults are the paper's defaults for its sweeps, with its four feature pairs."""
 
-    pairs: tuple[Pair, ...] = FOUR_PAIRS
+    pairs: tuple[FeaturePair, ...] = FOUR_PAIRS
     n_features: int = 20
     d_model: int = 10
     d_head: int = 10
@@ -69,7 +74,7 @@ class Setting:
                 raise InputError(f"{pair} names a feature outside 0..{self.n_features - 1}.")
 
     @property
-    def ordered_pairs(self) -> tuple[Pair, ...]:
+    def ordered_pairs(self) -> tuple[FeaturePair, ...]:
         """The pairs by falling target logit: pair number k is the one expected on singular pair k."""
         return tuple(sorted(self.pairs, key=lambda pair: -pair.logit))
 

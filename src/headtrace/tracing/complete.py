@@ -26,7 +26,7 @@ from headtrace.tracing.components import Firings
 from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
 from headtrace.tracing.readings import Composer
-from headtrace.tracing.signal_directions import Signal, mlp_signal_causes, signals_of, write_at
+from headtrace.tracing.signal_directions import SignalDirection, mlp_signal_causes, signals_of, write_at
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, attention_at
 from headtrace.vocabulary import ATTENTION_SIDES, ROOT, Side, Site
 
@@ -47,13 +47,13 @@ class FollowReason:
     """For its contribution to the root."""
     attending: float = 0.0
     """For attending, not for what it moved: a head that is the root itself."""
-    signals: list[tuple[float, Signal]] = field(default_factory=list[tuple[float, Signal]])
+    signals: list[tuple[float, SignalDirection]] = field(default_factory=list[tuple[float, SignalDirection]])
 
     @property
     def influence(self) -> float:
         return self.content + self.attending + sum(share for share, _ in self.signals)
 
-    def of_attention(self, attention: bool) -> list[tuple[float, Signal]]:
+    def of_attention(self, attention: bool) -> list[tuple[float, SignalDirection]]:
         """The signals of queries and keys, or the others."""
         return [each for each in self.signals if (each[1].side in ATTENTION_SIDES) == attention]
 
@@ -69,7 +69,7 @@ class Part:
     """Of what the node reads; None for content, for which every component has its own gradient."""
 
 
-Expanded = tuple[Causes, dict[Side, list[Part]], dict[tuple[Side, Site], Signal]]
+Expanded = tuple[Causes, dict[Side, list[Part]], dict[tuple[Side, Site], SignalDirection]]
 """The causes of a site, the parts that they are made of, and the signals that some of them wrote."""
 
 
@@ -193,7 +193,7 @@ class CompleteSweep:
             elif flow > 0:
                 written = write_at(self.recording, number, site)
                 direction = part.direction / (written @ part.direction)
-                reason.signals.append((flow, Signal(number, site, target, side, direction)))
+                reason.signals.append((flow, SignalDirection(number, site, target, side, direction)))
 
     def _strong(self, found: Strongest, whole: float) -> tuple[Cause, ...]:
         """Causes, and what opposes them, that carry as much influence as a node needs to be expanded.
@@ -278,9 +278,9 @@ class CompleteSweep:
 
     def _signals(
         self, attended: dict[PromptSite, Causes]
-    ) -> dict[PromptSite, dict[tuple[Side, Site], Signal]]:
+    ) -> dict[PromptSite, dict[tuple[Side, Site], SignalDirection]]:
         """What the causes of some firings wrote into them, as directions."""
-        signals: dict[PromptSite, dict[tuple[Side, Site], Signal]] = {site: {} for site in attended}
+        signals: dict[PromptSite, dict[tuple[Side, Site], SignalDirection]] = {site: {} for site in attended}
         for side in ATTENTION_SIDES:
             sites = [site for site in attended if side in attended[site].sides]
             causes = [attended[site].sides[side].in_graph for site in sites]
@@ -369,7 +369,7 @@ class CompleteSweep:
         An MLP that writes into many firings is followed for the signals that have enough influence by themselves, or
         for its strongest one.
         """
-        wanted: list[tuple[PromptSite, float, Signal]] = []
+        wanted: list[tuple[PromptSite, float, SignalDirection]] = []
         for site in chosen:
             signals = sorted(self._reason(site).of_attention(True), key=lambda each: -each[0])
             enough = [each for each in signals if each[0] >= self.budget.min_influence]
@@ -383,7 +383,7 @@ class CompleteSweep:
             self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes
 
 
-def _combined(signals: list[tuple[float, Signal]]) -> tuple[Float[Tensor, " d_model"], float]:
+def _combined(signals: list[tuple[float, SignalDirection]]) -> tuple[Float[Tensor, " d_model"], float]:
     """Several signals as one direction, weighted by influence; and their influence."""
     influence = sum(share for share, _ in signals)
     weighted = torch.stack([signal.direction * (share / influence) for share, signal in signals])

@@ -283,7 +283,7 @@ class Upstream:
 
 
 @dataclass(frozen=True)
-class Rotary:
+class ChannelRotary:
     """Rotary positions of a layer as algebra on channel bases: exact for full, partial and scaled rotary.
 
     Holds cosines and sines for the prompts of some firings. A row vector m is rotated at token t to
@@ -294,7 +294,9 @@ class Rotary:
     sin: Float[Tensor, "firing token half"]
 
     @classmethod
-    def of(cls, recording: Recording, layer: int, prompt: Int[Tensor, " firing"], length: int) -> Rotary:
+    def of(
+        cls, recording: Recording, layer: int, prompt: Int[Tensor, " firing"], length: int
+    ) -> ChannelRotary:
         """The tables of the first ``length`` tokens; zero wide for models without rotary positions."""
         rotary = recording.rotary[layer]
         if rotary is None:
@@ -306,8 +308,8 @@ class Rotary:
         dtype = recording.norm_scales.dtype
         return cls(rotary.cos[rows, :length, :half].to(dtype), rotary.sin[rows, :length, :half].to(dtype))
 
-    def __getitem__(self, which: Int[Tensor, " active"]) -> Rotary:
-        return Rotary(self.cos[which], self.sin[which])
+    def __getitem__(self, which: Int[Tensor, " active"]) -> ChannelRotary:
+        return ChannelRotary(self.cos[which], self.sin[which])
 
     @property
     def stretch(self) -> Float[Tensor, "firing token"]:

@@ -28,7 +28,7 @@ from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
 from headtrace.progress import count
 from headtrace.tracing.causes import Causes, PromptSite
-from headtrace.tracing.components import ComponentIndex, Firings, Rotary, Upstream
+from headtrace.tracing.components import ChannelRotary, ComponentIndex, Firings, Upstream
 from headtrace.tracing.readings import Composer, Readings
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ class FiringScores:
         return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w, full_rank)
 
     @cached_property
-    def rotary(self) -> Rotary:
+    def rotary(self) -> ChannelRotary:
         layer = self.firings.sites[0][1].layer or 0
-        return Rotary.of(self.recording, layer, self.firings.prompt, self.logits.shape[1])
+        return ChannelRotary.of(self.recording, layer, self.firings.prompt, self.logits.shape[1])
 
     def attention(self, logits: Float[Tensor, "firing token"]) -> Float[Tensor, " firing"]:
         """Attention on each firing's source if its row had these logits."""

@@ -23,7 +23,7 @@ from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.along import Along, Place, along
 from headtrace.tracing.causes import Cause, PromptSite
-from headtrace.tracing.components import Firings, Rotary
+from headtrace.tracing.components import ChannelRotary, Firings
 from headtrace.vocabulary import AttentionSide, Side, Site
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ FIRST_PREFIX, PREFIX_GROWTH = 16, 4
 
 
 @dataclass(frozen=True)
-class Signal:
+class SignalDirection:
     """What a site writes into another one, on one side: channels of a firing, or what it moves."""
 
     prompt: int
@@ -64,7 +64,7 @@ def readings_at(
     scale = recording.norm_scales[layer, b, at]
     if scales is not None:
         scale = scale * scales[layer, b, head, at]
-    rotary = Rotary.of(recording, sites[0][1].layer or 0, b, recording.token_ids.shape[1])
+    rotary = ChannelRotary.of(recording, sites[0][1].layer or 0, b, recording.token_ids.shape[1])
     return W @ rotary.basis_at(basis, at) / scale[:, None, None]
 
 
@@ -100,10 +100,10 @@ def signals_of(
     sites: Sequence[PromptSite],
     causes: Sequence[Sequence[Cause]],
     side: AttentionSide,
-) -> list[list[Signal | None]]:
+) -> list[list[SignalDirection | None]]:
     """The signals of each firing's causes on one side, for firings of one layer; None for causes that are leaves."""
     matrices = readings_at(recording, sites, side)
-    found: list[list[Signal | None]] = [[None] * len(mine) for mine in causes]
+    found: list[list[SignalDirection | None]] = [[None] * len(mine) for mine in causes]
     places, directions, sizes = list[tuple[int, int]](), list[Tensor](), list[Tensor]()
     for row, (prompt, _) in enumerate(sites):
         for number, cause in enumerate(causes[row]):
@@ -120,7 +120,7 @@ def signals_of(
     for (row, number), direction, written in zip(places, directions, positive, strict=True):
         if written:
             prompt, target = sites[row]
-            found[row][number] = Signal(prompt, causes[row][number].site, target, side, direction)
+            found[row][number] = SignalDirection(prompt, causes[row][number].site, target, side, direction)
     return found
 
 
@@ -131,7 +131,7 @@ def signals_of(
 class MlpSignalCauses:
     """The causes of a signal that an MLP wrote, and what is left of the signal without them."""
 
-    signal: Signal
+    signal: SignalDirection
     causes: tuple[Cause, ...]
     """With their frozen-gate shares of the signal, in order of removal."""
     left: float
@@ -144,7 +144,7 @@ class MlpSignalCauses:
 
 @torch.inference_mode()
 def mlp_signal_causes(
-    recording: Recording, layer: int, signals: Sequence[Signal], places: Sequence[Place]
+    recording: Recording, layer: int, signals: Sequence[SignalDirection], places: Sequence[Place]
 ) -> list[MlpSignalCauses]:
     """The causes of signals that one layer's MLP wrote, each at the place that it read."""
     device = recording.model.device
@@ -190,7 +190,7 @@ def mlp_signal_causes(
 
 
 def _require_whole(
-    recording: Recording, part: Along, constant: Float[Tensor, " signal"], signals: Sequence[Signal]
+    recording: Recording, part: Along, constant: Float[Tensor, " signal"], signals: Sequence[SignalDirection]
 ) -> None:
     """Frozen shares and the MLP's own biases sum to the whole signal, which is one by definition."""
     total, size = part.shares.sum(1) + constant, part.shares.abs().sum(1).clamp_min(1.0)

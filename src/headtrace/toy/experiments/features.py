@@ -22,7 +22,7 @@ from headtrace.toy.alignment import (
     kept,
 )
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.model import Pair, Setting, falling_pairs
+from headtrace.toy.model import FeaturePair, Setting, falling_pairs
 from headtrace.toy.train import ToyModel, train
 
 PROBABILITIES = (0.1, 0.2, 0.52)
@@ -98,7 +98,7 @@ def _paired_order(among: np.ndarray) -> np.ndarray:
     return np.array(order)
 
 
-PAIR = (Pair(0, 1, 1.0),)
+PAIR = (FeaturePair(0, 1, 1.0),)
 ONE_PAIR = Setting(pairs=PAIR, attention_weight=20.0, probability=0.52)
 """Where the pair is aligned, orthogonal to all other features and has a singular value of 1.
 The paper does not say which lambda and p it used."""
@@ -190,7 +190,7 @@ TWENTY_PAIRS = Setting(
     probability=0.35,
 )
 """Lambda and p are not in the paper. At lambda = 4 the pairs of lowest logit are not learned."""
-THREE_PAIRS = Setting(tuple(Pair(i, i + 3, 24.0 - 6 * i) for i in range(3)))
+THREE_PAIRS = Setting(tuple(FeaturePair(i, i + 3, 24.0 - 6 * i) for i in range(3)))
 ALIGNED = 0.95
 
 

@@ -22,7 +22,7 @@ from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.toy.alignment import Channels, channels
 from headtrace.toy.experiment import Experiment, against_paper
-from headtrace.toy.model import Pair, Setting
+from headtrace.toy.model import FeaturePair, Setting
 from headtrace.toy.train import ToyModel, train
 
 CLASSES = {"one": 1, "two": 2, "none": 0}
@@ -42,7 +42,7 @@ class TokenPairs:
         attended, others = self.attended.double(), self.others.double()
         return relative(attended, attended + others.sum(1), 1 + others.shape[1])
 
-    def products(self, pairs: Sequence[Pair]) -> Float[Tensor, "pairs feature_pairs"]:
+    def products(self, pairs: Sequence[FeaturePair]) -> Float[Tensor, "pairs feature_pairs"]:
         """The product of strengths of each feature pair: query feature times relative key feature."""
         query, key = [pair.query for pair in pairs], [pair.key for pair in pairs]
         return self.query[:, query] * self.relative_key[:, key]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect
 
-from headtrace.circuits import Evidence, Example
+from headtrace.circuits import Evidence, EvidenceExample
 from tests.circuits.made_up import complete_circuit, random_circuit, small_circuit, worded_circuit
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\u0000"
@@ -170,5 +170,5 @@ def test_evidence_reaches_the_page_as_the_file_has_it():
     circuit = worded_circuit()
     shown = [edge["evidence"] for edge in page_data(circuit)["edges"] if "evidence" in edge]
     assert len(shown) == 4
-    assert isinstance(circuit.edges[2].evidence.examples[0], Example)
+    assert isinstance(circuit.edges[2].evidence.examples[0], EvidenceExample)
     assert json.loads(json.dumps(shown))[0]["examples"][0]["src"] == 1

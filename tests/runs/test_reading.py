@@ -11,7 +11,7 @@ import torch
 
 import headtrace
 from headtrace.causal.signals import Reader, Signal, channel_mask
-from headtrace.circuits import Edge, Evidence, Example, Node, read_circuit, read_circuits
+from headtrace.circuits import Edge, Evidence, EvidenceExample, Node, read_circuit, read_circuits
 from headtrace.circuits.describe import example
 from headtrace.circuits.rows import circuit_of, edge_table, node_table, rest_columns
 from headtrace.errors import InputError
@@ -67,7 +67,7 @@ def test_the_columns_are_those_that_others_rely_on(undisturbed: Run, prompts) ->
 
 def test_words_and_their_evidence_survive_in_the_tables() -> None:
     circuit = example()
-    tested = Evidence(True, 0.001, examples=(Example((" Mary", " told"), dest=1, src=0),))
+    tested = Evidence(True, 0.001, examples=(EvidenceExample((" Mary", " told"), dest=1, src=0),))
     edges = (circuit.edges[0], replace(circuit.edges[1], description="A name.", evidence=tested))
     circuit = circuit.with_edges(edges)
     row = {name: column[0] for name, column in rest_columns([circuit]).items()}

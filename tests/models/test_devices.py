@@ -134,7 +134,11 @@ class Spoilt:
         self.names, self.on = names, on
 
     def __call__(self, operation: Any, found: Any) -> Any:
-        return found * 1.001 if self.on and operation.name().split(".")[0] in self.names else found
+        if not self.on or operation.name().split(".")[0] not in self.names:
+            return found
+        if isinstance(found, tuple):  # values first, then indices or statistics
+            return (found[0] * 1.001, *found[1:])
+        return found.mul_(1.001) if operation.name().split(".")[0].endswith("_") else found * 1.001
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,21 @@ class Spoilt:
     [
         (("aten::mm", "aten::addmm", "aten::bmm"), "matrix products"),
         (("aten::_softmax",), "softmax"),
+        (("aten::logsumexp",), "log-sum-exp"),
+        (("aten::native_layer_norm",), "layer norm"),
+        (("aten::rsqrt",), "norms"),
+        (("aten::sum",), "sums"),
+        (("aten::cumsum",), "cumulative sums"),
         (("aten::silu",), "activations"),
+        (("aten::exp",), "activations"),
+        (("aten::cos",), "rotations"),
+        (("aten::embedding",), "embeddings"),
+        (("aten::gather",), "choosing by index"),
+        (("aten::index_select",), "choosing by index"),
+        (("aten::index_put_",), "writing by index"),
+        (("aten::scatter_add_",), "writing by index"),
+        (("aten::topk",), "sorting"),
+        (("aten::where",), "conditions"),
     ],
 )
 def test_a_device_that_computes_wrongly_is_refused_by_name_when_a_model_is_loaded(
@@ -153,6 +171,14 @@ def test_a_device_that_computes_wrongly_is_refused_by_name_when_a_model_is_loade
         hf = tiny_hf("llama").to(SECOND)
         with pytest.raises(IdentityError, match=rf"device '{SECOND}' computes {message} wrongly in float32"):
             headtrace.load(hf)
+    checks._first_wrong.cache_clear()
+
+
+def test_a_device_that_is_right_but_rounds_is_accepted_in_every_dtype() -> None:
+    with pretended_devices():
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            checks._first_wrong.cache_clear()
+            checks.check_devices(dtype, [torch.device(SECOND)])
     checks._first_wrong.cache_clear()
 
 

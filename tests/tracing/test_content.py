@@ -11,8 +11,7 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP, Units
 from headtrace.models.identities import tolerance_for
 from headtrace.request import TraceRequest
-from headtrace.tracing.along import Place, along
-from headtrace.tracing.attribute_root import attribute_root
+from headtrace.tracing.attribute_root import Place, attribute_root, project_writes
 from headtrace.tracing.content import Content, contributions_of_units
 from headtrace.vocabulary import ROOT
 from tests.tiny import NAMES, prompts, tiny_model, top_two
@@ -54,7 +53,7 @@ def test_what_enters_a_node_is_what_it_contributes(name: str, dtype: torch.dtype
             for d in range(length)
             for s in range(d + 1)
         ]
-        shares = along(
+        shares = project_writes(
             content.recording,
             [content.place(prompt, site) for site in sites],
             torch.stack([content.direction(prompt, site) for site in sites]),
@@ -71,7 +70,7 @@ def test_all_components_sum_to_the_root(name: str) -> None:
     content = of_two(model)
     for prompt, read in enumerate(content.reads):
         place = Place(prompt, read[0].point.position, read[0].point.layer)
-        shares = along(content.recording, [place], read[0].direction[None]).shares
+        shares = project_writes(content.recording, [place], read[0].direction[None]).shares
         assert float(shares.sum()) == pytest.approx(content.contribution(prompt, ROOT), rel=1e-9, abs=1e-9)
 
 

@@ -24,7 +24,7 @@ from headtrace.models.observer import Observer
 from headtrace.models.weights import norm_eps, norm_scale
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.content import Content, contributions_of_units, passing, strongest_units
-from headtrace.tracing.signal_directions import signals_of, writes_at
+from headtrace.tracing.signal_directions import signals_of
 from headtrace.vocabulary import ATTENTION_SIDES, Site
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def share_left(recording: Recording, circuit: Circuit, edge: Edge) -> float:
     if signal is None or not edge.through:
         return 1.0
     layer, position = mlp.layer or 0, mlp.dest or 0
-    removed = writes_at(recording, 0, [circuit.node(i).site for i in edge.through]).sum(dim=0)
+    removed = recording.writes([circuit.node(i).site for i in edge.through]).sum(dim=0)
     rows = (torch.tensor([0]), torch.tensor([position]))
     model = recording.model
     norm = FrozenNorm.of(model, layer, model.architecture.mlp_norm, recording.mlp_norm_scales, rows)

@@ -76,15 +76,47 @@ def check_parameters(hf: nn.Module) -> None:
 SIZE = 24
 """Rows and columns of the matrices that a device is tried with."""
 
+
+def _written_by_index(x: Tensor, y: Tensor) -> Tensor:
+    rows = torch.arange(0, SIZE, 3, device=x.device)
+    found = torch.zeros_like(x)
+    found[rows, rows.flip(0)] = y[rows, 1]
+    found = found.index_add(0, rows, x[rows]).scatter(1, y.argsort(-1)[:, :2], 0.5)
+    return found.scatter_add_(1, x.argsort(-1), y)
+
+
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "matrix products": lambda x, y: (x @ y.mT + (x.reshape(4, -1, SIZE) @ y).reshape(SIZE, SIZE)) / SIZE,
-    "softmax": lambda x, _: (8 * x).masked_fill(torch.ones_like(x).triu(1) > 0, -torch.inf).softmax(-1),
-    "norms": lambda x, y: functional.layer_norm(x, (SIZE,)) * y.square().mean(-1, keepdim=True).rsqrt(),
-    "sums": lambda x, y: torch.stack((x.sum(-1), y.cumsum(0)[-1], x.logsumexp(-1), y.amax(0))),
-    "activations": lambda x, y: torch.cat((x.tanh(), functional.silu(y), functional.gelu(x), y.cos())),
-    "indexing": lambda x, y: (
-        x.gather(1, y.sort(dim=-1, stable=True).indices) + x.index_add(0, y[0].argsort(), x)
+    "matrix products": lambda x, y: x @ y + x.mT @ y.mT + functional.linear(x, y, y[0]),
+    "batches of matrix products": lambda x, y: x.reshape(4, -1, SIZE) @ y,
+    "products of matrices and vectors": lambda x, y: x @ y[0] + y @ x[0] * (x[1] @ y[1]),
+    "sums of products (einsum)": lambda x, y: torch.einsum(
+        "bhtr,hrd->btd", x.reshape(2, 3, 4, SIZE), y.reshape(3, SIZE, 8)
     ),
+    "softmax": lambda x, _: (8 * x).masked_fill(torch.ones_like(x).triu(1) > 0, -torch.inf).softmax(-1),
+    "log-sum-exp": lambda x, _: (8 * x).masked_fill(torch.ones_like(x).triu(1) > 0, -torch.inf).logsumexp(-1),
+    "norms": lambda x, y: torch.stack((x.var(-1, unbiased=False).sqrt(), y.square().mean(-1).rsqrt())),
+    "layer norm": lambda x, y: functional.layer_norm(x, (SIZE,), y[0], y[1]),
+    "arithmetic": lambda x, y: (
+        (x - y).abs() / y.abs().clamp_min(1.0) + torch.addcmul(x, x, y) * (2 + y.square()).reciprocal()
+    ),
+    "sums": lambda x, y: torch.stack(
+        (x.sum(-1), y.mT.sum(-1), x.amax(0), y.amin(0), x.maximum(y)[0], y.norm(dim=0))
+    ),
+    "cumulative sums": lambda x, y: x.cumsum(-1) + y.mT.cumsum(0),
+    "activations": lambda x, y: torch.cat(
+        (x.tanh(), functional.silu(y), functional.gelu(x), y.relu(), x.exp())
+    ),
+    "rotations": lambda x, y: torch.cat((-x[:, 12:], x[:, :12]), dim=-1) * y.cos() + x * y.sin(),
+    "embeddings": lambda x, y: functional.embedding(x.argsort(-1)[:2], y),
+    "choosing by index": lambda x, y: (
+        x.gather(1, y.argsort(-1)) + x[y[0].argsort(), y[1].argsort()] + x.index_select(0, y[2].argsort())
+    ),
+    "writing by index": _written_by_index,
+    "changes in place": lambda x, y: x.clone().mT.add_(y).mul_(2).sub_(x).div_(4).masked_fill_(y > 1, 0.0),
+    "sorting": lambda x, y: torch.cat(
+        (x.sort(dim=-1, descending=True, stable=True).values, y.topk(20).values), dim=-1
+    ),
+    "conditions": lambda x, y: torch.where(x > y, x, y).masked_fill(y.isnan() | (x < -2), 0.0),
 }
 """What is tried on a device, by the name in the message."""
 

@@ -16,7 +16,7 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -36,7 +36,7 @@ from headtrace.models.identities import (
 from headtrace.models.observer import Rotary
 from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns, n_blocks
 from headtrace.tables import html_table, human
-from headtrace.vocabulary import Component, Firing, head_name
+from headtrace.vocabulary import Component, Firing, Site, head_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -416,41 +416,50 @@ class Recording:
         writes[:, 0], writes[:, 1:] = self.embedding, self.mlp_writes.transpose(0, 1)
         return writes
 
-    def write(self, component: Component, prompt: int | None = 0) -> Tensor:
-        """What a component wrote to every token: (token, d_model), or all prompts' with ``prompt=None``.
+    def write(self, component: Component, prompt: int | None = 0, dest: int | None = None) -> Tensor:
+        """What a component wrote to every token of a prompt: (token, d_model).
 
-        A head component names the source it read (``src``); without one, the whole head's write is given.
+        With ``dest``, what it wrote at that position only; with ``prompt=None``, what it wrote in every prompt. A head
+        component names the source it read (``src``); without one, the whole head's write is given.
         """
-        written = self._write(component)
-        return written if prompt is None else written[prompt, : self.lengths[prompt]]
-
-    def _write(self, component: Component) -> Float[Tensor, "batch token d_model"]:
         kind, layer, head, src = component.kind, component.layer, component.head, component.src
+        b = slice(None) if prompt is None else prompt
+        t = dest if dest is not None else slice(None if prompt is None else self.lengths[prompt])
         if kind == "embedding":
-            return self.embedding
-        if layer is None or not 0 <= layer < self.model.n_layers:
-            raise InputError(
-                f"{component} has no write: the model has layers 0 to {self.model.n_layers - 1}."
-            )
+            return self.embedding[b, t]
+        n_layers, weights = self.model.n_layers, self.model.weights
+        if kind == "offset" or (kind == "rounding" and layer == n_layers):
+            # A reader's bias and the rounding of the output logits are not written into the residual.
+            return torch.zeros_like(self.embedding[b, t])
+        if layer is None or not 0 <= layer < n_layers:
+            raise InputError(f"{component} has no write: the model has layers 0 to {n_layers - 1}.")
         if kind == "mlp":
-            return self.mlp_writes[layer]
-        if kind == "attention_bias":
-            return self.attention_bias(layer)
+            return self.mlp_writes[layer, b, t]
         if kind == "rounding":
-            return self.roundings[layer]
-        if kind != "head" or head is None or not 0 <= head < self.model.n_heads:
+            return self.roundings[layer, b, t]
+        if kind == "attention_bias":
+            written = weights.attention_bias[layer].expand_as(self.embedding)[b, t]
+        elif kind != "head" or head is None or not 0 <= head < self.model.n_heads:
             raise InputError(f"{component} is not something that writes into the residual.")
-        mixed = self._mixed(layer, head, src)
-        return self._after_post_norm(mixed @ self.model.weights.W_O[layer, head], layer)
+        else:
+            values = self.bare_values[layer, head, b]
+            if src is None:
+                rows = self.attention.of_head(layer, head)[b, t]
+                mixed = rows @ values if dest is None else (rows[..., None, :] @ values)[..., 0, :]
+            else:
+                batch, length = self.token_ids.shape
+                tokens = t if isinstance(t, int) else torch.arange(length, device=values.device)[t]
+                prompts = b if isinstance(b, int) else torch.arange(batch, device=values.device)[:, None]
+                strength = self.attention.at(layer, prompts, head, tokens, src)
+                mixed = strength[..., None] * values[..., src : src + 1, :]
+                mixed = mixed if dest is None else mixed[..., 0, :]
+            written = mixed @ weights.W_O[layer, head]
+        post = self.post_norm_scales
+        return written if post is None else written / post[layer, b, t, None]
 
-    def _mixed(self, layer: int, head: int, src: int | None) -> Float[Tensor, "batch token d_head"]:
-        """A head's mixture of values, of all sources or of one."""
-        values = self.bare_values[layer, head]
-        if src is None:
-            return self.attention.of_head(layer, head) @ values
-        places = (torch.arange(n, device=values.device) for n in values.shape[:2])
-        batch, tokens = torch.meshgrid(*places, indexing="ij")
-        return self.attention.at(layer, batch, head, tokens, src)[..., None] * values[:, None, src]
+    def writes(self, sites: Sequence[Site], prompt: int = 0) -> Float[Tensor, "site d_model"]:
+        """What some sites of a prompt wrote, each at its own position."""
+        return torch.stack([self.write(site.component, prompt, site.dest or 0) for site in sites])
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """All that a layer adds to the residual, put together from its components."""

@@ -28,7 +28,7 @@ from headtrace.sinks.tokens import SinkPrompt
 from headtrace.statistics import RESAMPLES
 from headtrace.tracing.causes import Causes
 from headtrace.tracing.components import Firings
-from headtrace.tracing.signal_directions import readings_at, write_at
+from headtrace.tracing.signal_directions import readings_at
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing, head_name
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class SignalVectors:
                 # Only what a component wrote into the residual at the place where it is read.
                 if cause.site.kind not in ("offset", "rounding") and cause.site.possible and cause.channels:
                     channels = list(cause.channels)
-                    write = write_at(recording, each.prompt, cause.site)
+                    write = recording.write(cause.site.component, each.prompt, cause.site.dest)
                     coefficients[row, channels] += write @ readings[row][:, channels]
         firings = Firings.of(sites, self.model.device)
         layer, b, query = int(firings.layer[0]), firings.prompt, side == "query"

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from headtrace.models.frozen import FrozenMLP
 from headtrace.progress import Progress, counting
-from headtrace.tracing.along import Place
-from headtrace.tracing.attribute_root import Seeds
+from headtrace.tracing.attribute_root import Place, Seeds
 from headtrace.tracing.causes import Cause, Causes, PromptSite, SideCauses
 from headtrace.tracing.components import Firings
 from headtrace.tracing.content import Content, Strongest
 from headtrace.tracing.methods import Method
 from headtrace.tracing.readings import Composer
-from headtrace.tracing.signal_directions import SignalDirection, mlp_signal_causes, signals_of, write_at
+from headtrace.tracing.signal_directions import SignalDirection, mlp_signal_causes, signals_of
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, attention_at
 from headtrace.vocabulary import ATTENTION_SIDES, ROOT, Side, Site
 
@@ -191,7 +190,7 @@ class CompleteSweep:
             elif part.direction is None:
                 reason.content += flow if self._score(at) > 0 else 0.0
             elif flow > 0:
-                written = write_at(self.recording, number, site)
+                written = self.recording.write(site.component, number, site.dest)
                 direction = part.direction / (written @ part.direction)
                 reason.signals.append((flow, SignalDirection(number, site, target, side, direction)))
 

@@ -23,11 +23,16 @@ from headtrace.errors import IdentityError, InputError
 from headtrace.models.frozen import FrozenMLP, Gradients, Level, Units, gradients, levels, mlp_rounding
 from headtrace.models.identities import rounding_bound, tolerance_for
 from headtrace.roots import Root
-from headtrace.tracing.along import Along, Place, along
-from headtrace.tracing.attribute_root import ReadPoint, RootPart, attribute_root
+from headtrace.tracing.attribute_root import (
+    Place,
+    ProjectedWrites,
+    ReadPoint,
+    RootPart,
+    attribute_root,
+    project_writes,
+)
 from headtrace.tracing.causes import Cause, PromptSite
 from headtrace.tracing.firing import IG_STEPS
-from headtrace.tracing.signal_directions import writes_at
 from headtrace.vocabulary import ROOT, Firing, Site
 
 if TYPE_CHECKING:
@@ -226,15 +231,15 @@ class Content:
         for first in range(0, len(places), step):
             some = slice(first, first + step)
             stacked = torch.stack(list(directions[some]))
-            part = along(rec, places[some], stacked)
+            part = project_writes(rec, places[some], stacked)
             if sites is not None:
                 self._conserve(part, sites[some])
             if other is not None:
-                part.shares.sub_(along(other, places[some], stacked).shares)
+                part.shares.sub_(project_writes(other, places[some], stacked).shares)
             found += strongest(part)
         return found
 
-    def _conserve(self, part: Along, sites: Sequence[PromptSite]) -> None:
+    def _conserve(self, part: ProjectedWrites, sites: Sequence[PromptSite]) -> None:
         """A node's contribution is the sum of the shares that enter it and of its own bias terms."""
         sums = (part.shares.sum(dim=1) + self.constants(sites), part.shares.abs().sum(dim=1))
         allowed = tolerance_for(self.recording.model.dtype)
@@ -249,7 +254,7 @@ class Content:
                 )
 
 
-def strongest(part: Along) -> list[Strongest]:
+def strongest(part: ProjectedWrites) -> list[Strongest]:
     """The strongest shares of each place: the largest positive ones, then the most negative ones."""
     shares = part.shares
     k = min(FIRST_LOOK, shares.shape[1])
@@ -288,9 +293,7 @@ def add_amounts(content: Content, traces: Sequence[PromptTrace], neurons: int) -
                 for c in found.sides[side].in_graph
             ]
             if target != ROOT and sources:
-                passed.append(
-                    writes_at(content.recording, prompt, sources) @ content.direction(prompt, target)
-                )
+                passed.append(content.recording.writes(sources, prompt) @ content.direction(prompt, target))
                 edges += [(source, target) for source in sources]
         if edges:  # all at once: each number by itself would be waited for
             trace.shares |= dict(zip(edges, torch.cat(passed).tolist(), strict=True))
@@ -311,7 +314,7 @@ def passing(
 
     With another ``recording``, what its writes would contribute on the same way.
     """
-    writes = writes_at(recording or content.recording, prompt, sources)
+    writes = (recording or content.recording).writes(sources, prompt)
     if target != ROOT:
         return (writes @ content.direction(prompt, target)).tolist()
     reads = [(read.point.position, read.direction) for read in content.reads[prompt]]
@@ -415,7 +418,7 @@ def moved(
     if k < 1:
         raise InputError(f"k={k}: expected at least 1 token.")
     prompt %= len(recording)
-    written = recording.write(firing.site.component, prompt)[firing.dest]
+    written = recording.write(firing.site.component, prompt, firing.dest)
     residual = recording.residuals[firing.layer, prompt, firing.dest]
     logits = ReadPoint(recording, prompt, firing.dest, recording.model.n_layers).logits_of(written[None])[0]
     contribution = None

@@ -21,9 +21,9 @@ from torch import Tensor
 from headtrace.errors import IdentityError
 from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing.along import Along, Place, along
+from headtrace.tracing.attribute_root import Place, ProjectedWrites, project_writes
 from headtrace.tracing.causes import Cause, PromptSite
-from headtrace.tracing.components import ChannelRotary, Firings
+from headtrace.tracing.components import Firings, ChannelRotary
 from headtrace.vocabulary import AttentionSide, Side, Site
 
 if TYPE_CHECKING:
@@ -68,33 +68,6 @@ def readings_at(
     return W @ rotary.basis_at(basis, at) / scale[:, None, None]
 
 
-def write_at(recording: Recording, prompt: int, site: Site) -> Float[Tensor, " d_model"]:
-    """What a site writes at its own position."""
-    layer, dest = site.layer or 0, site.dest or 0
-    weights = recording.model.weights
-    if site.kind == "embedding":
-        return recording.embedding[prompt, dest]
-    if site.kind == "mlp":
-        return recording.mlp_writes[layer, prompt, dest]
-    if site.kind == "rounding":
-        if layer >= recording.model.n_layers:  # rounding of the logits is not written into the residual
-            return torch.zeros_like(recording.embedding[prompt, dest])
-        return recording.roundings[layer, prompt, dest]
-    if site.kind == "attention_bias":
-        written = weights.attention_bias[layer]
-    else:
-        head, src = site.head or 0, site.src or 0
-        strength = recording.attention.at(layer, prompt, head, dest, src)
-        written = strength * (recording.bare_values[layer, head, prompt, src] @ weights.W_O[layer, head])
-    post = recording.post_norm_scales
-    return written if post is None else written / post[layer, prompt, dest]
-
-
-def writes_at(recording: Recording, prompt: int, sites: Sequence[Site]) -> Float[Tensor, "site d_model"]:
-    """What some sites of a prompt write, each at its own position."""
-    return torch.stack([write_at(recording, prompt, site) for site in sites])
-
-
 def signals_of(
     recording: Recording,
     sites: Sequence[PromptSite],
@@ -111,7 +84,7 @@ def signals_of(
             if source.kind not in ("head", "mlp") or cause.channels is None or not source.possible:
                 continue
             into = matrices[row][:, list(cause.channels)]
-            coefficients = write_at(recording, prompt, source) @ into
+            coefficients = recording.write(source.component, prompt, source.dest) @ into
             size = coefficients @ coefficients
             places.append((row, number))
             directions.append(into @ coefficients / size)
@@ -155,7 +128,7 @@ def mlp_signal_causes(
     mlp = FrozenMLP.of(recording, layer, rows)
     directions = torch.stack([signal.direction for signal in signals])
     pulled = mlp.back(directions)
-    part, constant = along(recording, places, pulled.direction), pulled.constant
+    part, constant = project_writes(recording, places, pulled.direction), pulled.constant
     if recording.model.half:
         constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
     _require_whole(recording, part, constant, signals)
@@ -170,7 +143,7 @@ def mlp_signal_causes(
             for row, numbers in zip(active, order.tolist(), strict=True)
         ]
         removed = torch.stack(
-            [writes_at(recording, signals[row].prompt, mine) for row, mine in zip(active, sites, strict=True)]
+            [recording.writes(mine, signals[row].prompt) for row, mine in zip(active, sites, strict=True)]
         ).cumsum(dim=1)
         chosen = mlp.at(active)
         written = chosen.write(chosen.inputs[:, None] - chosen.before.forward(removed))
@@ -190,7 +163,7 @@ def mlp_signal_causes(
 
 
 def _require_whole(
-    recording: Recording, part: Along, constant: Float[Tensor, " signal"], signals: Sequence[SignalDirection]
+    recording: Recording, part: ProjectedWrites, constant: Float[Tensor, " signal"], signals: Sequence[SignalDirection]
 ) -> None:
     """Frozen shares and the MLP's own biases sum to the whole signal, which is one by definition."""
     total, size = part.shares.sum(1) + constant, part.shares.abs().sum(1).clamp_min(1.0)

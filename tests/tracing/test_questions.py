@@ -110,7 +110,7 @@ def test_prompts_bring_their_own_answers(builtin) -> None:
     assert others[1].root.answer_tokens == ("Mary",)
     bare = tracer.trace_batch([{"text": IOI}, {"text": IOI, "answer": None}], answer=" Mary", wrong=" John")
     assert [circuit.root.answer_tokens for circuit in bare] == [("Mary",)] * 2
-    with pytest.raises(InputError, match="needs .*'text' or 'tokens'"):
+    with pytest.raises(InputError, match=r"needs .*'text' or 'tokens'"):
         tracer.trace({"prompt": IOI})
 
 

@@ -188,3 +188,23 @@ def test_a_saved_recording_comes_back_the_same(name: str, tmp_path) -> None:
     loaded.check()
     with pytest.raises(headtrace.errors.InputError, match="weights"):
         headtrace.Recording.load(tmp_path, tiny_model(name, seed=5))
+
+
+@pytest.mark.parametrize("patterns", ["keep", "recompute"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2"])
+def test_a_write_at_one_position_or_in_every_prompt_is_the_same_write(name: str, patterns: str) -> None:
+    model = tiny_model(name, dtype=torch.float64)
+    recording = model.record(prompts(), patterns=patterns)
+    components = [
+        Component("embedding"),
+        Component("mlp", 1),
+        Component("head", 1, 0),
+        Component("head", 1, 1, 2),
+    ]
+    for component in components:
+        whole = [recording.write(component, prompt) for prompt in range(len(recording))]
+        everywhere = recording.write(component, None, 3)
+        assert everywhere.shape == (len(recording), model.d_model)
+        for prompt, expected in enumerate(whole):
+            assert torch.allclose(recording.write(component, prompt, 3), expected[3], atol=1e-12)
+            assert torch.allclose(everywhere[prompt], expected[3], atol=1e-12)

@@ -1,7 +1,7 @@
 """What runs on GPUs runs on devices that are pretended (`tests.pretended`): two of them, like Apple's without float64.
 
 They catch tensors that meet on different devices, float64 where there is none, and numbers that are carried to the host
-one by one. Whether a real device computes well they cannot say: `headtrace.models.checks` looks at that.
+one by one. Whether a real device computes well they cannot say: `headtrace.models.integrity` looks at that.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import nn
 import headtrace
 from headtrace.channels import decompose, decompose_all
 from headtrace.errors import InputError
-from headtrace.models.checks import Watcher
+from headtrace.models.integrity import Watcher
 from tests.tiny import NAMES, prompts, tiny_hf, tiny_model, top_two
 
 IDS = prompts()[0]

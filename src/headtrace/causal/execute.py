@@ -43,8 +43,8 @@ from headtrace.causal.changes import (
 from headtrace.causal.metric import Metric
 from headtrace.errors import InputError
 from headtrace.models.attention import per_query_head
-from headtrace.models.checks import require_same_weights
 from headtrace.models.forward import continue_greedily, forward
+from headtrace.models.integrity import require_same_weights
 from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
 from headtrace.models.record import record
 from headtrace.models.weights import norm_eps, norm_scale

@@ -50,9 +50,9 @@ from headtrace.channels.svd import (
     thin_triangle,
 )
 from headtrace.errors import IdentityError
-from headtrace.models.checks import require_same_weights
 from headtrace.models.devices import exact, exact_device
 from headtrace.models.identities import tolerance_for
+from headtrace.models.integrity import require_same_weights
 from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.tables import html_table

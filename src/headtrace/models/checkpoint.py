@@ -27,8 +27,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError, UnsupportedModelError
 from headtrace.models.architectures import HOW_TO_ADD, find_architecture
-from headtrace.models.checks import check_parameters
 from headtrace.models.devices import available_bytes, dtype_name
+from headtrace.models.integrity import check_parameters
 from headtrace.tables import human
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from headtrace.errors import IdentityError
 from headtrace.models.attention import softcap
-from headtrace.models.checks import require_same_weights
 from headtrace.models.devices import device_of, dtype_name
 from headtrace.models.forward import forward
+from headtrace.models.integrity import require_same_weights
 from headtrace.models.observer import Observer, Rotary
 
 if TYPE_CHECKING:

@@ -14,9 +14,15 @@ from transformers import PreTrainedModel
 
 from headtrace.errors import InputError, UnsupportedModelError
 from headtrace.models.architectures import find_architecture
-from headtrace.models.checks import Watcher, WeightsVersion, check_devices, check_parameters, weights_sha256
 from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
 from headtrace.models.forward import forward
+from headtrace.models.integrity import (
+    Watcher,
+    WeightsVersion,
+    check_devices,
+    check_parameters,
+    weights_sha256,
+)
 from headtrace.models.observer import Observer
 from headtrace.models.record import PatternsKept, patterns_kept, record, require_memory
 from headtrace.models.recording import Recording
@@ -198,7 +204,7 @@ class Model:
         """Drop everything derived from the weights: to be called after an edit that cannot be noticed.
 
         Edits in place, replaced parameters and modules are noticed. What only changes a few numbers through
-        ``parameter.data`` or a NumPy view is not (`headtrace.models.checks`): call this afterwards.
+        ``parameter.data`` or a NumPy view is not (`headtrace.models.integrity`): call this afterwards.
         """
         with self._lock:
             check_parameters(self.hf)

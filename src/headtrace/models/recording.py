@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headtrace.models.architectures import Architecture
-    from headtrace.models.checks import WeightsVersion
+    from headtrace.models.integrity import WeightsVersion
     from headtrace.models.model import Model
 
 

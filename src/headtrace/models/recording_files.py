@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 
 from headtrace.errors import HeadtraceError, InputError, shown
 from headtrace.models.checkpoint import file_sha256
-from headtrace.models.checks import require_same_weights
 from headtrace.models.identities import check_tokens
+from headtrace.models.integrity import require_same_weights
 from headtrace.models.observer import Rotary
 from headtrace.models.recording import Recording
 from headtrace.writing import replacing, write_text

@@ -23,7 +23,7 @@ from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribute_root import Place, ProjectedWrites, project_writes
 from headtrace.tracing.causes import Cause, PromptSite
-from headtrace.tracing.components import Firings, ChannelRotary
+from headtrace.tracing.components import ChannelRotary, Firings
 from headtrace.vocabulary import AttentionSide, Side, Site
 
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ def mlp_signal_causes(
 
 
 def _require_whole(
-    recording: Recording, part: ProjectedWrites, constant: Float[Tensor, " signal"], signals: Sequence[SignalDirection]
+    recording: Recording,
+    part: ProjectedWrites,
+    constant: Float[Tensor, " signal"],
+    signals: Sequence[SignalDirection],
 ) -> None:
     """Frozen shares and the MLP's own biases sum to the whole signal, which is one by definition."""
     total, size = part.shares.sum(1) + constant, part.shares.abs().sum(1).clamp_min(1.0)

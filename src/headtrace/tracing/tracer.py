@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
 from headtrace.errors import InputError
-from headtrace.models.checks import require_same_weights
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import roundings_of
+from headtrace.models.integrity import require_same_weights
 from headtrace.progress import Progress, scaled
 from headtrace.request import (
     TRACER_SETTINGS,

@@ -1,21 +1,30 @@
 """How much of each known circuit each method finds: `python -m tests.truth.table`, from the repository's root.
 
 Precision and recall of edges that carry at least 1% of the influence, mean over prompts. The last column counts only
-edges that come from heads, which is all that SVT looks for.
+edges that come from heads, which is all that SVT looks for. The second table has the compiled programs: edges that
+complete circuits found, of the true ones on each side.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import fmean
+from typing import NamedTuple
 
 import headtrace
+from headtrace.vocabulary import SIDES, Side
+from tests.truth.compiled import ABOUT, compiled_model, true_edges, weights
 from tests.truth.known import KNOWN, Known
 from tests.truth.limits import TWO_NEEDS, TWO_WRITERS
-from tests.truth.scoring import Score, TrueEdge, from_head, of_heads, score, seen_by
+from tests.truth.programs import questions
+from tests.truth.scoring import Place, Score, TrueEdge, found_edges, from_head, of_heads, score, seen_by
 
 METHODS = ("acc++", "acc", "svt")
 N = 50
+COMPILED_N = 8
+"""Prompts per compiled program."""
 
 
 def mean_scores(known: Known, method: str, n: int = N) -> tuple[Score, Score]:
@@ -42,5 +51,40 @@ def rows(n: int = N) -> list[str]:
     return lines
 
 
+class Tally(NamedTuple):
+    """Edges of a compiled program over all its prompts; ``extra`` are those found that are not true."""
+
+    true: Counter[Side]
+    found: Counter[Side]
+    extra: list[Place]
+
+
+@cache
+def tally(program: str, *, rotated: bool) -> Tally:
+    """Complete circuits of a logit difference, with all their edges, against the edges of the weights."""
+    tracer, result = (
+        headtrace.Tracer(compiled_model(program, rotated=rotated)),
+        Tally(Counter(), Counter(), []),
+    )
+    for ids, answer, wrong, _ in questions(program, COMPILED_N):
+        circuit = tracer.trace(ids, answer, wrong, root="linear", paths="complete")
+        found, true = set(found_edges(circuit, at=0.0)), true_edges(weights(program), ids, answer, wrong)
+        result.true.update(side for *_, side in true)
+        result.found.update(side for *_, side in found & true)
+        result.extra.extend(found - true)
+    return result
+
+
+def compiled_rows() -> list[str]:
+    """Found and true edges of every compiled program on each side, in Markdown."""
+    lines = [f"| program | {' | '.join(SIDES)} | extra |", "|---" * (len(SIDES) + 2) + "|"]
+    for program in ABOUT:
+        for rotated in (False, True):
+            t = tally(program, rotated=rotated)
+            numbers = [f"{t.found[side]}/{t.true[side]}" if t.true[side] else "-" for side in SIDES]
+            lines.append(f"| {program}{', rotated' * rotated} | {' | '.join(numbers)} | {len(t.extra)} |")
+    return lines
+
+
 if __name__ == "__main__":
-    print("\n".join(rows()))
+    print("\n".join([*rows(), "", *compiled_rows()]))

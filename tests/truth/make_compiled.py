@@ -1,0 +1,161 @@
+"""Compile small programs into transformer weights with tracr: the models of `compiled.py`.
+
+tracr needs jax, so that this runs in an environment of its own, and the weights are kept in `tests/truth/compiled`:
+
+    python -m venv /tmp/tracr && /tmp/tracr/bin/pip install tracr-pypi safetensors
+    /tmp/tracr/bin/python tests/truth/make_compiled.py
+
+`programs.py` says in plain Python what each program computes. Every model is causal and begins with a start token, BOS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tracr.compiler import compiling
+from tracr.rasp import rasp
+
+FOLDER = Path(__file__).parent / "compiled"
+LONGEST = 7
+"""Tokens of a prompt, beside BOS."""
+LETTERS = ("a", "b", "c", "d")
+NUMBERS = (0, 1, 2, 3, 4)
+
+
+def shifted(values: Any, by: int = 1) -> Any:
+    """The value so many positions before."""
+    return rasp.Aggregate(rasp.Select(rasp.indices, rasp.indices, lambda k, q: q == k + by), values)
+
+
+def induction() -> Any:
+    """What came after earlier occurrences of this token."""
+    return rasp.Aggregate(rasp.Select(shifted(rasp.tokens), rasp.tokens, rasp.Comparison.EQ), rasp.tokens)
+
+
+def fraction(token: str) -> Any:
+    """The fraction of tokens so far that are this one."""
+    is_token = rasp.numerical(rasp.Map(lambda t: float(t == token), rasp.tokens))
+    so_far = rasp.Select(rasp.indices, rasp.indices, rasp.Comparison.LEQ)
+    return rasp.numerical(rasp.Aggregate(so_far, is_token, default=0))
+
+
+def balance() -> Any:
+    """The fraction of "a" minus the fraction of "b"."""
+    return rasp.numerical(rasp.LinearSequenceMap(fraction("a"), fraction("b"), 1, -1))
+
+
+def histogram() -> Any:
+    """How often this token has occurred so far."""
+    return rasp.SelectorWidth(rasp.Select(rasp.tokens, rasp.tokens, rasp.Comparison.EQ))
+
+
+def token_at_count() -> Any:
+    """The token at the position whose number is this token's count: an MLP writes the query."""
+    return rasp.Aggregate(rasp.Select(rasp.indices, histogram(), rasp.Comparison.EQ), rasp.tokens)
+
+
+def sort() -> Any:
+    """Tokens that, when they came, had two fewer smaller ones before them than this position's number: an MLP
+    writes the key."""
+    rank = rasp.SelectorWidth(rasp.Select(rasp.tokens, rasp.tokens, rasp.Comparison.LT))
+    return rasp.Aggregate(rasp.Select(rank, rasp.indices, lambda k, q: k == q - 2), rasp.tokens)
+
+
+def detect() -> Any:
+    """Whether the last three tokens are "abc"."""
+
+    def both(x: bool, y: bool) -> bool:
+        return x and y
+
+    is_c = rasp.Map(lambda t: t == "c", rasp.tokens)
+    was_b = shifted(rasp.Map(lambda t: t == "b", rasp.tokens), 1)
+    was_a = shifted(rasp.Map(lambda t: t == "a", rasp.tokens), 2)
+    return rasp.SequenceMap(both, rasp.SequenceMap(both, is_c, was_b), was_a)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+    "previous token": (lambda: shifted(rasp.tokens), LETTERS),
+    "shift by two": (lambda: shifted(shifted(rasp.tokens)), LETTERS),
+    "induction": (induction, LETTERS),
+    "fraction of previous": (lambda: fraction("a"), LETTERS),
+    "pair balance": (balance, LETTERS),
+    "histogram": (histogram, LETTERS),
+    "duplicate": (lambda: rasp.Map(lambda n: n > 1, histogram()), LETTERS),
+    "token at count": (token_at_count, LETTERS),
+    "sort": (sort, NUMBERS),
+    "detect abc": (detect, LETTERS),
+}
+
+
+def weights(compiled: Any, outputs: list[Any]) -> dict[str, np.ndarray]:
+    """All matrices for row vectors, one per layer and head; no biases, since tracr has none but zeros."""
+    parameters = {
+        f"{module}/{name}": np.asarray(value)
+        for module, arrays in compiled.params.items()
+        for name, value in arrays.items()
+    }
+    config = compiled.model_config
+    layers, heads, d_head = range(config.num_layers), config.num_heads, config.key_size
+    assert not any(value.any() for name, value in parameters.items() if name.endswith("/b"))
+
+    def stacked(part: str) -> np.ndarray:
+        return np.stack([parameters[f"transformer/layer_{layer}/{part}/w"] for layer in layers])
+
+    def reads(part: str) -> np.ndarray:
+        whole = stacked(f"attn/{part}")
+        return whole.reshape(*whole.shape[:2], heads, d_head).transpose(0, 2, 1, 3)
+
+    token, position = parameters["token_embed/embeddings"], parameters["pos_embed/embeddings"]
+    labels: list[str] = compiled.residual_labels
+    ours = [label for label in labels if label.startswith("answer") and (":" in label) == bool(outputs)]
+    assert len(ours) == max(1, len(outputs)), labels
+    in_order = [next(x for x in ours if x.endswith(f":{output}")) for output in outputs] if outputs else ours
+    rows = [labels.index(label) for label in in_order]
+    written = stacked("attn/linear")
+    return {
+        "token": token,
+        "position": position,
+        "unembed": np.eye(token.shape[1], dtype=np.float32)[rows],
+        "W_Q": reads("query"),
+        "W_K": reads("key"),
+        "W_V": reads("value"),
+        "W_O": written.reshape(len(written), heads, d_head, -1),
+        "W_in": stacked("mlp/linear_1"),
+        "W_out": stacked("mlp/linear_2"),
+    }
+
+
+def main() -> None:
+    """Write the weights of every program, and what its tokens and outputs are."""
+    FOLDER.mkdir(exist_ok=True)
+    about: dict[str, Any] = {}
+    for name, (program, vocabulary) in PROGRAMS.items():
+        compiled = compiling.compile_rasp_to_model(
+            program().named("answer"),
+            vocab=set(vocabulary),
+            max_seq_len=LONGEST,
+            causal=True,
+            compiler_bos="BOS",
+        )
+        encoding = (
+            compiled.output_encoder.encoding_map if hasattr(compiled.output_encoder, "encoding_map") else {}
+        )
+        outputs = sorted(encoding, key=encoding.__getitem__)
+        arrays = weights(compiled, outputs)
+        file = FOLDER / f"{name.replace(' ', '_')}.safetensors"
+        save_file({key: np.ascontiguousarray(value, np.float32) for key, value in arrays.items()}, file)
+        tokens = sorted(
+            compiled.input_encoder.encoding_map, key=compiled.input_encoder.encoding_map.__getitem__
+        )
+        about[name] = {"tokens": tokens, "outputs": outputs or None}
+        print(name, {key: value.shape for key, value in arrays.items()})
+    (FOLDER / "programs.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

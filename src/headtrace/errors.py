@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from reprlib import repr as brief
 from typing import Any
 
@@ -51,6 +53,18 @@ def deprecated(what: str, ends: str, instead: str) -> None:
     """
     text = f"{what} will end with headtrace {ends}. Use {instead}."
     warnings.warn(text, HeadtraceDeprecationWarning, stacklevel=3)
+
+
+def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A ``__getattr__`` for a package whose public names have changed: the old ones work, and warn."""
+
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        deprecated(f"{module}.{name}", "0.5", f"{module}.{names[name]}")
+        return getattr(import_module(module), names[name])
+
+    return __getattr__
 
 
 def shown(value: Any, width: int = 80) -> str:

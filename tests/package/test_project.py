@@ -228,6 +228,27 @@ def test_what_will_end_is_heard_where_it_is_used() -> None:
     assert issubclass(HeadtraceDeprecationWarning, FutureWarning), "shown by default"
 
 
+def test_names_that_changed_still_work_and_warn() -> None:
+    model = headtrace.load("builtin")
+    tracer = headtrace.Tracer(model)
+    with pytest.warns(HeadtraceDeprecationWarning, match="Use Tracer.request"):
+        assert tracer.ask("When Mary and John", answer=" went").root.kind == "probability"
+    with pytest.warns(HeadtraceDeprecationWarning, match="Use on_partial="):
+        tracer.trace("When Mary and John", answer=" went", grown=lambda _: None)
+    with pytest.warns(HeadtraceDeprecationWarning, match="assume_weights_unchanged"), model.settled():
+        pass
+    with pytest.warns(HeadtraceDeprecationWarning, match="refresh"):
+        assert model.stamp is model.refresh()
+    for package, old, new in (
+        (headtrace.circuits, "Example", "EvidenceExample"),
+        (headtrace.circuits, "Elsewhere", "CompetingKeySignal"),
+        (headtrace.causal, "Failure", "Mismatch"),
+        (headtrace.sinks, "Settings", "SinkSettings"),
+    ):
+        with pytest.warns(HeadtraceDeprecationWarning, match=f"Use {package.__name__}.{new}"):
+            assert getattr(package, old) is getattr(package, new)
+
+
 # The wheel: what would be wrong is said
 
 

@@ -32,6 +32,7 @@ from headtrace.causal.signals import Signal, find_edge, residual_change
 from headtrace.causal.sufficiency import Curve, Necessity, Sufficiency, sufficiency
 from headtrace.causal.tolerance import Tolerance
 from headtrace.causal.verify import verify
+from headtrace.errors import renamed
 
 __all__ = [
     "Change",
@@ -71,3 +72,5 @@ __all__ = [
     "sufficiency",
     "verify",
 ]
+
+__getattr__ = renamed(__name__, {"Failure": "Mismatch"})

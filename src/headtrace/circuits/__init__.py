@@ -21,6 +21,7 @@ from headtrace.circuits.parts import (
 )
 from headtrace.circuits.rows import read_parquet, write_parquet
 from headtrace.circuits.sources import named_circuits, read_circuit, read_circuits
+from headtrace.errors import renamed
 from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 
 __all__ = [
@@ -46,3 +47,5 @@ __all__ = [
     "read_parquet",
     "write_parquet",
 ]
+
+__getattr__ = renamed(__name__, {"Example": "EvidenceExample", "Elsewhere": "CompetingKeySignal"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock, local
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headtrace.errors import InputError, UnsupportedModelError
+from headtrace.errors import InputError, UnsupportedModelError, deprecated
 from headtrace.models.architectures import find_architecture
 from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
 from headtrace.models.forward import forward
@@ -227,6 +227,22 @@ class Model:
             yield
         finally:
             self._thread.assumed = before
+
+    def settled(self) -> AbstractContextManager[None]:
+        """The old name of ``assume_weights_unchanged``."""
+        deprecated("Model.settled", "0.5", "Model.assume_weights_unchanged")
+        return self.assume_weights_unchanged()
+
+    def forget(self) -> None:
+        """The old name of ``invalidate``."""
+        deprecated("Model.forget", "0.5", "Model.invalidate")
+        self.invalidate()
+
+    @property
+    def stamp(self) -> WeightsVersion:
+        """The old name of ``refresh()``."""
+        deprecated("Model.stamp", "0.5", "Model.refresh()")
+        return self.refresh()
 
     # -- running ---------------------------------------------------------------------------------------------
 

@@ -5,7 +5,10 @@ sinks and compares their signals over prompts and heads, ``collapse.py`` removes
 running model. ``find.py`` does it all, ``result.py`` holds and saves the result.
 """
 
+from headtrace.errors import renamed
 from headtrace.sinks.find import find_sinks
 from headtrace.sinks.result import Sinks, SinkSettings, load_sinks
 
 __all__ = ["SinkSettings", "Sinks", "find_sinks", "load_sinks"]
+
+__getattr__ = renamed(__name__, {"Settings": "SinkSettings"})

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, MethodInfo, PromptInfo
-from headtrace.errors import InputError
+from headtrace.errors import InputError, deprecated
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import roundings_of
 from headtrace.models.integrity import require_same_weights
@@ -110,6 +110,9 @@ class Tracer:
         ``on_partial`` is called with the circuit as far as it is known, again and again while it is traced: what is
         not followed yet is not ``expanded``. An exception raised by either ends the trace and is passed on.
         """
+        if "grown" in options:
+            deprecated("grown=", "0.5", "on_partial=")
+            on_partial = options.pop("grown")
         request = self.request(prompt, answer=answer, wrong=wrong, **options)
         return self._trace([request.resolve(self.model)], progress, on_partial)[0]
 
@@ -181,6 +184,11 @@ class Tracer:
                     "Tracer(...) (Tracer.for_request makes one), not to a single prompt."
                 )
         return replace(request, **self.settings)
+
+    def ask(self, prompt: Any, **options: Any) -> ResolvedRequest:
+        """The old name of ``request(...).resolve(model)``."""
+        deprecated("Tracer.ask", "0.5", "Tracer.request(...).resolve(model)")
+        return self.request(prompt, **options).resolve(self.model)
 
     def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
         """Why does this head attend here? The causes of one firing, side by side."""

@@ -20,7 +20,8 @@ import torch
 import headtrace
 from headtrace.explorer.panels import Session, Settings
 from headtrace.explorer.panels.prompts import pattern_bytes, record
-from headtrace.explorer.panels.session import FiringRequest, PromptRequest, Recordings, RootRequest
+from headtrace.explorer.panels.requests import FiringRequest, PromptRequest
+from headtrace.explorer.panels.session import Recordings
 from headtrace.explorer.panels.why import WhyRequest, why
 from headtrace.explorer.server.routes import as_sent
 
@@ -49,10 +50,10 @@ class Clicks:
         found = sorted(self.recorded.recording.strongest_firings(), key=lambda each: -each[1])
         self.cells = [firing for firing, _ in found if firing.layer > 0][:: max(1, len(found) // 40)]
 
-    def why(self, n: int, root: RootRequest | None = None) -> bytes:
+    def why(self, n: int, **root: int) -> bytes:
         f = self.cells[n % len(self.cells)]
         firing = FiringRequest(layer=f.layer, head=f.head, dest=f.dest, src=f.src)
-        return as_sent(why(self.session, WhyRequest(recording=self.recorded.id, firing=firing, root=root)))
+        return as_sent(why(self.session, WhyRequest(recording=self.recorded.id, firing=firing, **root)))
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def main() -> None:
     model = headtrace.load(options.model)
     ids = model.to_ids((ROOT / "benchmarks" / "text.txt").read_text(encoding="utf-8"))[: options.tokens]
     model.channels.singular_values  # noqa: B018 (made once for a model, and kept)
-    session, prompt = Session([model]), PromptRequest(token_ids=ids)
+    session, prompt = Session([model]), PromptRequest(tokens=ids)
     batch = torch.tensor([ids])
 
     def forward() -> object:
@@ -76,10 +77,12 @@ def main() -> None:
         as_sent(view), pattern_bytes(session, view.id)
 
     clicks = Clicks(session, prompt)
-    answer = RootRequest(answer=clicks.recorded.recording.top_answers(1)[0][1])
+    answer = clicks.recorded.recording.top_answers(1)[0][1]
     found = {
         "click to causes": ratio(clicks.why, forward),
-        "click to causes and contribution to an answer": ratio(lambda n: clicks.why(n, answer), forward),
+        "click to causes and contribution to an answer": ratio(
+            lambda n: clicks.why(n, answer=answer), forward
+        ),
         "typing to attention maps": ratio(typed, forward),
     }
     told = {"benchmark": "explorer", "model": options.model, "tokens": len(ids), "forward passes": found}

@@ -124,7 +124,7 @@ async def _intervene(seen: Seen, chance: random.Random, example: Any) -> None:
 
 
 async def _trace(seen: Seen, _: random.Random, example: Any, cancel: bool = False) -> None:
-    asked = {"root": {"answer": example.answer, "wrong": example.wrong}, "paths": "attention"}
+    asked = {"answer": example.answer, "wrong": example.wrong, "paths": "attention"}
     status, said = await about(seen, "trace", example, asked)
     if status != 202:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from typer.testing import CliRunner
 
 import headtrace
 from headtrace.circuits import Circuit
+from headtrace.circuits.files import loads
 from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.request import ROOT_OPTIONS, TraceRequest, read_requests
 from headtrace.roots import ROOTS
+from tests.explorer_server.live import Live, live
 
 MARY = "When Mary and John went to the store, John gave a drink to"
 TOM = "When Tom and Anna went to the store, Anna gave a drink to"
@@ -97,6 +100,32 @@ def test_a_request_means_the_same_on_the_command_line(
     expected.save(saved)
     assert json.loads(traced.stdout)["circuits"] == [json.loads(saved.read_text())]
     assert headtrace.open_run(out).circuit(0) == expected
+
+
+@pytest.fixture(scope="module")
+def server(model: headtrace.Model) -> Iterator[Live]:
+    with live(model) as found:
+        yield found
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_means_the_same_to_the_server(
+    model: headtrace.Model, server: Live, name: str, settings: dict[str, Any]
+) -> None:
+    """The prompt is sent once, and its recording's id stands in its place."""
+    given = {**REQUESTS[name], **settings}
+    prompt = {field: given.pop(field) for field in ("text", "tokens", "bos") if field in given}
+    answer = server.about("trace", prompt, given)
+    assert answer.status == 202, answer.body
+    id = answer.json()["id"]
+    *_, (_, ended, done) = server.events(id)
+    assert ended == "done", done
+    circuit = loads(server.get(f"/api/jobs/{id}/circuit.json").body.decode())
+    assert circuit == expected_of(model, REQUESTS[name], settings)
+    names: dict[str, Any] = {}
+    exec(compile(done["python"], "lines", "exec"), names)
+    assert names["circuit"] == circuit
 
 
 def test_workers_trace_a_counterfactual_as_this_process_does(model: headtrace.Model, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ EventSource.prototype.addEventListener = function (name, ...rest) {
 def traced(server, **changes: Any) -> dict[str, Any]:
     """What the server traces, asked for without a browser."""
     root = {"answer": " Mary", "wrong": " John"}
-    id = server.about("trace", {"text": IOI}, {"root": root, "paths": "attention", **changes}).json()["id"]
+    id = server.about("trace", {"text": IOI}, {**root, "paths": "attention", **changes}).json()["id"]
     return next(data for _, name, data in server.events(id) if name == "done")
 
 
@@ -121,7 +121,8 @@ def test_what_is_removed_changes_the_answers_beside_the_clean_ones(explorer, ser
     site = {"kind": "head", "layer": int(layer), "head": int(head), "dest": int(dest), "src": int(src)}
     asked = {
         "interventions": [{"kind": "component", "site": site, "factor": 0}],
-        "root": {"answer": " Mary", "wrong": " John"},
+        "answer": " Mary",
+        "wrong": " John",
     }
     found = server.about("intervene", {"text": IOI}, asked).json()
     metric = page.page.locator(".measured-changes p").first

@@ -115,7 +115,7 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
 
 def test_a_cell_says_why_in_the_numbers_of_the_library(explorer, server):
     firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
-    why = server.about("why", {"text": IOI}, {"firing": firing, "root": ROOT}).json()
+    why = server.about("why", {"text": IOI}, {"firing": firing, **ROOT}).json()
     page = explorer(text=IOI, head="L2H1", cell="14-10", answer=" Mary", wrong=" John")
     panel = page.page.locator(".why-panel")
     expect(panel.locator("h2")).to_be_visible()

@@ -10,7 +10,7 @@ import pytest
 
 import headtrace
 from headtrace.explorer.panels import Session
-from headtrace.explorer.panels.session import PromptRequest, RootRequest
+from headtrace.explorer.panels.requests import PromptRequest
 from tests.conftest import IOI
 
 
@@ -36,7 +36,7 @@ def prompt():
 
 @pytest.fixture(scope="package")
 def root():
-    return RootRequest(answer=" Mary", wrong=" John")
+    return {"answer": " Mary", "wrong": " John"}
 
 
 @pytest.fixture(scope="package")

@@ -13,7 +13,7 @@ from headtrace.explorer.panels.changes import (
     intervene,
     text_of,
 )
-from headtrace.explorer.panels.session import FiringRequest, RootRequest
+from headtrace.explorer.panels.requests import FiringRequest
 
 HEADS = [
     ComponentIntervention(site=SiteRequest(kind="head", layer=1, head=h, dest=14, src=2)) for h in (2, 3)
@@ -39,8 +39,8 @@ def test_the_python_lines_change_the_same(session, tracer, recorded, prompt, run
     circuit = tracer.trace(prompt.text, answer=" Mary", wrong=" John")
     local, everywhere = circuit.top(2)
     signals = [of_edge(circuit, local, 0.0, "local"), of_edge(circuit, everywhere, 2.0, "global")]
-    root = RootRequest(answer=answer)
-    asked = InterveneRequest(recording=recorded.id, interventions=[*HEADS, *signals], root=root, generate=3)
+    interventions = [*HEADS, *signals]
+    asked = InterveneRequest(recording=recorded.id, interventions=interventions, answer=answer, generate=3)
     view = intervene(session, asked)
     recording, changed = recorded.recording, session.recorded(view.changed.id).recording
     names = run_lines(view.python)
@@ -63,7 +63,7 @@ def test_the_python_lines_change_the_same(session, tracer, recorded, prompt, run
 
 
 def test_without_the_heads_that_move_mary_the_answer_is_another(session, recorded, root) -> None:
-    view = intervene(session, InterveneRequest(recording=recorded.id, interventions=HEADS, root=root))
+    view = intervene(session, InterveneRequest(recording=recorded.id, interventions=HEADS, **root))
     assert view.clean.answers[0].token == "Mary" != view.changed.answers[0].token
     assert view.metric.before > 0 > view.metric.after
     assert view.clean.id != view.changed.id

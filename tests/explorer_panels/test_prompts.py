@@ -8,7 +8,7 @@ import pytest
 
 from headtrace.errors import InputError
 from headtrace.explorer.panels.prompts import examples, head_pattern, pattern_bytes, record, server_view
-from headtrace.explorer.panels.session import PromptRequest
+from headtrace.explorer.panels.requests import PromptRequest
 
 
 def test_measures_are_those_of_each_pattern_counted_by_hand(session, recording, prompt) -> None:
@@ -50,11 +50,11 @@ def test_the_python_lines_record_the_same(session, prompt, run_lines) -> None:
 
 @pytest.mark.parametrize("ids", [[2], [2, 7]])
 def test_the_shortest_prompts_have_measures_and_an_address_of_their_own(session, ids) -> None:
-    view = record(session, PromptRequest(token_ids=ids, model=1))
+    view = record(session, PromptRequest(tokens=ids, model=1))
     assert view.text is None
     assert view.token_ids == ids
     assert all(math.isfinite(n) for h in view.heads for n in (h.sink, h.entropy, h.previous))
-    assert view.id != record(session, PromptRequest(token_ids=ids)).id
+    assert view.id != record(session, PromptRequest(tokens=ids)).id
 
 
 def test_a_head_that_is_not_there_is_said_to_be_missing(session, recorded) -> None:

@@ -7,7 +7,8 @@ import pytest
 import headtrace
 from headtrace.errors import InputError
 from headtrace.explorer.panels import Session, Settings
-from headtrace.explorer.panels.session import NotFoundError, PromptRequest, Recorded, Recordings, held_bytes
+from headtrace.explorer.panels.requests import PromptRequest
+from headtrace.explorer.panels.session import NotFoundError, Recorded, Recordings, held_bytes
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_a_prompt_is_recorded_once_and_again_under_the_same_id_once_it_was_dropp
 def test_prompts_that_differ_in_anything_have_addresses_of_their_own(model) -> None:
     session = Session([model, model])
     ids = model.to_ids("When Mary")
-    prompts = [{"text": "When Mary"}, {"token_ids": ids}, {"text": "When Mary", "model": 1}, {"text": "When"}]
+    prompts = [{"text": "When Mary"}, {"tokens": ids}, {"text": "When Mary", "model": 1}, {"text": "When"}]
     found = [session.record(PromptRequest(**each)) for each in prompts]
     assert len({each.id for each in found}) == len(found)
     assert found[1].recording.top_answers(1) == found[0].recording.top_answers(1)

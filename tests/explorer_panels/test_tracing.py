@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 import headtrace
-from headtrace.explorer.panels.circuits import TraceRequest, trace
+from headtrace.explorer.panels.circuits import trace
+from headtrace.explorer.panels.requests import CircuitRequest, python_lines
+from headtrace.request import TraceRequest
 from tests.tiny import prompts, tiny_model, top_two
 
 PATHS = ("attention", "content", "complete")
@@ -75,20 +77,36 @@ def test_what_a_listener_raises_ends_the_trace_and_leaves_the_model_as_it_was(de
         {"paths": "attention"},
         {"paths": "complete"},
         {"paths": "attention", "method": "acc", "max_firings": 3},
-        {"paths": "attention", "options": {"tau": 0.3}},
+        {"paths": "attention", "method_options": {"tau": 0.3}},
         {"paths": "complete", "min_influence": 0.1},
     ],
 )
 def test_the_python_lines_trace_the_same_circuit(session, recorded, root, run_lines, options) -> None:
-    request = TraceRequest(recording=recorded.id, root=root, **options)
-    view, circuit = trace(session, recorded.prompt, request)
+    request = CircuitRequest(recording=recorded.id, **root, **options).trace_request(recorded.prompt)
+    view, circuit = trace(session, request)
     assert run_lines(view.python)["circuit"] == circuit
     assert [node["name"] for node in view.circuit["nodes"]] == [node.name for node in circuit.nodes]
 
 
-@pytest.mark.parametrize("options", [{"method": "none"}, {"options": {"taw": 1}}, {"options": {"tau": 2}}])
+@pytest.mark.parametrize(
+    "options", [{"method": "none"}, {"method_options": {"taw": 1}}, {"method_options": {"tau": 2}}]
+)
 def test_a_method_or_option_that_does_not_exist_is_refused_before_anything_runs(
     recorded, root, options
 ) -> None:
     with pytest.raises(ValidationError, match=r"none|taw|tau"):
-        TraceRequest(recording=recorded.id, root=root, **options)
+        CircuitRequest(recording=recorded.id, **root, **options)
+
+
+@pytest.mark.parametrize("budget", [None, 0, 10_001])
+def test_a_trace_without_limit_is_refused(recorded, root, budget) -> None:
+    with pytest.raises(ValidationError, match="max_firings"):
+        CircuitRequest(recording=recorded.id, **root, max_firings=budget)
+
+
+def test_answers_are_written_as_text_where_the_text_means_the_same(model, prompt) -> None:
+    mary = model.token_id(" Mary", prompt=prompt.text)
+    text, ids = prompt.text, model.to_ids(prompt.text)
+    assert "answer='Mary'" in python_lines(TraceRequest.create(text, answer=mary), model, "{request}")
+    assert "answer=' Mary'" in python_lines(TraceRequest.create(ids, answer=" Mary"), model, "{request}")
+    assert f"answer={mary}" in python_lines(TraceRequest.create(ids, answer=mary), model, "{request}")

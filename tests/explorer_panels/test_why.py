@@ -6,7 +6,7 @@ import pytest
 
 from headtrace.errors import InputError
 from headtrace.explorer.panels import Session
-from headtrace.explorer.panels.session import FiringRequest, RootRequest
+from headtrace.explorer.panels.requests import FiringRequest
 from headtrace.explorer.panels.why import Evidence, WhyRequest, why
 
 PLACE = FiringRequest(layer=1, head=2, dest=14, src=2)
@@ -30,25 +30,23 @@ def compare(view, names) -> None:
     assert view.moved.measure == moved.measure
 
 
-@pytest.mark.parametrize(
-    "asked", [None, RootRequest(answer=" Mary", wrong=" John"), RootRequest(answer=" Mary and John")]
-)
+@pytest.mark.parametrize("asked", [{}, {"answer": " Mary", "wrong": " John"}, {"answer": " Mary and John"}])
 def test_the_python_lines_find_the_same_causes_and_contribution(session, recorded, run_lines, asked) -> None:
-    view = why(session, WhyRequest(recording=recorded.id, firing=PLACE, root=asked))
+    view = why(session, WhyRequest(recording=recorded.id, firing=PLACE, **asked))
     assert sum(bar.term for bar in view.channels) + view.remainder == pytest.approx(view.logit, abs=1e-4)
-    assert (view.moved.contribution is None) == (asked is None)
+    assert (view.moved.contribution is None) == (not asked)
     compare(view, run_lines(view.python))
 
 
 def test_a_contribution_is_the_one_that_a_complete_circuit_shows(
     session, tracer, recorded, prompt, root
 ) -> None:
-    circuit = tracer.trace(prompt.text, answer=root.answer, wrong=root.wrong, paths="complete")
+    circuit = tracer.trace(prompt.text, **root, paths="complete")
     heads = [node for node in circuit.heads() if node.contribution is not None]
     assert heads
     for node in heads[:6]:
         place = FiringRequest(layer=node.layer, head=node.head, dest=node.dest, src=node.src)
-        view = why(session, WhyRequest(recording=recorded.id, firing=place, root=root))
+        view = why(session, WhyRequest(recording=recorded.id, firing=place, **root))
         assert view.moved.contribution == pytest.approx(node.contribution, rel=1e-4, abs=1e-5)
 
 
@@ -57,13 +55,13 @@ def test_the_model_does_not_run_again(session, recorded, root, monkeypatch) -> N
         raise AssertionError("the model ran")
 
     monkeypatch.setattr(type(session.models[0].hf), "forward", fail)
-    why(session, WhyRequest(recording=recorded.id, firing=PLACE, root=root))
+    why(session, WhyRequest(recording=recorded.id, firing=PLACE, **root))
 
 
 def test_every_cell_has_an_answer(session, recorded, root) -> None:
     for layer, head, dest, src in [(0, 0, 0, 0), (0, 3, 5, 5), (1, 2, 0, 0), (2, 3, 14, 14), (1, 0, 7, 3)]:
         place = FiringRequest(layer=layer, head=head, dest=dest, src=src)
-        view = why(session, WhyRequest(recording=recorded.id, firing=place, root=root))
+        view = why(session, WhyRequest(recording=recorded.id, firing=place, **root))
         expected = float(recorded.recording.patterns[layer, 0, head, dest, src])
         assert view.attention == pytest.approx(expected, rel=1e-5)
 

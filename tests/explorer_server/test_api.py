@@ -25,7 +25,7 @@ PROMPT = {"text": IOI}
 LONG_PROMPT = " ".join([IOI] * 3)
 ROOT = {"answer": " Mary", "wrong": " John"}
 FIRING = {"layer": 2, "head": 0, "dest": 14, "src": 10}
-TRACE = {"root": ROOT, "paths": "attention"}
+TRACE = {**ROOT, "paths": "attention"}
 ABLATION = {"kind": "component", "site": {"kind": "head", "layer": 2, "head": 0, "dest": 14}}
 
 
@@ -196,7 +196,7 @@ def test_a_trace_that_fails_says_why(server: Live) -> None:
 
 
 def test_interventions_change_what_the_api_says_they_change(server: Live, builtin) -> None:
-    asked = {"interventions": [ABLATION], "root": ROOT, "generate": 2}
+    asked = {"interventions": [ABLATION], **ROOT, "generate": 2}
     view = good(server.about("intervene", PROMPT, asked))
     assert view["clean"]["id"] == good(server.post("/api/record", PROMPT))["id"]
     assert view["changed"]["id"] != view["clean"]["id"]

@@ -17,7 +17,7 @@ from tests.explorer_server.live import LONG
 from tests.starting import Started, command
 
 PROMPT = {"text": "When Mary and John went to the store, John gave a drink to"}
-TRACE = {"root": {"answer": " Mary", "wrong": " John"}}
+TRACE = {"answer": " Mary", "wrong": " John", "paths": "complete"}
 
 
 def test_it_serves_until_it_is_told_to_stop_also_while_it_traces(tmp_path) -> None:

@@ -111,7 +111,7 @@ export function createBeside(app) {
       const each = sides.map(async (asked, i) => {
         const told = (words) => said.busy(`${"AB"[i]}: ${words}`);
         const recording = await app.library.record(promptOf(asked), signal);
-        return traced(app.library, recording, { root: rootOf(asked, recording), paths: along }, { told, grown: () => {}, signal });
+        return traced(app.library, recording, { ...rootOf(asked, recording), paths: along }, { told, grown: () => {}, signal });
       });
       found = await Promise.all(each);
       settle();

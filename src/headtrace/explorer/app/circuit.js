@@ -118,7 +118,7 @@ export function createCircuit(app) {
         grown = true;
       };
       const recording = await app.recording(signal);
-      found = await traced(app.library, recording, { root: rootOf(state, recording), paths: state.paths }, { told, grown: grow, signal });
+      found = await traced(app.library, recording, { ...rootOf(state, recording), paths: state.paths }, { told, grown: grow, signal });
       settle();
       said.clear();
       host.hidden = false;

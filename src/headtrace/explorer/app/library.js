@@ -22,11 +22,11 @@ function remembered(compute) {
 export const promptOf = ({ text, model }) => ({ text, model });
 
 /**
- * What is explained: an answer rather than a wrong one, or how likely an answer is; null without an answer. Answers that
+ * What is explained: an answer rather than a wrong one, or how likely an answer is; nothing without an answer. Answers that
  * the model was seen to give are meant by their ids: text alone may be split into tokens in another way.
  */
 export function rootOf({ answer, wrong }, { answers }) {
-  if (!answer) return null;
+  if (!answer) return {};
   const meant = (text) => answers.find(({ token }) => token === text)?.id ?? text;
   return wrong ? { answer: meant(answer), wrong: meant(wrong) } : { answer: meant(answer) };
 }

@@ -75,7 +75,7 @@ function createApp(server) {
   app.changed = async (signal) => {
     const { state } = app;
     const recording = await app.recording(signal);
-    const body = { interventions: state.changes, root: rootOf(state, recording), generate: state.generate ?? 0 };
+    const body = { interventions: state.changes, ...rootOf(state, recording), generate: state.generate ?? 0 };
     return app.library.intervene(recording, body, signal);
   };
   app.card = (content, x, y) => (content ? placeCard(content, x, y) : hideCard());

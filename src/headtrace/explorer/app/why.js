@@ -26,7 +26,7 @@ export function createWhy(app) {
     asking(async (signal) => {
       said.busy("Asking why…");
       const recording = await app.recording(signal);
-      const view = await app.library.post(recording, "why", { firing, root: rootOf(state, recording) }, signal);
+      const view = await app.library.post(recording, "why", { firing, ...rootOf(state, recording) }, signal);
       said.clear();
       [shownKey, shown] = [key, view];
       content.replaceChildren(...sections(app, view, recording));

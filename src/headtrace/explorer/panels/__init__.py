@@ -11,7 +11,8 @@ To add a panel:
 3. Write ``app/NAME.js`` with a function that returns the panel's element (``place``), ``update(state)`` and its
    ``help``, and add it to the views in ``app/main.js``. What the address must remember is a line in ``app/address.js``.
 
-A request about a prompt that was recorded extends `RecordingRequest`, which names the recording by its id.
+A request about a prompt that was recorded extends `requests.RecordingRequest`, which names the recording by its id, or
+`requests.RootedRequest`, which also says what to explain.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pydantic import BaseModel
 
 from headtrace.explorer.panels.changes import InterveneRequest, InterveneView, intervene
 from headtrace.explorer.panels.prompts import RecordingView, record
-from headtrace.explorer.panels.session import PromptRequest, Request, Session, Settings
+from headtrace.explorer.panels.requests import PromptRequest, Request
+from headtrace.explorer.panels.session import Session, Settings
 from headtrace.explorer.panels.why import WhyRequest, WhyView, why
 
 __all__ = ["PANELS", "Panel", "Session", "Settings"]

@@ -22,27 +22,22 @@ from headtrace.causal.execute import continued, rerun
 from headtrace.causal.metric import metric_of
 from headtrace.causal.signals import Signal
 from headtrace.errors import InputError
-from headtrace.explorer.panels.prompts import RecordingView, recording_view
-from headtrace.explorer.panels.session import (
+from headtrace.explorer.panels.prompts import ANSWERS, RecordingView, recording_view
+from headtrace.explorer.panels.requests import (
     FiringRequest,
     Position,
     PromptRequest,
-    Recorded,
-    RecordingRequest,
     Request,
-    RootRequest,
-    Session,
+    RootedRequest,
     View,
-    python_call,
-    python_opening,
-    python_tracer,
+    python_lines,
 )
+from headtrace.explorer.panels.session import Recorded, Session
 from headtrace.prompts.encoding import decoded
 from headtrace.vocabulary import AttentionSide, Firing, Kind, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
-    from headtrace.tracing import Tracer
 
 MAX_INTERVENTIONS = 64
 MAX_GENERATED = 50
@@ -97,11 +92,10 @@ class ComponentIntervention(Request):
 Intervention = Annotated[SignalIntervention | ComponentIntervention, Field(discriminator="kind")]
 
 
-class InterveneRequest(RecordingRequest):
+class InterveneRequest(RootedRequest):
     """The model with these interventions, all at once, beside the model as it is."""
 
     interventions: Annotated[list[Intervention], Field(max_length=MAX_INTERVENTIONS)]
-    root: RootRequest | None = None
     generate: Annotated[int, Field(ge=0, le=MAX_GENERATED)] = 0
     """How many tokens to generate, greedily, without and with the interventions."""
 
@@ -151,10 +145,10 @@ def intervene(session: Session, request: InterveneRequest) -> InterveneView:
         session.recordings.put(changed.id, changed)
 
     metric = None
-    if request.root is not None:
-        question = session.question(prompt, request.root)
-        subject = session.subject(recorded, question)
-        measured = metric_of(question.root, subject)
+    if request.has_root:
+        resolved = session.resolve(request.trace_request(prompt), prompt.model)
+        subject = session.subject(recorded, resolved)
+        measured = metric_of(resolved.root, subject)
         if measured is not None:
             after = changed.recording if subject is recording else rerun(subject, changes)
             metric = MetricChange(
@@ -167,7 +161,7 @@ def intervene(session: Session, request: InterveneRequest) -> InterveneView:
         changed_ids = continued(recording, request.generate, changes) if changes else clean_ids
         generated = text_of(recording.model, clean_ids), text_of(recording.model, changed_ids)
 
-    python = _python(session.tracer(prompt), prompt, request, changes)
+    python = _python(recording.model, prompt, request, changes)
     return InterveneView(
         clean=recording_view(recorded),
         changed=recording_view(changed, python),
@@ -203,28 +197,20 @@ def text_of(model: Model, ids: Sequence[int]) -> str:
     return decoded(model.tokenizer, ids)
 
 
-def _python(
-    tracer: Tracer, prompt: PromptRequest, request: InterveneRequest, changes: Sequence[Change]
-) -> str:
-    lines = python_opening(tracer.model, prompt)
-    lines[1:1] = [
-        "from headtrace.causal import ComponentChange, Signal, SignalChange, continued, metric_of, rerun",
-        "from headtrace.vocabulary import Component, Firing, Site",
+def _python(model: Model, prompt: PromptRequest, request: InterveneRequest, changes: Sequence[Change]) -> str:
+    lines = [
+        "recording = model.record(model.to_ids({prompt}))",
+        "changes = [",
+        *(f"    {change!r}," for change in changes),
+        "]",
+        "changed = rerun(recording, changes)",
+        f"print(changed.top_answers({min(ANSWERS, model.d_vocab)}))",
     ]
-    if request.root is not None:
-        question = (
-            python_call("tracer.request", raw="prompt", bos=prompt.bos, **request.root.options)
-            + ".resolve(model)"
-        )
-        lines += [f"tracer = {python_tracer(tracer)}", f"question = {question}"]
-    ids = python_call("model.to_ids", raw="prompt", bos=prompt.bos)
-    lines += [f"recording = model.record({ids})", "changes = ["]
-    lines += [*(f"    {change!r}," for change in changes), "]", "changed = rerun(recording, changes)"]
-    lines.append(f"print(changed.top_answers({min(10, tracer.model.d_vocab)}))")
-    if request.root is not None:
+    if request.has_root:
         lines += [
-            "subject = model.record(question.ids)",
-            "metric = metric_of(question.root, subject)",
+            "resolved = tracer.request({request}).resolve(model)",
+            "subject = model.record(resolved.ids)",
+            "metric = metric_of(resolved.root, subject)",
             "print(metric.name, metric.of(subject), metric.of(rerun(subject, changes)))",
         ]
     if request.generate:
@@ -232,4 +218,8 @@ def _python(
             f"generated = [continued(recording, {request.generate}, these) for these in ([], changes)]",
             "print(*(model.token_labels(ids) for ids in generated), sep='\\n')",
         ]
-    return "\n".join(lines)
+    imports = (
+        "from headtrace.causal import ComponentChange, Signal, SignalChange, continued, metric_of, rerun",
+        "from headtrace.vocabulary import Component, Firing, Site",
+    )
+    return python_lines(request.trace_request(prompt), model, *lines, imports=imports)

@@ -2,11 +2,10 @@
 
 >>> import headtrace
 >>> session = Session([headtrace.load("builtin")])
->>> recorded = session.record(PromptRequest(text="When Mary and John went to the store, John gave a drink to"))
->>> root = RootRequest(answer=" Mary", wrong=" John")
->>> request = TraceRequest(recording=recorded.id, root=root, paths="attention")
+>>> text = "When Mary and John went to the store, John gave a drink to"
+>>> request = TraceRequest.create(text, answer=" Mary", wrong=" John")
 >>> sizes = []
->>> view, circuit = trace(session, recorded.prompt, request, partial=lambda found: sizes.append(len(found.edges)))
+>>> view, circuit = trace(session, request, partial=lambda found: sizes.append(len(found.edges)))
 >>> sizes == sorted(sizes), sizes[0] < sizes[-1] == len(circuit.edges)
 (True, True)
 """
@@ -16,54 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field, model_validator
 from scipy.cluster.hierarchy import leaves_list
 
 from headtrace.errors import InputError
 from headtrace.explorer.page import page_data
-from headtrace.explorer.panels.session import (
-    PromptRequest,
-    RecordingRequest,
-    RootRequest,
-    Session,
-    Text,
-    View,
-    python_call,
-    python_opening,
-    python_tracer,
-)
+from headtrace.explorer.panels.requests import View, python_lines
+from headtrace.explorer.panels.session import Session
 from headtrace.families import find_families
 from headtrace.families.clustering import square
+from headtrace.request import TraceRequest
 from headtrace.runs import open_run
 from headtrace.runs.manifest import LABEL
-from headtrace.tracing import METHODS, Tracer, make_method
-from headtrace.tracing.complete import Paths
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.families.result import Families
     from headtrace.progress import Progress
-
-
-class TraceRequest(RecordingRequest):
-    """A circuit to trace."""
-
-    root: RootRequest
-    paths: Paths = "complete"
-    counterfactual: Text | None = None
-    method: Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})] = "acc++"
-    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Options of the method, such as ``tau``."""
-    max_firings: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    min_influence: Annotated[float, Field(ge=0, le=1)] | None = None
-
-    @model_validator(mode="after")
-    def _known_method(self) -> TraceRequest:
-        make_method(self.method, **self.options)
-        return self
 
 
 class CircuitView(View):
@@ -75,44 +45,17 @@ class CircuitView(View):
 
 def trace(
     session: Session,
-    prompt: PromptRequest,
     request: TraceRequest,
+    model: int = 0,
     progress: Progress | None = None,
     partial: Callable[[Circuit], None] | None = None,
 ) -> tuple[CircuitView, Circuit]:
     """Trace a circuit. ``partial`` is called with the circuit as it grows; it and ``progress`` may raise to stop."""
-    session.question(prompt, request.root)  # within the limits of the server
-    if request.counterfactual is not None:
-        session.token_ids(PromptRequest(text=request.counterfactual, bos=prompt.bos, model=prompt.model))
-    tracer = _tracer(session.tracer(prompt), request)
-    circuit = tracer.trace(
-        prompt.given,
-        bos=prompt.bos,
-        **request.root.options,
-        paths=request.paths,
-        counterfactual=request.counterfactual,
-        progress=progress,
-        on_partial=partial,
-    )
-    options = {**request.root.options, "paths": request.paths, "bos": prompt.bos}
-    call = python_call("tracer.trace", raw="prompt", **options, counterfactual=request.counterfactual)
-    lines = [f"tracer = {python_tracer(tracer)}", f"circuit = {call}", "print(circuit.summary())"]
-    python = "\n".join([*python_opening(tracer.model, prompt), *lines])
+    session.resolve(request, model)  # within the limits of the server
+    circuit = session.tracer(request, model).trace(request, progress=progress, on_partial=partial)
+    lines = ("circuit = tracer.trace({request})", "print(circuit.summary())")
+    python = python_lines(request, session.models[model], *lines)
     return CircuitView(circuit=page_data(circuit), python=python), circuit
-
-
-def _tracer(tracer: Tracer, request: TraceRequest) -> Tracer:
-    """A tracer with the method and budget of a request, which shares the session's composed weights."""
-    usual = tracer.settings
-    found = Tracer(
-        tracer.model,
-        method=make_method(request.method, **request.options),
-        max_firings=request.max_firings or usual["max_firings"],
-        min_influence=usual["min_influence"] if request.min_influence is None else request.min_influence,
-        patterns=usual["patterns"],
-    )
-    found.composer = tracer.composer
-    return found
 
 
 # -- a run -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ import torch
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.explorer.panels.session import PromptRequest, Session, View, python_call, python_opening
+from headtrace.explorer.panels.requests import PromptRequest, View, python_lines
+from headtrace.explorer.panels.session import Session
 from headtrace.tasks import TASKS, load_task
 from headtrace.vocabulary import head_name
 
@@ -86,9 +87,8 @@ def recording_view(recorded: Recorded, python: str | None = None) -> RecordingVi
     model = recording.model
     shown = min(ANSWERS, model.d_vocab)
     if python is None:
-        call = python_call("model.record", raw="prompt", bos=prompt.bos)
-        lines = [f"recording = {call}", f"print(recording.top_answers({shown}))"]
-        python = "\n".join([*python_opening(model, prompt), *lines])
+        lines = ("recording = model.record({prompt})", f"print(recording.top_answers({shown}))")
+        python = python_lines(prompt.trace_request, model, *lines)
     return RecordingView(
         id=recorded.id,
         model=prompt.model,

@@ -18,30 +18,21 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel
 from torch import Tensor
 
 from headtrace.errors import HeadtraceError, InputError
+from headtrace.explorer.panels.requests import PromptRequest
 from headtrace.models.frozen import CONTENT_FIELDS
-from headtrace.roots import ROOTS
 from headtrace.tracing import Tracer
-from headtrace.tracing.sweep import Budget
-from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
     from headtrace.explorer.panels.circuits import RunSource
     from headtrace.explorer.panels.why import Evidence
     from headtrace.models import Model, Recording
-    from headtrace.request import ResolvedRequest
-
-MAX_TEXT = 100_000
-"""Characters of a prompt; the number of tokens is limited by `Settings.max_tokens`."""
-
-Position = Annotated[int, Field(ge=0, le=1_000_000)]
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Token = Annotated[str, Field(max_length=1_000)] | Annotated[int, Field(ge=0)]
+    from headtrace.request import ResolvedRequest, TraceRequest
 
 
 @dataclass(frozen=True)
@@ -85,82 +76,6 @@ class Settings:
             raise InputError(
                 "A server that other machines can reach needs a token: give one (--token), or serve on 127.0.0.1."
             )
-
-
-# -- requests that several panels share ------------------------------------------------------------------------
-
-
-class Request(BaseModel):
-    """A request. Unknown fields are refused, so that a misspelt option is not silently ignored."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class View(BaseModel):
-    """An answer, or a part of one, which may be read from an object with attributes of the same names."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-
-class PromptRequest(Request):
-    """A prompt, as text or as token ids, for one of the models that are served."""
-
-    text: Text | None = None
-    token_ids: Annotated[list[Position], Field(min_length=1, max_length=MAX_TEXT)] | None = None
-    bos: bool | None = None
-    """Whether a beginning-of-sequence token precedes text; None: the model's default."""
-    model: Annotated[int, Field(ge=0, le=1)] = 0
-    """0: the model that is explored; 1: the one beside it (``--beside``)."""
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> PromptRequest:
-        if (self.text is None) == (self.token_ids is None):
-            raise ValueError("give either text or token_ids")
-        return self
-
-    @property
-    def given(self) -> str | list[int]:
-        """The prompt as the library takes it."""
-        return self.token_ids if self.text is None else self.text  # type: ignore[return-value]
-
-
-class RecordingRequest(Request):
-    """A request about a recorded prompt."""
-
-    recording: Annotated[str, Field(max_length=64)]
-    """The id that ``/api/record`` returned for the prompt."""
-
-
-_ANSWER_ROOTS: list[Any] = [name for name, root in ROOTS.items() if "answer" in root.options]
-
-
-class RootRequest(Request):
-    """What is explained: the logit difference of two answers, or the likelihood of one; ``kind`` chooses another root
-    that takes answers."""
-
-    answer: Token | Annotated[list[Token], Field(min_length=1, max_length=50)]
-    wrong: Token | Annotated[list[Token], Field(min_length=1, max_length=50)] | None = None
-    kind: Annotated[str, Field(json_schema_extra={"enum": _ANSWER_ROOTS})] | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The root as options of ``Tracer.trace`` and ``Tracer.request``."""
-        return {"answer": self.answer, "wrong": self.wrong, "root": self.kind}
-
-
-class FiringRequest(Request):
-    """A head that attends from a destination to a source."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    layer: Position
-    head: Position
-    dest: Position
-    src: Position
-
-    @property
-    def firing(self) -> Firing:
-        return Firing(self.layer, self.head, self.dest, self.src)
 
 
 # -- recordings ------------------------------------------------------------------------------------------------
@@ -285,7 +200,9 @@ class Session:
             )
         found = self._current(recording_id(prompt))
         if found is None:
-            ids, model = self.token_ids(prompt), self.models[prompt.model]
+            model, given = self.models[prompt.model], prompt.tokens if prompt.text is None else prompt.text
+            ids = model.to_ids(given, bos=prompt.bos)
+            self._check_length(len(ids))
             recording = model.record([ids], last_logits=True, keep=CONTENT_FIELDS, patterns="keep")
             found = Recorded(prompt, recording)
             self.recordings.put(found.id, found)
@@ -316,29 +233,33 @@ class Session:
             return None
         return found
 
-    def token_ids(self, prompt: PromptRequest) -> list[int]:
-        """The tokens of a prompt that is not too long."""
-        ids, most = self.models[prompt.model].to_ids(prompt.given, bos=prompt.bos), self.settings.max_tokens
-        if len(ids) > most:
-            raise InputError(
-                f"The prompt has {len(ids)} tokens, and {most} are served. Shorten it, or start the server with a "
-                "larger --max-tokens: memory grows with its square."
-            )
-        return ids
+    def resolve(self, request: TraceRequest, model: int) -> ResolvedRequest:
+        """A request for one of the models, within the limits of the server.
 
-    def tracer(self, prompt: PromptRequest) -> Tracer:
-        return self.tracers[prompt.model]
-
-    def question(self, prompt: PromptRequest, root: RootRequest) -> ResolvedRequest:
-        """A root for a prompt. An answer of several tokens makes the prompt longer, up to the limit."""
-        tracer = self.tracer(prompt)
-        question = tracer.request(prompt.given, bos=prompt.bos, **root.options).resolve(tracer.model)
-        if len(question.ids) > self.settings.max_tokens:
-            raise InputError(
-                f"The prompt and the answer have {len(question.ids)} tokens, and {self.settings.max_tokens} are "
-                "served. Shorten one of them."
+        An answer of several tokens makes the prompt longer, up to the limit.
+        """
+        served = self.models[model]
+        other = request.counterfactual
+        if other is not None:
+            self._check_length(
+                len(served.to_ids(other, bos=request.bos) if isinstance(other, str) else other)
             )
-        return question
+        resolved = request.resolve(served)
+        self._check_length(len(resolved.ids), "prompt and the answer have")
+        return resolved
+
+    def _check_length(self, length: int, what: str = "prompt has") -> None:
+        if length > self.settings.max_tokens:
+            raise InputError(
+                f"The {what} {length} tokens, and {self.settings.max_tokens} are served. Shorten it, or start the "
+                "server with a larger --max-tokens: memory grows with its square."
+            )
+
+    def tracer(self, request: TraceRequest, model: int) -> Tracer:
+        """A tracer with the settings of a request, which shares the composed weights of the session."""
+        tracer = Tracer.for_request(self.models[model], request)
+        tracer.composer = self.tracers[model].composer
+        return tracer
 
     def subject(self, recorded: Recorded, question: ResolvedRequest) -> Recording:
         """The recording that a root is read from: a longer one for an answer of several tokens."""
@@ -346,38 +267,3 @@ class Session:
             return recorded.recording
         model = self.models[recorded.prompt.model]
         return model.record([question.ids], last_logits=question.logits_needed, keep=CONTENT_FIELDS)
-
-
-# -- Python lines that compute the same ------------------------------------------------------------------------
-
-
-def python_opening(model: Model, prompt: PromptRequest) -> list[str]:
-    """The lines that load the model and state the prompt."""
-    dtype = None if model.own_dtype == "float32" else model.own_dtype
-    load = python_call("headtrace.load", model.name, revision=model.revision, dtype=dtype)
-    return ["import headtrace", "", f"model = {load}", f"prompt = {prompt.given!r}"]
-
-
-def python_call(function: str, *args: Any, raw: str = "", **options: Any) -> str:
-    """A call as Python source. Options that are None are left out; ``raw`` is source for the first argument.
-
-    >>> python_call("model.record", raw="prompt", bos=None, last_logits=True)
-    'model.record(prompt, last_logits=True)'
-    """
-    named = [f"{name}={value!r}" for name, value in options.items() if value is not None]
-    return f"{function}({', '.join([*([raw] if raw else []), *map(repr, args), *named])})"
-
-
-def python_tracer(tracer: Tracer) -> str:
-    """The call that makes a tracer, with its method, its budget, and those options that are not the default."""
-    method = tracer.method
-    limit = (
-        {}
-        if tracer.settings["max_firings"] == Budget.max_firings
-        else {"max_firings": tracer.settings["max_firings"]}
-    )
-    limit |= {"min_influence": tracer.settings["min_influence"]}
-    named = {} if method.name == "acc++" else {"method": method.name}
-    own = {each.name: (getattr(method, each.name), each.default) for each in fields(method)}
-    options = {name: value for name, (value, usual) in own.items() if value != usual and not callable(value)}
-    return python_call("headtrace.Tracer", raw="model", **named, **options, **limit)

@@ -21,32 +21,21 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from headtrace.errors import InputError
-from headtrace.explorer.panels.session import (
-    FiringRequest,
-    PromptRequest,
-    RecordingRequest,
-    RootRequest,
-    Session,
-    View,
-    python_call,
-    python_opening,
-    python_tracer,
-)
+from headtrace.explorer.panels.requests import FiringRequest, PromptRequest, RootedRequest, View, python_lines
+from headtrace.explorer.panels.session import Session
 from headtrace.tracing.content import moved
 from headtrace.vocabulary import Kind, head_name
 
 if TYPE_CHECKING:
     from headtrace.interpret import Atlas
     from headtrace.models import Model
-    from headtrace.tracing import Tracer
     from headtrace.tracing.causes import SideCauses
 
 
-class WhyRequest(RecordingRequest):
+class WhyRequest(RootedRequest):
     """Why does this head attend here? With a root, also what the head contributed to it there."""
 
     firing: FiringRequest
-    root: RootRequest | None = None
 
 
 class Evidence(View):
@@ -126,14 +115,14 @@ class WhyView(View):
 def why(session: Session, request: WhyRequest) -> WhyView:
     """The channels and causes of one firing, what it moved, and what that contributed to a root."""
     recorded = session.clean(request.recording)
-    prompt, recording, tracer = recorded.prompt, recorded.recording, session.tracer(recorded.prompt)
+    prompt, recording, tracer = recorded.prompt, recorded.recording, session.tracers[recorded.prompt.model]
     firing = request.firing.firing
     (causes,) = tracer.trace_firings(recording, [firing])
     terms = tracer.model.decompose(recording, firing)
     root, subject = None, recording
-    if request.root is not None:
-        question = session.question(prompt, request.root)
-        root, subject = question.root, session.subject(recorded, question)
+    if request.has_root:
+        resolved = session.resolve(request.trace_request(prompt), prompt.model)
+        root, subject = resolved.root, session.subject(recorded, resolved)
     written = moved(subject, firing, root)
 
     tokens = recording.tokens()
@@ -151,7 +140,7 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         query=_side(causes.query, tokens),
         key=_side(causes.key, tokens),
         moved=MovedView.model_validate(written),
-        python=_python(tracer, prompt, request),
+        python=_python(tracer.model, prompt, request),
     )
 
 
@@ -175,25 +164,25 @@ def _side(side: SideCauses, tokens: tuple[str, ...]) -> SideView:
     return SideView(causes=causes, predicted=side.predicted, explained=side.explained)
 
 
-def _python(tracer: Tracer, prompt: PromptRequest, request: WhyRequest) -> str:
-    f, root = request.firing, request.root
-    place = f"{head_name(f.layer, f.head)}:{f.dest}:{f.src}"
-    lines = [*python_opening(tracer.model, prompt), f"tracer = {python_tracer(tracer)}"]
-    if root is None:
-        lines.append(f"recording = {python_call('model.record', raw='prompt', bos=prompt.bos)}")
-    else:
-        lines.insert(1, "from headtrace.models.frozen import CONTENT_FIELDS")
-        question = (
-            python_call("tracer.request", raw="prompt", bos=prompt.bos, **root.options) + ".resolve(model)"
-        )
-        lines += [f"question = {question}", "recording = model.record(question.ids, keep=CONTENT_FIELDS)"]
-    lines += [
-        f"why = {python_call('tracer.explain', raw='prompt', firing=place, bos=prompt.bos)}",
-        f"channels = model.decompose(recording, {place!r})",
-        f"moved = headtrace.tracing.moved(recording, {place!r}{'' if root is None else ', question.root'})",
+def _python(model: Model, prompt: PromptRequest, request: WhyRequest) -> str:
+    place = repr(str(request.firing.firing))
+    recorded, root, imports = ["recording = model.record({prompt})"], "", []
+    if request.has_root:
+        recorded = [
+            "resolved = tracer.request({request}).resolve(model)",
+            "recording = model.record(resolved.ids, keep=CONTENT_FIELDS)",
+        ]
+        root, imports = ", resolved.root", ["from headtrace.models.frozen import CONTENT_FIELDS"]
+    return python_lines(
+        request.trace_request(prompt),
+        model,
+        *recorded,
+        f"why = tracer.explain({{prompt}}, firing={place})",
+        f"channels = model.decompose(recording, {place})",
+        f"moved = headtrace.tracing.moved(recording, {place}{root})",
         'print(why, channels, moved, sep="\\n\\n")',
-    ]
-    return "\n".join(lines)
+        imports=imports,
+    )
 
 
 # -- what is known about channels ------------------------------------------------------------------------------

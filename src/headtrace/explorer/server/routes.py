@@ -19,9 +19,10 @@ from headtrace.circuits.files import dumps
 from headtrace.explorer.document import json_for_script
 from headtrace.explorer.page import page, page_data
 from headtrace.explorer.panels import PANELS, Panel, Session, circuits, prompts
-from headtrace.explorer.panels.circuits import CircuitView, RunMap, RunPage, TraceRequest
+from headtrace.explorer.panels.circuits import CircuitView, RunMap, RunPage
 from headtrace.explorer.panels.prompts import ExampleView, HeadPattern, ServerView
-from headtrace.explorer.panels.session import NotFoundError, PromptRequest
+from headtrace.explorer.panels.requests import CircuitRequest
+from headtrace.explorer.panels.session import NotFoundError
 from headtrace.explorer.server.http import RefusedError, errors, failure, refusal
 from headtrace.explorer.server.jobs import FINAL, Compute, Finished, Job, JobView
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
     from headtrace.circuits import Circuit
+    from headtrace.request import TraceRequest
 
 PARTIAL_SECONDS = 0.5
 """Seconds between two partial circuits that are sent while one is traced."""
@@ -179,14 +181,15 @@ for each in PANELS:
 
 
 @router.post("/trace", status_code=202, response_model=JobView, responses=errors(404, 408))
-async def trace(request: Request, asked: TraceRequest) -> JobView:
+async def trace(request: Request, asked: CircuitRequest) -> JobView:
     session: Session = request.app.state.session
     compute: Compute = request.app.state.compute
     prompt = session.clean(asked.recording).prompt  # the recording itself is not held while the job waits
-    return compute.submit(lambda job: traced(session, prompt, asked, job), keep=True).view()
+    wanted = asked.trace_request(prompt)
+    return compute.submit(lambda job: traced(session, wanted, prompt.model, job), keep=True).view()
 
 
-def traced(session: Session, prompt: PromptRequest, asked: TraceRequest, job: Job[Finished]) -> Finished:
+def traced(session: Session, request: TraceRequest, model: int, job: Job[Finished]) -> Finished:
     """Trace a circuit inside a job, which publishes partial circuits and may be cancelled."""
     published = 0.0
 
@@ -197,7 +200,7 @@ def traced(session: Session, prompt: PromptRequest, asked: TraceRequest, job: Jo
             job.publish("partial", json_for_script({"circuit": page_data(circuit)}))
             published = time.monotonic()
 
-    view, circuit = circuits.trace(session, prompt, asked, progress=job.progress, partial=partial)
+    view, circuit = circuits.trace(session, request, model, progress=job.progress, partial=partial)
     return Finished(view.model_dump_json(), circuit)
 
 

@@ -107,6 +107,6 @@ def test_a_trace_without_limit_is_refused(recorded, root, budget) -> None:
 def test_answers_are_written_as_text_where_the_text_means_the_same(model, prompt) -> None:
     mary = model.token_id(" Mary", prompt=prompt.text)
     text, ids = prompt.text, model.to_ids(prompt.text)
-    assert "answer='Mary'" in python_lines(TraceRequest.create(text, answer=mary), model, "{request}")
+    assert "answer=' Mary'" in python_lines(TraceRequest.create(text, answer=mary), model, "{request}")
     assert "answer=' Mary'" in python_lines(TraceRequest.create(ids, answer=" Mary"), model, "{request}")
     assert f"answer={mary}" in python_lines(TraceRequest.create(ids, answer=mary), model, "{request}")

@@ -88,7 +88,7 @@ def test_a_recorded_prompt_is_what_the_model_records(server: Live, builtin) -> N
     assert view["token_ids"] == recording.token_ids[0].tolist()
     assert [answer["id"] for answer in view["answers"]][:1] == [recording.top_answers(1)[0][1]]
     assert len(view["heads"]) == builtin.n_layers * builtin.n_heads
-    by_ids = good(server.post("/api/record", {"token_ids": view["token_ids"]}))
+    by_ids = good(server.post("/api/record", {"tokens": view["token_ids"]}))
     assert (by_ids["text"], by_ids["answers"]) == (None, view["answers"])
     assert good(server.post("/api/record", PROMPT | {"model": 1}))["id"] != view["id"]
 
@@ -269,12 +269,12 @@ def test_many_clients_at_once_get_right_answers_or_are_told_to_wait(builtin) -> 
         b"[" * 100_000,
         b'{"text": 1e400}',
         b'{"text": "\\ud83d"}',
-        b'{"text": "x", "token_ids": [1]}',
+        b'{"text": "x", "tokens": [1]}',
         b'{"text": ""}',
         b'{"txet": "x"}',
-        b'{"token_ids": [' + b"9" * 5000 + b"]}",
-        b'{"token_ids": [999999]}',
-        b'{"token_ids": []}',
+        b'{"tokens": [' + b"9" * 5000 + b"]}",
+        b'{"tokens": [999999]}',
+        b'{"tokens": []}',
         b'{"text": "x", "model": 2}',
         b"\xff\xfe",
         b"null",

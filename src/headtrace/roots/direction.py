@@ -67,7 +67,21 @@ class Direction(BaseRoot):
         if not -length <= position < length:
             raise InputError(f"Position {position} does not exist in a prompt of {length} tokens.")
         numbers: Any = vector.tolist() if hasattr(vector, "tolist") else vector
-        return cls(given["layer"], position % length, tuple(numbers))
+        root = cls(given["layer"], position % length, tuple(numbers))
+        root._check_fits(model)
+        return root
+
+    def _check_fits(self, model: Model) -> None:
+        if self.layer > model.n_layers:
+            raise InputError(
+                f"Layer {self.layer} does not exist: a direction is read before layer 0 to {model.n_layers}."
+            )
+        if self.vector is None:
+            raise InputError(_NEEDS)
+        if len(self.vector) != model.d_model:
+            raise InputError(
+                f"The direction has {len(self.vector)} numbers; the model's residual has {model.d_model}."
+            )
 
     # Tracing
 
@@ -76,20 +90,11 @@ class Direction(BaseRoot):
 
         model, length = recording.model, recording.lengths[prompt]
         position = length - 1 if self.position is None else self.position
-        if self.layer > model.n_layers:
-            raise InputError(
-                f"Layer {self.layer} does not exist: a direction is read before layer 0 to {model.n_layers}."
-            )
+        self._check_fits(model)
         if position >= length:
             raise InputError(f"Position {position} does not exist in a prompt of {length} tokens.")
-        if self.vector is None:
-            raise InputError(_NEEDS)
-        if len(self.vector) != model.d_model:
-            raise InputError(
-                f"The direction has {len(self.vector)} numbers; the model's residual has {model.d_model}."
-            )
         point = ReadPoint(recording, prompt, position, self.layer)
-        return [RootReading(point, recording.residuals.new_tensor(self.vector))]
+        return [RootReading(point, recording.residuals.new_tensor(self.vector or ()))]
 
     def attribute(
         self, recording: Recording, readings: Sequence[RootReading], written: Sequence[Tensor]
@@ -122,7 +127,7 @@ class Direction(BaseRoot):
         if self.vector is None:
             return None
         position = recording.lengths[0] - 1 if self.position is None else self.position
-        vector = recording.residuals.new_tensor(self.vector)
+        vector = recording.residuals.new_tensor(self.vector or ())
         return ProjectionMetric(self.measure, self.layer, position, vector)
 
     def require_in(self, model: Model, length: int) -> None:

@@ -11,6 +11,7 @@ Only the prompt is sent once, and then named by the id of its recording.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -165,12 +166,11 @@ RootedRequest = create_model(
     __doc__="A request about a recorded prompt, and what is explained about it.",
     **_optional(_ROOT_FIELDS),
 )
-CircuitRequest = create_model(
-    "CircuitRequest",
-    __base__=RootedRequest,
-    __doc__="A circuit to trace: the JSON form of a `headtrace.request.TraceRequest`, with a recording as its prompt.",
-    **_optional(_OTHER_FIELDS),
-)
+_WithSettings = create_model("_WithSettings", __base__=RootedRequest, **_optional(_OTHER_FIELDS))
+
+
+class CircuitRequest(_WithSettings):
+    """A circuit to trace: the JSON form of a `headtrace.request.TraceRequest`, with a recording as its prompt."""
 
 
 # -- Python lines that compute the same ------------------------------------------------------------------------
@@ -224,8 +224,8 @@ def _as_text(model: Model, request: TraceRequest, answer: Any) -> Any:
     """
     if isinstance(answer, int) and isinstance(request.prompt, str):
         label = model.token_labels([answer])[0]
-        try:
-            return label if model.continuation(request.prompt, label) == (answer,) else answer
-        except InputError:
-            return answer
+        for text in (label, f" {label}"):
+            with suppress(InputError):
+                if model.continuation(request.prompt, text) == (answer,):
+                    return text
     return answer

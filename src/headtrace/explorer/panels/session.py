@@ -200,8 +200,8 @@ class Session:
             )
         found = self._current(recording_id(prompt))
         if found is None:
-            model, given = self.models[prompt.model], prompt.tokens if prompt.text is None else prompt.text
-            ids = model.to_ids(given, bos=prompt.bos)
+            model = self.models[prompt.model]
+            ids = model.to_ids(prompt.tokens or prompt.text or "", bos=prompt.bos)
             self._check_length(len(ids))
             recording = model.record([ids], last_logits=True, keep=CONTENT_FIELDS, patterns="keep")
             found = Recorded(prompt, recording)

@@ -8,7 +8,7 @@ import headtrace
 from headtrace.errors import InputError
 from headtrace.explorer.panels import Session, Settings
 from headtrace.explorer.panels.requests import PromptRequest
-from headtrace.explorer.panels.session import NotFoundError, Recorded, Recordings, held_bytes
+from headtrace.explorer.panels.session import NotFoundError, RecordedPrompt, Recordings, held_bytes
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +17,8 @@ def recording(model) -> headtrace.models.Recording:
 
 
 @pytest.fixture(scope="module")
-def entry(recording) -> Recorded:
-    return Recorded(PromptRequest(text="When Mary and John went"), recording)
+def entry(recording) -> RecordedPrompt:
+    return RecordedPrompt(PromptRequest(text="When Mary and John went"), recording)
 
 
 def test_a_prompt_is_recorded_once_and_again_under_the_same_id_once_it_was_dropped(model) -> None:

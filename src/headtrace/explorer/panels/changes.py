@@ -32,7 +32,7 @@ from headtrace.explorer.panels.requests import (
     View,
     python_lines,
 )
-from headtrace.explorer.panels.session import Recorded, Session
+from headtrace.explorer.panels.session import RecordedPrompt, Session
 from headtrace.prompts.encoding import decoded
 from headtrace.vocabulary import AttentionSide, Firing, Kind, Site
 
@@ -141,7 +141,7 @@ def intervene(session: Session, request: InterveneRequest) -> InterveneView:
     changes = [each.change for each in request.interventions]
     changed = recorded
     if changes:
-        changed = Recorded(prompt, rerun(recording, changes), tuple(request.interventions))
+        changed = RecordedPrompt(prompt, rerun(recording, changes), tuple(request.interventions))
         session.recordings.put(changed.id, changed)
 
     metric = None

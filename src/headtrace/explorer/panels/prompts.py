@@ -24,7 +24,7 @@ from headtrace.tasks import TASKS, load_task
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
-    from headtrace.explorer.panels.session import Recorded
+    from headtrace.explorer.panels.session import RecordedPrompt
     from headtrace.models import Recording
 
 ANSWERS = 10
@@ -81,7 +81,7 @@ def record(session: Session, prompt: PromptRequest) -> RecordingView:
     return recording_view(session.record(prompt))
 
 
-def recording_view(recorded: Recorded, python: str | None = None) -> RecordingView:
+def recording_view(recorded: RecordedPrompt, python: str | None = None) -> RecordingView:
     """A recording as it is shown; ``python`` replaces the lines of a recording without interventions."""
     recording, prompt = recorded.recording, recorded.prompt
     model = recording.model

@@ -30,7 +30,7 @@ from headtrace.tracing import Tracer
 
 if TYPE_CHECKING:
     from headtrace.explorer.panels.circuits import RunSource
-    from headtrace.explorer.panels.why import Evidence
+    from headtrace.explorer.panels.why import ChannelEvidence
     from headtrace.models import Model, Recording
     from headtrace.request import ResolvedRequest, TraceRequest
 
@@ -90,7 +90,7 @@ class NotFoundError(HeadtraceError):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedPrompt:
     """A recorded prompt. Its id is made from the prompt and the interventions, so recording again restores it."""
 
     prompt: PromptRequest
@@ -117,7 +117,7 @@ class Recordings:
 
     def __init__(self, max_bytes: int, max_count: int) -> None:
         self.max_bytes, self.max_count = max_bytes, max_count
-        self._kept: OrderedDict[str, Recorded] = OrderedDict()
+        self._kept: OrderedDict[str, RecordedPrompt] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -128,13 +128,13 @@ class Recordings:
         with self._lock:
             return self._bytes()
 
-    def get(self, id: str) -> Recorded | None:
+    def get(self, id: str) -> RecordedPrompt | None:
         with self._lock:
             if id in self._kept:
                 self._kept.move_to_end(id)
             return self._kept.get(id)
 
-    def put(self, id: str, recorded: Recorded) -> None:
+    def put(self, id: str, recorded: RecordedPrompt) -> None:
         with self._lock:
             self._kept[id] = recorded
             self._kept.move_to_end(id)
@@ -161,7 +161,7 @@ def held_bytes(recording: Recording) -> int:
 class ChannelEvidence(Protocol):
     """What is known about channels, for example from an atlas."""
 
-    def channel(self, layer: int, head: int, channel: int) -> Evidence | None: ...
+    def channel(self, layer: int, head: int, channel: int) -> ChannelEvidence | None: ...
 
 
 class Session:
@@ -192,7 +192,7 @@ class Session:
     def has_run(self) -> bool:
         return self._run is not None
 
-    def record(self, prompt: PromptRequest) -> Recorded:
+    def record(self, prompt: PromptRequest) -> RecordedPrompt:
         """The recording of a prompt: one forward pass, unless it is in the cache."""
         if prompt.model >= len(self.models):
             raise InputError(
@@ -204,11 +204,11 @@ class Session:
             ids = model.to_ids(prompt.tokens or prompt.text or "", bos=prompt.bos)
             self._check_length(len(ids))
             recording = model.record([ids], last_logits=True, keep=CONTENT_FIELDS, patterns="keep")
-            found = Recorded(prompt, recording)
+            found = RecordedPrompt(prompt, recording)
             self.recordings.put(found.id, found)
         return found
 
-    def recorded(self, id: str) -> Recorded:
+    def recorded(self, id: str) -> RecordedPrompt:
         """A recording by its id, of the model as it is or under interventions."""
         found = self._current(id)
         if found is None:
@@ -217,7 +217,7 @@ class Session:
             )
         return found
 
-    def clean(self, id: str) -> Recorded:
+    def clean(self, id: str) -> RecordedPrompt:
         """A recording by its id, of the model as it is."""
         found = self.recorded(id)
         if found.interventions:
@@ -226,7 +226,7 @@ class Session:
             )
         return found
 
-    def _current(self, id: str) -> Recorded | None:
+    def _current(self, id: str) -> RecordedPrompt | None:
         """A cached recording, unless the model's weights have changed since."""
         found = self.recordings.get(id)
         if found is None or found.recording.weights_version is not self.models[found.prompt.model].refresh():
@@ -261,7 +261,7 @@ class Session:
         tracer.composer = self.tracers[model].composer
         return tracer
 
-    def subject(self, recorded: Recorded, question: ResolvedRequest) -> Recording:
+    def subject(self, recorded: RecordedPrompt, question: ResolvedRequest) -> Recording:
         """The recording that a root is read from: a longer one for an answer of several tokens."""
         if question.ids == recorded.recording.token_ids[0].tolist():
             return recorded.recording

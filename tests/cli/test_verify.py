@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from dataclasses import replace
 
@@ -182,16 +181,14 @@ def test_one_circuit_that_cannot_be_compared_does_not_keep_the_others_from_it(ma
 
 def test_update_keeps_mode_links_and_the_other_circuits_of_a_table(many, tmp_path) -> None:
     _, circuits = many
-    file, link, hard = (tmp_path / name for name in ("c.json", "link.json", "hard.json"))
+    file, link = (tmp_path / name for name in ("c.json", "link.json"))
     circuits["true"].save(file)
     file.chmod(0o640)
     link.symlink_to(file)
-    os.link(file, hard)
     assert run("verify", link, "--edges", "top:2", "--controls", "0", "--update") == 0
     assert link.is_symlink()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert file.stat().st_ino == hard.stat().st_ino
-    assert sum(e.effect is not None for e in headtrace.load_circuit(hard).edges) == 2
+    assert sum(e.effect is not None for e in headtrace.load_circuit(file).edges) == 2
     table = write_parquet([circuits["true"], circuits["empty"]], tmp_path / "two.parquet")
     table.chmod(0o600)
     assert run("verify", f"{table}#0", "--edges", "top:1", "--controls", "0", "--update") == 0

@@ -7,7 +7,7 @@ import pytest
 from headtrace.errors import InputError
 from headtrace.explorer.panels import Session
 from headtrace.explorer.panels.requests import FiringRequest
-from headtrace.explorer.panels.why import Evidence, WhyRequest, why
+from headtrace.explorer.panels.why import EvidenceView, WhyRequest, why
 
 PLACE = FiringRequest(layer=1, head=2, dest=14, src=2)
 
@@ -68,13 +68,13 @@ def test_every_cell_has_an_answer(session, recorded, root) -> None:
 
 def test_what_is_known_of_a_channel_stands_beside_it(model, prompt) -> None:
     class Book:
-        def channel(self, layer: int, head: int, channel: int) -> Evidence | None:
-            return Evidence(words=f"L{layer}H{head} c{channel}") if channel == 0 else None
+        def channel(self, layer: int, head: int, channel: int) -> EvidenceView | None:
+            return EvidenceView(words=f"L{layer}H{head} c{channel}") if channel == 0 else None
 
     session = Session([model], atlas=Book())
     view = why(session, WhyRequest(recording=session.record(prompt).id, firing=PLACE))
     told = {bar.channel: bar.evidence for bar in view.channels}
-    assert told[0] == Evidence(words="L1H2 c0")
+    assert told[0] == EvidenceView(words="L1H2 c0")
     assert told[1] is None
 
 

@@ -30,7 +30,7 @@ from headtrace.tracing import Tracer
 
 if TYPE_CHECKING:
     from headtrace.explorer.panels.circuits import RunSource
-    from headtrace.explorer.panels.why import ChannelEvidence
+    from headtrace.explorer.panels.why import EvidenceView
     from headtrace.models import Model, Recording
     from headtrace.request import ResolvedRequest, TraceRequest
 
@@ -161,7 +161,7 @@ def held_bytes(recording: Recording) -> int:
 class ChannelEvidence(Protocol):
     """What is known about channels, for example from an atlas."""
 
-    def channel(self, layer: int, head: int, channel: int) -> ChannelEvidence | None: ...
+    def channel(self, layer: int, head: int, channel: int) -> EvidenceView | None: ...
 
 
 class Session:

@@ -38,7 +38,7 @@ class WhyRequest(RootedRequest):
     firing: FiringRequest
 
 
-class ChannelEvidence(View):
+class EvidenceView(View):
     """What an atlas or an interpretation says about a channel."""
 
     words: str
@@ -56,7 +56,7 @@ class ChannelBar(View):
     relative_term: float
     singular_value: float
     in_signal_set: bool
-    evidence: ChannelEvidence | None = None
+    evidence: EvidenceView | None = None
 
 
 class CauseView(View):
@@ -215,7 +215,7 @@ class AtlasEvidence:
             )
         self.channel = lru_cache(CACHED)(self._channel)
 
-    def _channel(self, layer: int, head: int, channel: int) -> ChannelEvidence | None:
+    def _channel(self, layer: int, head: int, channel: int) -> EvidenceView | None:
         """What is known about a channel; None where nothing is."""
         found = self.words.get((layer, head, channel))
         named = f"{head_name(layer, head)}:{channel}"
@@ -223,15 +223,15 @@ class AtlasEvidence:
             return found
         entry = self.atlas.channel(layer, head, channel)
         tokens = [each.what for each in entry.tokens][:TOKENS]
-        return ChannelEvidence(
+        return EvidenceView(
             words=entry.words, tokens=tokens, examples=[pair.excerpt() for pair in entry.top[:EXAMPLES]]
         )
 
 
-def read_interpretation(folder: Path) -> dict[tuple[int, int, int], ChannelEvidence]:
+def read_interpretation(folder: Path) -> dict[tuple[int, int, int], EvidenceView]:
     """Descriptions by layer, head and channel; where several signals share a channel, the most specific one."""
     path = folder / "interpretation.json"
-    found: dict[tuple[int, int, int], ChannelEvidence] = {}
+    found: dict[tuple[int, int, int], EvidenceView] = {}
     try:
         signals: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["signals"]
         described = [signal for signal in signals if signal["description"]]
@@ -240,7 +240,7 @@ def read_interpretation(folder: Path) -> dict[tuple[int, int, int], ChannelEvide
         for signal in described:
             channels = signal["channels"]
             several = f" (channels {', '.join(map(str, channels))} together)" if len(channels) > 1 else ""
-            evidence = ChannelEvidence(
+            evidence = EvidenceView(
                 words=signal["description"] + several,
                 examples=[example["marked"] for example in signal.get("examples", [])][:EXAMPLES],
                 p_value=signal["p_value"],

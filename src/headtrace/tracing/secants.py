@@ -94,7 +94,7 @@ class SoftmaxSecant:
     def of(
         cls,
         logits: Sequence[Float[Tensor, "*place n"]],
-        visible: Bool[Tensor, "*place n"] | None = None,
+        visible: Bool[Tensor, "*#place n"] | None = None,
     ) -> SoftmaxSecant:
         """The secant between the logits of two runs."""
         logs = [each.log_softmax(-1) for each in logits]
@@ -414,7 +414,7 @@ class AttentionSecant:
 
     def back(
         self,
-        sides: dict[Side, Float[Tensor, "*place head d_head"]],
+        sides: dict[Side, Float[Tensor, "*place _ d_head"]],
         place: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "*place d_model"]:
         """Multipliers of queries, keys and values as one of the residual: at all places (batch, token), or some."""

@@ -62,9 +62,9 @@ def decompose(
     with notes.status("Decomposing"):
         recording = loaded.record(given, bos=bos)
         if firing is None:
-            found = decompose_strongest(recording, top, bias=bias)  # type: ignore[arg-type]
+            found = decompose_strongest(recording, top, bias=bias)
         else:
-            found = [decompose_firing(recording, firing, bias=bias)]  # type: ignore[arg-type]
+            found = [decompose_firing(recording, firing, bias=bias)]
 
     def content() -> dict[str, Any]:
         return found[0].to_dict() if firing is not None else {"firings": [why.to_dict() for why in found]}

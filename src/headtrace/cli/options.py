@@ -193,7 +193,7 @@ def device_kwargs(device: str, device_map: str | None) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise InputError(f"--device-map {device_map!r} is not JSON: {error}. {expected}") from None
-    if not isinstance(found, dict) or not all(type(place) in (int, str) for place in found.values()):  # type: ignore[union-attr]
+    if not isinstance(found, dict) or not all(type(place) in (int, str) for place in found.values()):
         raise InputError(f"--device-map {device_map!r} is not a device map. {expected}")
     return {"device_map": found}
 
@@ -243,7 +243,7 @@ class PromptOptions(OptionGroup):
             text = _decoded(content, "Standard input")
         elif self.prompt_file is not None:
             text = _file_text(self.prompt_file)
-        return [{"role": "user", "content": text}] if self.chat else text  # type: ignore[return-value]
+        return [{"role": "user", "content": text}] if self.chat else text
 
 
 def _file_text(file: str) -> str:

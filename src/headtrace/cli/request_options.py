@@ -232,9 +232,9 @@ def read_vector(path: str) -> list[float]:
         ) from None
     except Exception as error:
         raise InputError(f"--direction {path!r} cannot be read: {error}. {expected}") from None
-    if not isinstance(found, list) or not found or not all(type(x) in (int, float) for x in found):  # type: ignore[union-attr]
+    if not isinstance(found, list) or not found or not all(type(x) in (int, float) for x in found):
         raise InputError(f"--direction {path!r} does not hold one row of numbers. {expected}")
-    return [float(x) for x in found]  # type: ignore[union-attr]
+    return [float(x) for x in found]
 
 
 # -- files of prompts --------------------------------------------------------------------------------------------

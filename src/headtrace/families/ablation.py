@@ -102,7 +102,7 @@ class ExclusiveAblation:
         """
         rows: list[dict[str, Any]] = []
         for (edges_of,), part in self.table.group_by("edges_of", maintain_order=True):
-            row: dict[str, Any] = {"edges_of": edges_of, "edges": len(self.edges[int(edges_of)])}  # type: ignore[arg-type]
+            row: dict[str, Any] = {"edges_of": edges_of, "edges": len(self.edges[int(edges_of)])}
             for name, some in (
                 ("difference", part.with_columns(pl.col("change").fill_null(0.0))),
                 ("difference_applied", part.filter(pl.col("signals") > 0)),

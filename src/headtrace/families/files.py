@@ -87,7 +87,7 @@ def load_families(path: str | Path) -> FamiliesFile:
         data = parse(text)
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise InputError(f"it is no file of families (schema {SCHEMA})")
-        names = [each.name for each in fields(FamiliesFile)]  # type: ignore[arg-type]
+        names = [each.name for each in fields(FamiliesFile)]
         known = {name: data.pop(name) for name in names if name in data}
         del data["schema"]
         missing = [name for name in ("grain", "labels", "representatives", "agreement") if name not in known]

@@ -49,7 +49,7 @@ _EDGE_COLUMNS = (*(f"{end}_{name}" for end in ("source", "target") for name in _
 def check_grain(grain: str) -> Grain:
     if grain not in GRAINS:
         raise InputError(f"grain={grain!r}: expected one of {', '.join(map(repr, GRAINS))}.")
-    return grain  # type: ignore[return-value]
+    return grain
 
 
 # -- items ---------------------------------------------------------------------------------------------------

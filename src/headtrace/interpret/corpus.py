@@ -363,7 +363,7 @@ def _read_hub(source: str) -> Iterator[tuple[str, str]]:
 def _datasets() -> Any:
     without = "Without it, give a text file, JSONL or Parquet, or sampled:N."
     require("datasets", extra="interpret", what="A dataset of the hub", instead=without)
-    import datasets  # type: ignore[import-not-found]
+    import datasets
 
     return datasets
 

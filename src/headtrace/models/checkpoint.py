@@ -164,7 +164,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{str(path)!r}: expected a JSON object, got {type(found).__name__}. Is the file damaged?"
         )
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _bad_config(folder: Path, error: Exception) -> InputError:

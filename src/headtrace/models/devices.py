@@ -77,7 +77,7 @@ a device, or a dictionary from modules to devices (--device-map: a .json file wi
 read from their files.
     """
     if isinstance(found, Mapping) and found:
-        for name in {str(value) for value in found.values()} - {"disk"}:  # type: ignore[union-attr]
+        for name in {str(value) for value in found.values()} - {"disk"}:
             find_device(f"cuda:{name}" if name.isdigit() else name, dtype)
     elif isinstance(found, str) and found not in STRATEGIES and ":" in found:
         find_device(found, dtype)

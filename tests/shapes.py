@@ -17,8 +17,8 @@ from pkgutil import walk_packages
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
-# Not these: pydantic checks the circuit's own dataclasses, and the command line is all strings.
-SKIPPED = ("headtrace.circuits", "headtrace.cli")
+# Not these: pydantic checks the circuit's own dataclasses and the server's, and the command line is all strings.
+SKIPPED = ("headtrace.circuits", "headtrace.cli", "headtrace.explorer", "headtrace.validation")
 
 
 def checked(function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -181,6 +181,7 @@ def recovery(experiment: Experiment, path: str | Path | None = None) -> Figure:
     return save(figure, path)
 
 
+@runtime_checkable
 class Drawing(Protocol):
     """A figure of an experiment, written if a path is given."""
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -41,6 +41,7 @@ _SPECIAL = r"^(<.*>|\[.*\])$"
 """How special tokens read: ``<|endoftext|>``, ``<s>``, ``[CLS]``."""
 
 
+@runtime_checkable
 class RunLike(Protocol):
     """What is needed of a run: its tables, and the circuit of a prompt."""
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 from torch import Tensor
@@ -158,6 +158,7 @@ def held_bytes(recording: Recording) -> int:
 # -- the session -----------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
 class ChannelEvidence(Protocol):
     """What is known about channels, for example from an atlas."""
 

@@ -83,6 +83,8 @@ def _imported() -> Iterator[tuple[str, str]]:
 
 def test_what_is_imported_is_declared_and_an_extra_is_imported_only_where_it_is_asked_for() -> None:
     core = _declared(PROJECT["dependencies"]) | {"pydantic_core"}  # a part of pydantic
+    assert "scikit_learn" in core
+    core |= {"sklearn"}  # the name under which scikit-learn is imported
     extras = {
         name: _declared(PROJECT["optional-dependencies"][name]) for name in ("serve", "ray", "interpret")
     }

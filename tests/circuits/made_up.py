@@ -11,7 +11,7 @@ from headtrace.circuits import (
     Direction,
     Edge,
     Evidence,
-    Example,
+    EvidenceExample,
     Likelihood,
     LogitDifference,
     MethodInfo,
@@ -82,8 +82,8 @@ def small_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
 def worded_circuit(text: str = "The source is a name.", token: str = " Paul") -> Circuit:
     """The small circuit with words on its signals: supported ones, unsupported ones, and some that nobody judged."""
     pieces = ("… went to the park and", token, " gave a book", " to", " …")
-    shown = Example(pieces, dest=3, src=1, score=2.5, holds=True)
-    other = Example((" met", token), dest=1, src=1, score=1.25, holds=False)
+    shown = EvidenceExample(pieces, dest=3, src=1, score=2.5, holds=True)
+    other = EvidenceExample((" met", token), dest=1, src=1, score=1.25, holds=False)
     good = Evidence(True, 2e-10, 0.95, (0.835, 0.986), 40, "lexical", "lexical", (shown, other))
     weak = Evidence(False, 0.31, 0.55, (0.4, 0.69), 40, "openai", "openai", (other,))
     said = {(2, 1): (text, good), (5, 1): (text, good), (4, 1): ("The destination is a verb.", weak)}

@@ -21,8 +21,8 @@ from headtrace.errors import IdentityError
 from headtrace.interpret.embedding_reads import channel_directions, channel_reads
 from headtrace.interpret.head_measures import HeadSums
 from headtrace.interpret.scored_signals import ScoredSignal, score_blocks
-from headtrace.models import checks
 from headtrace.models import devices as places
+from headtrace.models import integrity
 from headtrace.models.forward import sample
 from tests.pretended import KIND, Pretended, pretended_devices
 from tests.rounding import forward_terms, rounding
@@ -166,20 +166,20 @@ class Spoilt:
 def test_a_device_that_computes_wrongly_is_refused_by_name_when_a_model_is_loaded(
     names: tuple[str, ...], message: str
 ) -> None:
-    checks._first_wrong.cache_clear()
+    integrity._first_wrong.cache_clear()
     with pretended_devices(spoilt=Spoilt(*names)):
         hf = tiny_hf("llama").to(SECOND)
         with pytest.raises(IdentityError, match=rf"device '{SECOND}' computes {message} wrongly in float32"):
             headtrace.load(hf)
-    checks._first_wrong.cache_clear()
+    integrity._first_wrong.cache_clear()
 
 
 def test_a_device_that_is_right_but_rounds_is_accepted_in_every_dtype() -> None:
     with pretended_devices():
         for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-            checks._first_wrong.cache_clear()
-            checks.check_devices(dtype, [torch.device(SECOND)])
-    checks._first_wrong.cache_clear()
+            integrity._first_wrong.cache_clear()
+            integrity.check_devices(dtype, [torch.device(SECOND)])
+    integrity._first_wrong.cache_clear()
 
 
 def test_a_device_that_begins_to_compute_wrongly_is_named_by_the_identity_that_fails() -> None:

@@ -128,7 +128,8 @@ class TraceRequest:
             prompt = prompt.token_ids
         elif isinstance(prompt, Mapping) and "input_ids" not in prompt:
             given = cast("Mapping[Any, Any]", prompt)
-            own = {str(name): value for name, value in given.items() if value is not None}
+            # A field that is null is left out, but for the budget, where it means that there is no limit.
+            own = {str(k): v for k, v in given.items() if v is not None or k == "max_firings"}
             named = [name for name in PROMPT_FIELDS if name in own]
             if len(named) != 1 and named != ["text", "tokens"]:
                 raise InputError(

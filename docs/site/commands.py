@@ -75,13 +75,14 @@ def _section(name: str, command: Any) -> str:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-    """What a command says of itself, and its examples, one command on a line (or continued lines)."""
+    """What a command says of itself, and its examples, one command on a line; lines that continue one are indented."""
     said, _, rest = text.partition("Examples:")
     examples: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", rest):
-        lines = [line.strip() for line in paragraph.strip().splitlines()]
-        if lines:
-            examples.append(" \\\n    ".join(lines) if len(lines) > 1 else lines[0])
+    for line in filter(None, map(str.rstrip, rest.splitlines())):
+        if line.startswith("    "):
+            examples[-1] += f" \\\n    {line.strip()}"
+        else:
+            examples.append(line.strip())
     return said.replace("\f", "").replace("\b", "").strip(), examples
 
 

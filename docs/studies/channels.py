@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from docs.studies.survey import Survey, rotation_test, separation, survey, token_strengths
 from study_figures import (
     plot_condition_numbers,
     plot_rotations,
@@ -25,7 +26,6 @@ from study_figures import (
 import headtrace
 from headtrace.channels import condition_numbers
 from headtrace.channels.emergence import emergence, strongest_cases
-from headtrace.channels.survey import Survey, rotation_test, separation, survey, token_strengths
 from headtrace.figures.channels import plot_early_and_late, plot_emergence
 from headtrace.tasks import TaskSet, load_task
 from headtrace.vocabulary import head_name

@@ -16,7 +16,6 @@ from headtrace.figures.style import (
     INK,
     ORANGE,
     VERMILION,
-    headline,
     house_style,
     new_figure,
     save,
@@ -25,9 +24,9 @@ from headtrace.figures.style import (
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
+    from docs.studies.survey import Survey
     from matplotlib.figure import Figure
 
-    from headtrace.channels.survey import Survey
     from headtrace.models import Model
 
 
@@ -56,16 +55,18 @@ def plot_slices_used(
             axes[1][column].set_xlabel("channel")
         for row in (0, 1):
             axes[row][0].set_ylabel("prompt")
-        headline(
-            figure, "Channels in the signal sets of some heads", "Grey: a prompt without such a token pair."
-        )
         figure.colorbar(
             axes[0][0].images[0],
             ax=[a for row in axes for a in row],
             label="share of pairs whose signal set\nhas the channel",
             pad=0.01,
         )
-        return save(figure, path)
+        return save(
+            figure,
+            path,
+            "Channels in the signal sets of some heads",
+            "Grey: a prompt without such a token pair.",
+        )
 
 
 def plot_signal_sizes(found: Survey, path: str | Path | None = None) -> Figure:
@@ -98,8 +99,7 @@ def plot_signal_sizes(found: Survey, path: str | Path | None = None) -> Figure:
         axis.set_xlabel("median size (channels), not firing")
         axis.set_ylabel("median size (channels), firing")
         axis.set_title("one point per head", loc="left")
-        headline(figure, "How many channels a signal set has")
-        return save(figure, path)
+        return save(figure, path, "How many channels a signal set has")
 
 
 def plot_token_strengths(
@@ -186,8 +186,7 @@ def plot_rotations(found: Survey, path: str | Path | None = None) -> Figure:
         axis.set_ylabel("mean sparseness, true basis")
         axis.set_title(f"{len(heads)} heads: below the line is sparser", loc="left")
         axis.legend(loc="upper left")
-        headline(figure, "Sparseness in the head's own basis and in rotated ones")
-        return save(figure, path)
+        return save(figure, path, "Sparseness in the head's own basis and in rotated ones")
 
 
 def plot_condition_numbers(model: Model, path: str | Path | None = None) -> Figure:
@@ -255,5 +254,6 @@ def faithfulness_panels(table: pl.DataFrame, metric: str, path: str | Path | Non
             axis.set_xlabel("share of firings kept")
             axis.tick_params(labelbottom=True)
         note = "Thin: one prompt each. Thick: their mean. Dashed line: the whole model."
-        headline(figure, f"Keeping only the circuit: share of the {metric} that attention brings", note)
-        return save(figure, path)
+        return save(
+            figure, path, f"Keeping only the circuit: share of the {metric} that attention brings", note
+        )

@@ -16,6 +16,7 @@ open descriptors (``/dev/null``, ``/dev/stdout``) are written through; ``-`` is 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from headtrace.errors import InputError
 
@@ -37,6 +39,16 @@ Target = str | os.PathLike[str]
 def write_text(target: Target, text: str) -> Path:
     """Write text as UTF-8, with the line ends it has."""
     return write_bytes(target, text.encode())
+
+
+def write_report(target: Target, content: Any) -> Path:
+    """Write plain values as JSON that people can read as well, for other programs."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
+        text = json.dumps(content, indent=1)
+    return write_text(target, text + "\n")
 
 
 def write_bytes(target: Target, content: bytes) -> Path:

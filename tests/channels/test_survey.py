@@ -12,15 +12,15 @@ from docs.studies.study_figures import (
     plot_slices_used,
     plot_token_strengths,
 )
-
-from headtrace.channels import decompose, layer_svd
-from headtrace.channels.survey import (
+from docs.studies.survey import (
     Survey,
     rotation_test,
     separation,
     survey,
     token_strengths,
 )
+
+from headtrace.channels import decompose, layer_svd
 from headtrace.errors import InputError
 from headtrace.models.identities import tolerance_for
 from headtrace.vocabulary import Firing

@@ -87,7 +87,7 @@ def test_what_a_user_can_mend_is_said_with_exit_code_2(here: Path) -> None:
         (("families", "many.parquet", "--out", "a.json"), "a.json"),
         (("compare", "a.json"), "at least two circuits"),
         (("compare", "a.json", "other.json"), "cd" * 32),
-        (("compare", "a.json", "b.json", "--out", "c.docx"), ".docx is no form"),
+        (("compare", "a.json", "b.json", "--out", "c.docx"), "end its name in .json, .png"),
         (("signals", "a.json", "other.json"), "cd" * 32),
         (("signals", "a.json", "b.json", "--families", "nowhere"), ""),
     ):

@@ -90,7 +90,7 @@ def test_a_network_of_which_nothing_is_left_says_so(table, tmp_path, capsys) -> 
     [
         (["--by", "names"], "choose roles or positions"),
         (["--by", "roles"], "have no roles"),
-        (["--out", "n.txt"], "written as .json, .graphml"),
+        (["--out", "n.txt"], "end its name in .json, .graphml"),
         (["--out", "-", "--json"], "asked for twice"),
         (["--channels", "--skeleton"], "no channels"),
         (["--reference", "gpt2-ioi"], "'gpt2-small' (12 layers of 12 heads); this network is of 'builtin'"),

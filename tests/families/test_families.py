@@ -213,7 +213,7 @@ def test_a_damaged_file_is_an_error_that_names_the_field(
 
 
 def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="No file of families"):
         load_families(tmp_path)
     (tmp_path / "families.json").write_text("{")
     with pytest.raises(InputError, match="JSON"):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
+from docs.studies.survey import survey
 
 import headtrace
 from headtrace.causal import intervene
-from headtrace.channels.survey import survey
 from headtrace.errors import IdentityError
 from headtrace.interpret.embedding_reads import channel_directions, channel_reads
 from headtrace.interpret.head_measures import HeadSums

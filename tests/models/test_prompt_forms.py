@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from docs.studies.survey import survey
 
 import headtrace
 from headtrace.channels.emergence import strongest_cases
-from headtrace.channels.survey import survey
 from headtrace.errors import InputError
 from tests.conftest import IOI
 

@@ -13,7 +13,6 @@ are known. Embeddings, biases and offsets are left out, as in families.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from headtrace.families.population import (
 )
 from headtrace.notebook import frame, paragraph
 from headtrace.vocabulary import Site
-from headtrace.writing import write_text
+from headtrace.writing import write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -136,8 +135,7 @@ class CircuitComparison:
 
     def write_json(self, path: str | Path) -> Path:
         """Write the comparison as JSON."""
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        return write_text(path, text + "\n")
+        return write_report(path, self.to_dict())
 
     def to_html(self, path: str | Path) -> Path:
         """Write the page that holds all circuits; two are side by side."""

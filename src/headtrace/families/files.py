@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,8 +26,8 @@ from headtrace.errors import InputError
 from headtrace.families.population import Labels, Population
 from headtrace.runs.frames import RunLike
 from headtrace.runs.manifest import ROLE
-from headtrace.validation import Index, Text, checked, parse
-from headtrace.writing import write_text
+from headtrace.validation import Index, Text, checked, file_text, parse
+from headtrace.writing import write_report
 
 SCHEMA = "headtrace.families/1"
 NAME = "families.json"
@@ -69,27 +68,18 @@ class FamiliesFile:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``families.json`` into a folder."""
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        return write_text(Path(folder) / NAME, text + "\n")
+        return write_report(Path(folder) / NAME, self.to_dict())
 
 
 def load_families(path: str | Path) -> FamiliesFile:
     """Read ``families.json``, or that of a folder. A damaged file gets an error that names the field."""
     place = Path(path) / NAME if Path(path).is_dir() else Path(path)
-    try:
-        text = place.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{str(place)!r} cannot be read: {reason}. `headtrace families RUN --out FOLDER` writes {NAME}."
-        ) from None
+    text = file_text(place, "a file of families", f"`headtrace families RUN --out FOLDER` writes {NAME}.")
     try:
         data = parse(text)
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise InputError(f"it is no file of families (schema {SCHEMA})")
-        names = [each.name for each in fields(FamiliesFile)]
-        known = {name: data.pop(name) for name in names if name in data}
-        del data["schema"]
+        known = {each.name: data.pop(each.name) for each in fields(FamiliesFile) if each.name in data}
         missing = [name for name in ("grain", "labels", "representatives", "agreement") if name not in known]
         if missing:
             raise InputError(f"{missing[0]}: missing")
@@ -148,15 +138,10 @@ def circuits_at(source: str) -> list[NamedCircuit]:
     return [NamedCircuit(f"{source}#{id}", run.circuit(id), roles_in(run, id)) for id in ids]
 
 
-def roles_in(run: RunLike, id: str) -> dict[str, int]:
+def roles_in(run: Any, id: str) -> dict[str, int]:
     """The positions that have a role in a prompt of a run, which is found by id, number, or the start of an id."""
-    number = pl.col("index") == int(id) if id.isdecimal() else pl.lit(False)
-    for condition in (pl.col("id") == id, number, pl.col("id").str.starts_with(id)):
-        rows = run.prompts.filter(condition).head(1).collect()
-        if rows.height:
-            row = rows.row(0, named=True)
-            return {k.removeprefix(ROLE): v for k, v in row.items() if k.startswith(ROLE) and v is not None}
-    return {}
+    found = run.prompts.filter(pl.col("id") == run.find(id)["id"]).collect().row(0, named=True)
+    return {k.removeprefix(ROLE): v for k, v in found.items() if k.startswith(ROLE) and v is not None}
 
 
 @dataclass(frozen=True)
@@ -174,32 +159,21 @@ def circuit_group(source: str, families: str | None = None, *, most: int, seed: 
     otherwise the id or number of one circuit.
     """
     place, _, name = source.rpartition("#")
-    ids = None if os.path.lexists(source) or not place else _family(place, name, families)
-    if ids is None:
-        return CircuitGroup(
-            _short(source), sample([each.circuit for each in circuits_at(source)], most, seed)
-        )
-    run = run_at(place)
-    circuits = population_of(place) if run is None else run
-    found = [circuits.circuit(id) for id in sample(ids, most, seed)]
-    return CircuitGroup(f"family {name} of {_short(place)}", found)
+    folder = families or os.path.join(place, "families")
+    if place and not os.path.lexists(source) and (families or os.path.isfile(os.path.join(folder, NAME))):
+        file = load_families(folder)
+        if name.isdigit() and int(name) in file.labels.values():
+            circuits = run_at(place) or population_of(place)
+            found = [circuits.circuit(id) for id in sample(file.members(int(name)), most, seed)]
+            return CircuitGroup(f"family {name} of {_short(place)}", found)
+        if families is not None:
+            there = ", ".join(map(str, sorted(set(file.labels.values()))))
+            raise InputError(f"{source}: {folder!r} has no family {name!r}; it has: {there}.")
+    return CircuitGroup(_short(source), sample([each.circuit for each in circuits_at(source)], most, seed))
 
 
 def _short(source: str) -> str:
     return Path(source).name.removesuffix(".json") or source
-
-
-def _family(place: str, name: str, families: str | None) -> list[str] | None:
-    """The prompts of a family; None where the name is not a family's."""
-    folder = families or os.path.join(place, "families")
-    if families is None and not os.path.isfile(os.path.join(folder, NAME)):
-        return None
-    file = load_families(folder)
-    known = name.isdigit() and int(name) in set(file.labels.values())
-    if families is not None and not known:
-        there = ", ".join(map(str, sorted(set(file.labels.values()))))
-        raise InputError(f"{place}#{name}: {folder!r} has no family {name!r}; it has: {there}.")
-    return file.members(int(name)) if known else None
 
 
 def sample(values: list[T], most: int | None, seed: int) -> list[T]:

@@ -12,7 +12,6 @@ the same head shows on two prompts of one family: no cosine can be expected to b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from headtrace.models.devices import on_host
 from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.vocabulary import AttentionSide, head_name
-from headtrace.writing import write_text
+from headtrace.writing import write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,8 +112,7 @@ class SignalComparison:
 
     def save(self, folder: str | Path) -> Path:
         """Write signals.json and signals.png into a folder."""
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        write_text(Path(folder) / "signals.json", text + "\n")
+        write_report(Path(folder) / "signals.json", self.to_dict())
         self.plot(Path(folder) / "signals.png")
         return Path(folder)
 

@@ -1,4 +1,4 @@
-"""Figures of interventions: single edges beside random channels, circuits kept alone, sufficiency."""
+"""Figures of interventions: single edges beside random channels, circuits kept alone, sufficiency, importance."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+<<<<<<< HEAD
+from headtrace.figures import style
+from headtrace.figures.style import BLUE, GREY, INK, ORANGE, SEQUENCE, VERMILION
+=======
 from headtrace.figures.style import (
     BLUE,
     GREY,
@@ -22,8 +26,10 @@ from headtrace.figures.style import (
     log_scale,
     new_figure,
     save,
+    token_label,
     with_unit,
 )
+>>>>>>> difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from headtrace.causal import Report
     from headtrace.causal.experiments import Additivity, EdgesIntoHead, ResidualChanges, SingleEdges
     from headtrace.causal.faithfulness import Faithfulness
+    from headtrace.causal.importance import Importance
     from headtrace.causal.sufficiency import Curve, Sufficiency
 
 
@@ -112,7 +119,7 @@ def _actions(changes: Callable[[str], tuple[list[float], list[float]]]) -> list[
     return groups
 
 
-@house_style()
+@style.house_style()
 def edge_effects(reports: Sequence[Report], path: str | Path | None = None) -> Figure:
     """Ablation and boost of every measured edge beside random channels: change of attention, change of the metric."""
     effects = [effect for report in reports for effect in report.effects]
@@ -124,17 +131,17 @@ def edge_effects(reports: Sequence[Report], path: str | Path | None = None) -> F
         random = [value for effect in effects for value in getattr(effect, f"control_{action}_{name}")]
         return [v for v in claimed if v is not None], [v for v in random if v is not None]
 
-    figure, axes = new_figure(3.9 * max(2, len(names)) + 0.6, 4.2, columns=len(names))
+    figure, axes = style.new_figure(3.9 * max(2, len(names)) + 0.6, 4.2, columns=len(names))
     for axis, (name, measure) in zip(axes[0], names.items(), strict=True):
         violins(axis, [group for group in _actions(partial(changes, name)) if group[1]])
-        axis.set_ylabel(f"change of {with_unit(measure)}")
-        axis.set_xlabel(DONE)
+        axis.set(ylabel=f"change of {style.with_unit(measure)}", xlabel=DONE)
     how = f" ({reports[0].reach}, scope {reports[0].scope})" if reports else ""
-    headline(figure, f"{len(effects)} edges{how}: claimed signals and random channels", VIOLINS)
-    return save(figure, path)
+    return style.save(
+        figure, path, f"{len(effects)} edges{how}: claimed signals and random channels", VIOLINS
+    )
 
 
-@house_style()
+@style.house_style()
 def single_edge_violins(found: SingleEdges, path: str | Path | None = None) -> Figure:
     """Rows: attention, metric. Columns: local, global. Violins: ablate, boost, and each with random channels."""
     reaches = found.table["reach"].unique(maintain_order=True).to_list()
@@ -145,49 +152,49 @@ def single_edge_violins(found: SingleEdges, path: str | Path | None = None) -> F
         return part["change"].to_list(), part["randoms"].explode().drop_nulls().to_list()
 
     width, height = 3.9 * max(2, len(reaches)) + 0.6, 2.6 * len(measures) + 1.1
-    figure, axes = new_figure(width, height, len(measures), len(reaches), sharey="row")
+    figure, axes = style.new_figure(width, height, len(measures), len(reaches), sharey="row")
     for row, measure in zip(axes, measures, strict=True):
         groups = [_actions(partial(changes, reach, measure)) for reach in reaches]
         scale = symlog_scale([group for four in groups for group in four])
         for axis, reach, four in zip(row, reaches, groups, strict=True):
             violins(axis, four, scale)
             edges = found.table.filter(reach=reach, action="ablate", measure=measure).height
-            axis.set_title(f"{reach}: {edges} edges", loc="left")
+            axis.set_title(f"{reach}: {edges} edges")
         name = (found.metric or "metric") if measure == "metric" else measure
-        row[0].set_ylabel(f"change of {with_unit(name)}")
+        row[0].set_ylabel(f"change of {style.with_unit(name)}")
     for axis in axes[-1]:
         axis.set_xlabel(DONE)
-    headline(figure, "Single edges: claimed signals, and random channels of the same heads", VIOLINS)
-    return save(figure, path)
+    return style.save(
+        figure, path, "Single edges: claimed signals, and random channels of the same heads", VIOLINS
+    )
 
 
-@house_style()
+@style.house_style()
 def edges_into_head_bars(found: EdgesIntoHead, path: str | Path | None = None) -> Figure:
     """Edges into one head from the lightest to the heaviest: fall of attention and of the metric, local and global."""
     known = set(found.table["reach"].to_list())
     reaches = [reach for reach in ("local", "global") if reach in known]
-    figure, axes = new_figure(7.2, 2.3 * len(reaches) + 0.6, rows=len(reaches), columns=2, sharex="row")
+    figure, axes = style.new_figure(7.2, 2.3 * len(reaches) + 0.6, rows=len(reaches), columns=2, sharex="row")
     for row, reach in zip(axes, reaches, strict=True):
         part = found.table.filter(reach=reach).sort("rank")
         for axis, name, colour in ((row[0], "attention", ORANGE), (row[1], "metric", BLUE)):
             axis.bar(range(part.height), part[name].to_list(), color=colour, width=0.9)
             axis.axhline(0, color=INK, linewidth=0.6)
-            axis.set_title(f"{reach} ablation", loc="left")
+            axis.set_title(f"{reach} ablation")
             axis.set_ylabel(
-                f"change of {with_unit((found.metric or 'metric') if name == 'metric' else name)}",
+                f"change of {style.with_unit((found.metric or 'metric') if name == 'metric' else name)}",
                 fontsize=8,
             )
     for axis in axes[-1]:
         axis.set_xlabel("edge, by rising weight")
-    headline(figure, f"Edges into {found.head}, ablated one by one: ablated minus clean")
-    return save(figure, path)
+    return style.save(figure, path, f"Edges into {found.head}, ablated one by one: ablated minus clean")
 
 
-@house_style()
+@style.house_style()
 def additivity_scatter(found: Additivity, path: str | Path | None = None) -> Figure:
     """Joint effect of two edges against the sum of their single effects; on the diagonal they add up."""
     kinds = found.table["arrangement"].unique(maintain_order=True).to_list()
-    figure, axes = new_figure(3.5 * len(kinds) + 0.4, 3.6, columns=len(kinds), sharex=True, sharey=True)
+    figure, axes = style.new_figure(3.5 * len(kinds) + 0.4, 3.6, columns=len(kinds), sharex=True, sharey=True)
     for axis, kind in zip(axes[0], kinds, strict=True):
         part = found.table.filter(arrangement=kind)
         ends = [float(min(part["sum"].min() or 0, 0)), float(max(part["sum"].max() or 0, 0))]  # type: ignore[type-var]
@@ -198,23 +205,24 @@ def additivity_scatter(found: Additivity, path: str | Path | None = None) -> Fig
                 some["sum"].to_list(), some["joint"].to_list(), s=16, color=colour, marker=marker, alpha=0.7,
                 linewidth=0, label=f"{reach} ({some.height} pairs)",
             )  # fmt: skip
-        axis.set_title(f"{kind} edges", loc="left")
-        axis.set_xlabel(f"sum of the single changes of\n{with_unit(found.metric)}")
+        axis.set(
+            title=f"{kind} edges", xlabel=f"sum of the single changes of\n{style.with_unit(found.metric)}"
+        )
         axis.legend(loc="upper left")
-    axes[0][0].set_ylabel(f"joint change of {with_unit(found.metric)}")
-    headline(
+    axes[0][0].set_ylabel(f"joint change of {style.with_unit(found.metric)}")
+    return style.save(
         figure,
+        path,
         "Two edges ablated together, and one by one",
         "Each mark is a pair of edges of one circuit.",
     )
-    return save(figure, path)
 
 
-@house_style()
+@style.house_style()
 def residual_distributions(found: ResidualChanges, path: str | Path | None = None) -> Figure:
     """Cumulative share of edges, and of whole sides, up to a cosine and up to a norm ratio of their residuals."""
     lines = (("edge", "ablate"), ("edge", "boost"), ("side", "ablate"), ("side", "boost"))
-    figure, axes = new_figure(7.2, 3.2, columns=2, sharey=True)
+    figure, axes = style.new_figure(7.2, 3.2, columns=2, sharey=True)
     for axis, name in zip(axes[0], ("cosine", "norm_ratio"), strict=True):
         for what, action in lines:
             values = sorted(found.table.filter(what=what, action=action)[name].to_list())
@@ -230,14 +238,13 @@ def residual_distributions(found: ResidualChanges, path: str | Path | None = Non
         axis.set_xlabel("cosine, before and after" if name == "cosine" else "norm after / norm before")
     axes[0][0].set_ylabel("share of edges or sides at or below")
     axes[0][0].legend(loc="upper left")
-    headline(figure, "The residual that a head reads, before and after an intervention")
-    return save(figure, path)
+    return style.save(figure, path, "The residual that a head reads, before and after an intervention")
 
 
-@house_style()
+@style.house_style()
 def faithfulness_curves(found: Sequence[Faithfulness], path: str | Path | None = None) -> Figure:
     """Faithfulness over circuit size, firings by falling influence, beside random firings of the same layers."""
-    figure, axes = new_figure(5.2, 3.4)
+    figure, axes = style.new_figure(5.2, 3.4)
     axis = axes[0][0]
     for one, colour in zip(found, SEQUENCE * len(found), strict=False):
         sizes = one.curve["firings"].to_list()
@@ -249,11 +256,11 @@ def faithfulness_curves(found: Sequence[Faithfulness], path: str | Path | None =
             )
     axis.axhline(0, color=INK, linewidth=0.6)
     axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
-    axis.set_ylabel("faithfulness (1: as the whole model)")
-    axis.set_xlabel("number of firings kept, by falling influence")
+    axis.set(
+        ylabel="faithfulness (1: as the whole model)", xlabel="number of firings kept, by falling influence"
+    )
     axis.legend()
-    headline(figure, "How much of the metric the kept firings bring back")
-    return save(figure, path)
+    return style.save(figure, path, "How much of the metric the kept firings bring back")
 
 
 # -- circuits kept alone -------------------------------------------------------------------------------------
@@ -263,10 +270,10 @@ LOWEST, HIGHEST = -1.0, 3.0
 """Curves may leave this range (a random set can do anything); the panel does not."""
 
 
-@house_style()
+@style.house_style()
 def sufficiency_curves(found: Sufficiency, path: str | Path | None = None) -> Figure:
     """The circuit's curve and those of its baselines; dashed where a circuit is continued by attention."""
-    figure, [[axis]] = new_figure(8.6, 4.2)
+    figure, [[axis]] = style.new_figure(8.6, 4.2)
     colours = iter((*SEQUENCE[1:], INK) * (1 + len(found.compared)))
     for name, curve in found.compared.items():
         _line(axis, curve, name, GREY if name == "random" else next(colours), 1.2)
@@ -276,11 +283,13 @@ def sufficiency_curves(found: Sufficiency, path: str | Path | None = None) -> Fi
     axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
     low, high = axis.get_ylim()
     axis.set_ylim(max(low, LOWEST), min(high, HIGHEST))
-    log_scale(axis, "x")
+    style.log_scale(axis, "x")
     paired = found.ablation == "counterfactual"
     others = "from the counterfactual prompt" if paired else f"replaced by {found.ablation}"
-    axis.set_xlabel(f"head components kept, of {len(found.case.places):,}; others {others}")
-    axis.set_ylabel(f"sufficiency: share of the {found.metric}")
+    axis.set(
+        xlabel=f"head components kept, of {len(found.case.places):,}; others {others}",
+        ylabel=f"sufficiency: share of the {found.metric}",
+    )
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="kept in the order of")
     nothing = "counterfactual" if paired else "nothing kept"
     figure.suptitle(
@@ -289,7 +298,7 @@ def sufficiency_curves(found: Sufficiency, path: str | Path | None = None) -> Fi
     )
     text = found.circuit.prompt.text or "".join(found.circuit.prompt.tokens)
     axis.set_title(text if len(text) <= 90 else text[:89] + "…", loc="left", fontsize=8)
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def _line(axis: Axes, curve: Curve, name: str, colour: str, width: float) -> None:
@@ -303,6 +312,31 @@ def _line(axis: Axes, curve: Curve, name: str, colour: str, width: float) -> Non
         axis.plot(*zip(*beyond, strict=True), color=colour, linewidth=width, linestyle=(0, (3, 2)))
 
 
+@house_style()
+def importance_bars(found: Importance, path: str | Path | None = None) -> Figure:
+    """The mean loss of each word over its replacements, every replacement as a dot; those that flip are filled."""
+    words = found.words
+    figure, [[axis]] = new_figure(max(4.5, 0.62 * len(words) + 1.5), 3.6)
+    for place, word in enumerate(words):
+        colour = GREY if word.kind != "content" else BLUE if word.mean >= 0 else VERMILION
+        axis.bar(place, word.mean, color=colour, width=0.7, alpha=0.85)
+        for change in word.changes:
+            face = INK if change.flips else "white"
+            axis.scatter(
+                [place], [change.effect], s=11, facecolor=face, edgecolor=INK, linewidth=0.6, zorder=3
+            )
+    axis.axhline(0, color=INK, linewidth=0.6)
+    labels = [token_label(word.text) for word in words]
+    axis.set_xticks(range(len(words)), labels, rotation=45, ha="right")
+    axis.set_ylabel(f"lost {with_unit(found.root.measure)}")
+    headline(
+        figure,
+        f"What matters for {found.question} ({found.value:.2f})",
+        "bar: mean over replacements; dots: each replacement, filled where it flips the answer; grey: function words",
+    )
+    return save(figure, path)
+
+
 COMPARED = {
     "random": (GREY, ":"),
     "attention": (GREY, "--"),
@@ -312,7 +346,7 @@ COMPARED = {
 """What circuits are compared with: neither in a colour nor solid."""
 
 
-@house_style()
+@style.house_style()
 def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -> Figure:
     """Median sufficiency over the number of components, a panel per task and a line per method.
 
@@ -324,7 +358,7 @@ def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -
     methods = table["method"].unique(maintain_order=True).to_list()
     fresh = ((colour, line) for line in ("-", (0, (5, 1)), (0, (1, 1))) for colour in SEQUENCE)
     styles: list[tuple[str, Any]] = [COMPARED[name] if name in COMPARED else next(fresh) for name in methods]
-    figure, [axes] = new_figure(3.3 * len(tasks) + 1.6, 3.4, columns=len(tasks), sharey=True)
+    figure, [axes] = style.new_figure(3.3 * len(tasks) + 1.6, 3.4, columns=len(tasks), sharey=True)
     for axis, task in zip(axes, tasks, strict=True):
         part = table.filter(pl.col("task") == task)
         for method, (colour, dashes) in zip(methods, styles, strict=True):
@@ -347,12 +381,11 @@ def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -
                 axis.fill_between(x, rows["low"].to_list(), rows["high"].to_list(), color=colour, alpha=0.12)
         axis.axhline(0, color=INK, linewidth=0.6)
         axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
-        log_scale(axis, "x")
-        axis.set_title(f"{task} ({part['prompt'].n_unique()} prompts)", loc="left")
-        axis.set_xlabel("head components kept")
+        style.log_scale(axis, "x")
+        axis.set(title=f"{task} ({part['prompt'].n_unique()} prompts)", xlabel="head components kept")
     low, high = axes[0].get_ylim()
-    axes[0].set_ylim(max(low, LOWEST), min(high, HIGHEST))
-    axes[0].set_ylabel("median sufficiency")
+    axes[0].set(ylim=(max(low, LOWEST), min(high, HIGHEST)), ylabel="median sufficiency")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle("What is enough: components kept, all others from a counterfactual prompt", fontsize=11)
-    return save(figure, path)
+    return style.save(
+        figure, path, "What is enough: components kept, all others from a counterfactual prompt"
+    )

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from headtrace.figures.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    VERMILION,
-    headline,
-    house_style,
-    new_figure,
-    save,
-    token_label,
-)
+from headtrace.figures import style
+from headtrace.figures.style import BLUE, GREY, INK, ORANGE, VERMILION
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -29,37 +19,35 @@ if TYPE_CHECKING:
     from headtrace.channels.emergence import Emergence
 
 
-@house_style()
+@style.house_style()
 def plot_decomposition(why: Decomposition, path: str | Path | None = None) -> Figure:
     """A firing's terms per channel: of the logit (signal set marked) and of relative attention (n_recon)."""
-    dest, src = (f"{token_label(why.tokens[i])} ({i})" for i in (why.firing.dest, why.firing.src))
+    dest, src = (f"{style.token_label(why.tokens[i])} ({i})" for i in (why.firing.dest, why.firing.src))
     recon = set(why.relative_terms.argsort(descending=True)[: why.n_recon].tolist())
     rest = (
         ""
         if why.rank == len(why.terms)
         else f", {why.remainder:.2f} outside the {why.rank} channels of this head"
     )
-    figure, axes = new_figure(7.2, 4.6, rows=2, sharex=True)
+    figure, axes = style.new_figure(7.2, 4.6, rows=2, sharex=True)
     figure.suptitle(
         f"{head_name(why.firing.layer, why.firing.head)}: {dest} attends to {src}, "
         f"attention {why.attention:.2f}",
         fontsize=11,
     )
     bars(axes[0][0], why.terms.tolist(), set(why.signal_set), VERMILION)
-    axes[0][0].set_ylabel("attention logit")
-    axes[0][0].set_title(
-        f"logit {why.logit:.2f} = sum of bars{rest}; signal set of {len(why.signal_set)} marked",
-        loc="left",
+    axes[0][0].set(
+        ylabel="attention logit",
+        title=f"logit {why.logit:.2f} = sum of bars{rest}; signal set of {len(why.signal_set)} marked",
     )
     bars(axes[1][0], why.relative_terms.tolist(), recon, BLUE)
-    axes[1][0].set_ylabel("relative attention")
-    axes[1][0].set_xlabel("channel, by falling singular value")
-    axes[1][0].set_title(
-        f"relative attention {why.relative:.2f}: n_recon {why.n_recon} marked, "
+    axes[1][0].set(
+        ylabel="relative attention",
+        xlabel="channel, by falling singular value",
+        title=f"relative attention {why.relative:.2f}: n_recon {why.n_recon} marked, "
         f"sparseness {why.sparseness:.2f}",
-        loc="left",
     )
-    return save(figure, path)
+    return style.save(figure, path)
 
 
 def bars(axis: Axes, values: list[float], marked: set[int], colour: str, label: bool = True) -> None:
@@ -98,11 +86,11 @@ LINES = (
 LABELS = {"sparseness": "sparseness (smaller is sparser)", "n_recon": "channels to reconstruct (n_recon)"}
 
 
-@house_style()
+@style.house_style()
 def plot_emergence(found: Emergence, path: str | Path | None = None, title: str = "") -> Figure:
     """Sparseness and n_recon at each checkpoint: means over heads, shaded 95% intervals, true and rotated."""
     summary = found.summary()
-    figure, axes = new_figure(7.2, 3.5, columns=2)
+    figure, axes = style.new_figure(7.2, 3.5, columns=2)
     for axis, measure in zip(axes[0], ("sparseness", "n_recon"), strict=True):
         _lines(axis, summary.filter(pl.col("measure") == measure), found.checkpoints)
         axis.set_ylabel(LABELS[measure])
@@ -111,8 +99,7 @@ def plot_emergence(found: Emergence, path: str | Path | None = None, title: str 
     note = "Lines: means over heads; bands: 95% intervals."
     figure.legend(handles, labels, loc="outside lower center", ncols=3, title=note, title_fontsize=8)
     shown = title or f"{len(found.cases)} firings of {heads} heads over training"
-    headline(figure, shown)
-    return save(figure, path)
+    return style.save(figure, path, shown)
 
 
 def _lines(axis: Axes, rows: pl.DataFrame, checkpoints: list[str]) -> None:
@@ -145,7 +132,7 @@ def _lines(axis: Axes, rows: pl.DataFrame, checkpoints: list[str]) -> None:
     axis.set_xlabel("training step")
 
 
-@house_style()
+@style.house_style()
 def plot_early_and_late(
     found: Emergence, cases: list[int] | None = None, path: str | Path | None = None
 ) -> Figure:
@@ -155,7 +142,7 @@ def plot_early_and_late(
         chosen = last.sort("sparseness")["case"].head(4).to_list()
     else:
         chosen = cases
-    figure, axes = new_figure(2.1 * len(chosen) + 0.6, 4.4, rows=3, columns=len(chosen), sharex=True)
+    figure, axes = style.new_figure(2.1 * len(chosen) + 0.6, 4.4, rows=3, columns=len(chosen), sharex=True)
     stages = (
         (found.checkpoints[0], found.relative_terms[0]),
         (found.checkpoints[-1], found.relative_terms[-1]),
@@ -171,10 +158,12 @@ def plot_early_and_late(
             if column == 0:
                 axes[row][0].set_ylabel(f"relative attention\n{stage}", fontsize=8)
         axes[0][column].set_title(
-            f"{name}\n{token_label(dest, 10)} → {token_label(src, 10)}", loc="left", fontsize=9
+            f"{name}\n{style.token_label(dest, 10)} → {style.token_label(src, 10)}", loc="left", fontsize=9
         )
         axes[2][column].set_xlabel("channel")
-    headline(
-        figure, "Terms of relative attention, early and late in training", "In colour: the largest term."
+    return style.save(
+        figure,
+        path,
+        "Terms of relative attention, early and late in training",
+        "In colour: the largest term.",
     )
-    return save(figure, path)

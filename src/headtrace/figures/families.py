@@ -10,21 +10,8 @@ import numpy as np
 import polars as pl
 
 from headtrace.errors import InputError
-from headtrace.figures.style import (
-    BLUE,
-    GREY,
-    HEAT,
-    INK,
-    SEQUENCE,
-    SIGNED,
-    VERMILION,
-    headline,
-    house_style,
-    new_figure,
-    save,
-    token_label,
-    with_unit,
-)
+from headtrace.figures import style
+from headtrace.figures.style import BLUE, GREY, HEAT, INK, SEQUENCE, SIGNED, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +28,7 @@ if TYPE_CHECKING:
 MOST_CIRCUITS, MOST_BRANCHES, MOST_VALUES, MOST_ITEMS = 1500, 400, 8, 45
 
 
-@house_style()
+@style.house_style()
 def cluster_map(
     families: Families, path: str | Path | None = None, columns: Sequence[str] | None = None
 ) -> Figure:
@@ -56,7 +43,7 @@ def cluster_map(
     bars += [(name, population.column(name).to_list()) for name in chosen]
     order = hierarchy.leaves_list(families.tree)
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_CIRCUITS)).astype(int))]
-    figure, axes = new_figure(
+    figure, axes = style.new_figure(
         7.4, 6.6 + 0.16 * max(len(bars) - 2, 0), 2 + len(bars), 2,
         height_ratios=[1.3, *[0.17] * len(bars), 5], width_ratios=[5, 1.5],
     )  # fmt: skip
@@ -86,8 +73,9 @@ def cluster_map(
     _legends(right, bars)
     grain = {"components": "components", "edges": "edges", "edge-channel": "edges and their channels"}
     found = f"{families.n} famil{'y' if families.n == 1 else 'ies'}"
-    headline(figure, f"{len(order)} circuits compared by their {grain[families.grain]}: {found}")
-    return save(figure, path)
+    return style.save(
+        figure, path, f"{len(order)} circuits compared by their {grain[families.grain]}: {found}"
+    )
 
 
 def _tree(axis: Axes, tree: np.ndarray, order: np.ndarray) -> None:
@@ -137,7 +125,7 @@ def _bar(axis: Axes, name: str, values: Sequence[Any]) -> None:
     colours = _colours(values)
     axis.imshow(np.array([[to_rgb(colours[v]) for v in values]]), aspect="auto", interpolation="nearest")
     axis.set(xticks=[], yticks=[0])
-    axis.set_yticklabels([token_label(name)])
+    axis.set_yticklabels([style.token_label(name)])
     axis.tick_params(length=0)
     for spine in axis.spines.values():
         spine.set_visible(False)
@@ -156,8 +144,8 @@ def _legends(axes: Sequence[Axes], bars: Sequence[tuple[str, Sequence[Any]]]) ->
         many = len(colours) > MOST_VALUES
         counts = {v: sum(each == v for each in values) for v in colours}
         some = list(colours)[:: max(1, -(-len(colours) // MOST_VALUES))] if many else list(colours)
-        labels = [f"{'none' if v is None else token_label(str(v))} ({counts[v]})" for v in some]
-        title = token_label(name, 20) + (f": {len(colours)} values" if many else "")
+        labels = [f"{'none' if v is None else style.token_label(str(v))} ({counts[v]})" for v in some]
+        title = style.token_label(name, 20) + (f": {len(colours)} values" if many else "")
         legend = axis.legend(
             [Patch(color=colours[v]) for v in some], labels, title=title, loc="upper left",
             bbox_to_anchor=(0, top), fontsize=7, title_fontsize=8, alignment="left", handlelength=1,
@@ -169,11 +157,11 @@ def _legends(axes: Sequence[Axes], bars: Sequence[tuple[str, Sequence[Any]]]) ->
 # -- what is said about families -----------------------------------------------------------------------------
 
 
-@house_style()
+@style.house_style()
 def stability_bars(found: Stability, path: str | Path | None = None) -> Figure:
     """Similarity of each family with its counterparts in bootstrap samples."""
     table = found.table
-    figure, axes = new_figure(max(4.6, 1.6 + 0.7 * table.height), 3.2)
+    figure, axes = style.new_figure(max(4.6, 1.6 + 0.7 * table.height), 3.2)
     axis = axes[0][0]
     x = np.arange(table.height)
     mean = table["edges"].to_numpy()
@@ -186,11 +174,10 @@ def stability_bars(found: Stability, path: str | Path | None = None) -> Figure:
     axis.set_xticklabels([f"{f}\n({c})" for f, c in table.select("family", "circuits").rows()])
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
     note = "Lines: 95 % of the samples. Dashed: 0.8, which counts as stable."
-    headline(figure, f"Families found again in {found.resamples} bootstrap samples", note)
-    return save(figure, path)
+    return style.save(figure, path, f"Families found again in {found.resamples} bootstrap samples", note)
 
 
-@house_style()
+@style.house_style()
 def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> Figure:
     """For each family's exclusive edges: change of the metric on prompts of every family, beside random edges."""
     table = found.summary()
@@ -198,7 +185,7 @@ def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> F
     columns = min(3, len(sets))
     rows = -(-len(sets) // columns)
     width = max(5.4, 1.2 + columns * (0.9 + 0.4 * table["family"].n_unique()))
-    figure, axes = new_figure(width, 1.2 + 2.5 * rows, rows, columns, sharey=True)
+    figure, axes = style.new_figure(width, 1.2 + 2.5 * rows, rows, columns, sharey=True)
     flat = [axis for line in axes for axis in line]
     for spare in flat[len(sets) :]:
         spare.set_visible(False)
@@ -216,13 +203,12 @@ def ablation_bars(found: ExclusiveAblation, path: str | Path | None = None) -> F
         count = len(found.edges[edges_of])
         axis.set_title(f"{count} edge{'s' if count > 1 else ''} of family {edges_of}", loc="left", fontsize=9)
     for line in axes:
-        line[0].set_ylabel(f"change of {with_unit(found.metric)}")
+        line[0].set_ylabel(f"change of {style.with_unit(found.metric)}")
     note = (
         "Red: on the family's own prompts. Blue: on others'. Lines: 95 % over prompts.\n"
         "Grey: as many random edges of the prompt's own circuit. No bar: the edges could not be applied."
     )
-    headline(figure, "Exclusive edges of families, ablated together", note)
-    return save(figure, path)
+    return style.save(figure, path, "Exclusive edges of families, ablated together", note)
 
 
 def _bars_with_intervals(
@@ -238,18 +224,20 @@ def _bars_with_intervals(
 # -- signals -------------------------------------------------------------------------------------------------
 
 
-@house_style()
+@style.house_style()
 def signal_maps(found: SignalComparison, path: str | Path | None = None) -> Figure:
     """Cosines over layers and heads: query and key side, and below them the control where there is one."""
     controlled = found.table["control"].drop_nulls().len() > 0
     rows = [("cosine", "")] + ([("control", ", control")] if controlled else [])
     high = 0.9 + max(1.2, 0.26 * found.n_layers)
-    figure, axes = new_figure(max(5.6, 2.0 + 0.62 * found.n_heads), high * len(rows) + 0.7, len(rows), 2)
+    figure, axes = style.new_figure(
+        max(5.6, 2.0 + 0.62 * found.n_heads), high * len(rows) + 0.7, len(rows), 2
+    )
     image = None
     for line, (name, title) in zip(axes, rows, strict=True):
         for axis, side in zip(line, ("query", "key"), strict=True):
             image = _heads(axis, found, side, name)
-            axis.set_title(f"{side} signals{title}", loc="left")
+            axis.set_title(f"{side} signals{title}")
     if image is not None:
         every = [axis for line in axes for axis in line]
         figure.colorbar(image, ax=every, label="cosine (1: the same, -1: the opposite)", shrink=0.8)
@@ -259,8 +247,7 @@ def signal_maps(found: SignalComparison, path: str | Path | None = None) -> Figu
         name if circuits == 1 else f"{name} ({circuits} circuits)"
         for name, circuits in zip(found.names, found.circuits, strict=True)
     ]
-    headline(figure, f"What heads read in {' and in '.join(names)}", note)
-    return save(figure, path)
+    return style.save(figure, path, f"What heads read in {' and in '.join(names)}", note)
 
 
 def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
@@ -287,7 +274,7 @@ def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
 # -- circuits side by side -----------------------------------------------------------------------------------
 
 
-@house_style()
+@style.house_style()
 def comparison_grid(found: CircuitComparison, path: str | Path | None = None) -> Figure:
     """Which edges (at the grain of components: which nodes) each circuit has, darker where more influence passes."""
     from matplotlib import colormaps
@@ -300,11 +287,11 @@ def comparison_grid(found: CircuitComparison, path: str | Path | None = None) ->
         pl.col("influence").list.max(), descending=True, maintain_order=True
     )
     shown = strongest.head(MOST_ITEMS).sort("order")
-    names = [token_label(name, 24) for name in found.names]
+    names = [style.token_label(name, 24) for name in found.names]
     several = len(names) > 2
     longest = max(len(item) for item in shown["item"])
     grid, matrix = 0.55 * len(names), 0.5 * len(names) if several else 0.01
-    figure, axes = new_figure(
+    figure, axes = style.new_figure(
         1.9 + 0.068 * longest + grid + (matrix + 1.2 if several else 0.9), 1.9 + 0.17 * shown.height, 1, 2,
         width_ratios=[grid, matrix],
     )  # fmt: skip
@@ -317,7 +304,9 @@ def comparison_grid(found: CircuitComparison, path: str | Path | None = None) ->
     )
     axis.set(xticks=range(len(names)), yticks=range(shown.height))
     axis.set_xticklabels(names, rotation=45, ha="right")
-    axis.set_yticklabels([token_label(item, 60).replace("␣", " ") for item in shown["item"]], fontsize=6.5)
+    axis.set_yticklabels(
+        [style.token_label(item, 60).replace("␣", " ") for item in shown["item"]], fontsize=6.5
+    )
     axis.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
     axis.set_yticks(np.arange(shown.height + 1) - 0.5, minor=True)
     axis.grid(which="minor", color="#e4e4e4", linewidth=0.5)
@@ -340,5 +329,4 @@ def comparison_grid(found: CircuitComparison, path: str | Path | None = None) ->
     shared = f"{in_all} of {table.height} {found.unit}s are in {'all' if several else 'both'}"
     which = f"The {shown.height} strongest of them" if shown.height < table.height else "All of them"
     note = f"{which}, in the order in which they first appear.\nWhite: not in the circuit."
-    headline(figure, shared, note)
-    return save(figure, path)
+    return style.save(figure, path, shared, note)

@@ -6,19 +6,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    PURPLE,
-    VERMILION,
-    headline,
-    house_style,
-    new_figure,
-    save,
-    token_label,
-)
+from headtrace.figures import style
+from headtrace.figures.style import BLUE, GREEN, GREY, INK, PURPLE, VERMILION
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -47,7 +36,7 @@ _Spot = tuple[float, float]
 """Where a node is drawn: x and y."""
 
 
-@house_style()
+@style.house_style()
 def plot_network(network: Network, path: str | Path | None = None, k: int = 40) -> Figure:
     """The ``k`` most frequent edges: layers upwards, roles from left to right, width by frequency."""
     shown = network.keeping(network.top(k))
@@ -55,27 +44,26 @@ def plot_network(network: Network, path: str | Path | None = None, k: int = 40) 
     columns = {node.id: _column(shown, node) for node in shown.nodes}
     spots, ticks, width = _spots(shown, rows, columns)
     height = _ROW[network.form] * (max(rows.values(), default=0) + 1) + 2.0
-    figure, axes = new_figure(max(7.0, _SLOT * width + 1.1), max(3.0, height))
+    figure, axes = style.new_figure(max(7.0, _SLOT * width + 1.1), max(3.0, height))
     axis = axes[0][0]
     for edge in sorted(shown.edges, key=lambda edge: edge.frequency):
         _draw_edge(axis, edge, spots)
     for node in shown.nodes:
         _draw_node(axis, node, spots[node.id], network.prompts)
-    axis.set_xlim(0, max(width, 0.5))
-    axis.set_ylim(-0.75, max(rows.values(), default=0) + 0.75)
+    axis.set(xlim=(0, max(width, 0.5)), ylim=(-0.75, max(rows.values(), default=0) + 0.75))
     for low, high in list(ticks.values())[1::2]:
         axis.axvspan(low, high, color="#F4F4F4", zorder=0, linewidth=0)
-    axis.set_xticks([sum(ends) / 2 for ends in ticks.values()], [token_label(place) for place in ticks])
+    axis.set_xticks([sum(ends) / 2 for ends in ticks.values()], [style.token_label(place) for place in ticks])
     axis.set_yticks(list(rows.values()), [str(key) for key in rows])
     axis.tick_params(length=0)
-    axis.set_xlabel("role of the token" if network.by == "roles" else "position of the token")
-    axis.set_ylabel("layer")
+    axis.set(xlabel="role of the token" if network.by == "roles" else "position of the token", ylabel="layer")
     _legend(figure, shown)
     what = "trace network" if network.form == "trace" else "network"
     model = "" if network.model is None else f" of {network.model.name}"
     some = f"the {len(shown.edges)} most frequent of " if len(shown.edges) < len(network.edges) else ""
-    headline(figure, f"The {what}{model}, {network.prompts:,} prompts: {some}{len(network.edges):,} edges")
-    return save(figure, path)
+    return style.save(
+        figure, path, f"The {what}{model}, {network.prompts:,} prompts: {some}{len(network.edges):,} edges"
+    )
 
 
 # -- where things are --------------------------------------------------------------------------------------------
@@ -189,9 +177,9 @@ def _label(node: NetworkNode) -> str:
         return "root"
     if node.kind == "head":
         name = head_name(node.layer or 0, node.head or 0)
-        return name if node.src is None else f"{name}\n→ {token_label(node.src, 10)}"
+        return name if node.src is None else f"{name}\n→ {style.token_label(node.src, 10)}"
     if node.kind == "token":
-        return f"{head_name(node.layer or 0, node.head or 0)}\n@ {token_label(node.dest or '', 10)}"
+        return f"{head_name(node.layer or 0, node.head or 0)}\n@ {style.token_label(node.dest or '', 10)}"
     layer = "" if node.layer is None else f" {node.layer}"
     return {"mlp": f"MLP{layer}", "embedding": "embed"}.get(
         node.kind, f"{node.kind.replace('_', ' ')}{layer}"

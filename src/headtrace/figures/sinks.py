@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from headtrace.figures.style import (
-    BLUE,
-    GREY,
-    HEAT,
-    INK,
-    SEQUENCE,
-    SIGNED,
-    VERMILION,
-    headline,
-    house_style,
-    new_figure,
-    save,
-)
+from headtrace.figures import style
+from headtrace.figures.style import BLUE, GREY, HEAT, INK, SEQUENCE, SIGNED, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,13 +27,13 @@ _MEASURES = {
 _COLOURS = {"first": BLUE, "itself": GREY}
 
 
-@house_style()
+@style.house_style()
 def sink_masses(found: Sinks, path: str | Path | None = None) -> Figure:
     """Each head's attention on sinks, layer by layer; and what kinds of tokens a layer's attention goes to."""
     sinks, kinds = found.mass.filter(kind="sinks"), found.mass.filter(pl.col("kind") != "sinks")
     layers, heads = sinks["layer"].n_unique(), sinks["head"].n_unique()
     tall = max(3.2, 0.13 * layers + 1.4)
-    figure, [[left, right]] = new_figure(8.6, tall, columns=2, width_ratios=(max(heads * 0.22, 2), 5))
+    figure, [[left, right]] = style.new_figure(8.6, tall, columns=2, width_ratios=(max(heads * 0.22, 2), 5))
     shown = sinks.sort("layer", "head")["mass"].to_numpy().reshape(layers, heads)
     image = left.imshow(shown, vmin=0, vmax=1, cmap=HEAT, aspect="auto", origin="lower")
     left.set(xlabel="head", ylabel="layer", title="mass on sinks, by head")
@@ -60,17 +49,20 @@ def sink_masses(found: Sinks, path: str | Path | None = None) -> Figure:
             right.barh(range(layers), widths, left=base, height=0.9, color=colour, label=label)
             base = base + widths
     right.set(
-        xlim=(0, 1), ylim=(-0.5, layers - 0.5), xlabel="share of attention, mean over heads", ylabel="layer"
+        xlim=(0, 1),
+        ylim=(-0.5, layers - 0.5),
+        xlabel="share of attention, mean over heads",
+        ylabel="layer",
+        title="where a layer's attention goes",
     )
-    right.set_title("where a layer's attention goes")
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="attention to")
-    headline(
+    return style.save(
         figure,
+        path,
         f"Attention sinks of {found.model['name']}: {sum(found.settings.prompts.values())} prompts, mean mass on "
         f"sinks {found.sink_mass:.2f}",
         f"sinks: {_named_sinks(found)}. Means over destinations past the first token, then over prompts.",
     )
-    return save(figure, path)
 
 
 def _named_sinks(found: Sinks) -> str:
@@ -81,10 +73,10 @@ def _named_sinks(found: Sinks) -> str:
     return f"the first token and {', '.join(map(repr, others[:6]))}"
 
 
-@house_style()
+@style.house_style()
 def signal_cosines(found: Sinks, path: str | Path | None = None) -> Figure:
     """Cosines between the heads' mean signals: destination signals on the left, source signals on the right."""
-    figure, [axes] = new_figure(10.6, 5.4, columns=2)
+    figure, [axes] = style.new_figure(10.6, 5.4, columns=2)
     image: Any = None
     for axis, side in zip(axes, ("query", "key"), strict=True):
         mean = found.means[side]
@@ -93,18 +85,19 @@ def signal_cosines(found: Sinks, path: str | Path | None = None) -> Figure:
         _layer_ticks(axis, [layer for layer, _ in mean.heads])
         shared = found.directions.filter(side=side)
         most = shared["shared"][0] if len(shared) else 0
-        axis.set_title(
-            f"{_SIDES[side]}: {len(mean.heads)} heads,\n{most} within |cosine| ≥ 0.9 of the first direction"
+        axis.set(
+            title=f"{_SIDES[side]}: {len(mean.heads)} heads,\n{most} within |cosine| ≥ 0.9 of the first direction",
+            xlabel="head, by layer",
+            ylabel="head, by layer",
         )
-        axis.set(xlabel="head, by layer", ylabel="head, by layer")
     figure.colorbar(image, ax=axes, label="cosine between mean signals", shrink=0.8)
-    headline(
+    return style.save(
         figure,
+        path,
         f"Do heads share the signals that send them to sinks? {found.model['name']}",
         "One row and column per head, in order of layers (labels at a layer's first head). "
         "A block of red: heads that are sent to sinks by the same signal.",
     )
-    return save(figure, path)
 
 
 def _layer_ticks(axis: Axes, layers: list[int]) -> None:
@@ -119,11 +112,11 @@ def _layer_ticks(axis: Axes, layers: list[int]) -> None:
     axis.set_yticks(shown, names)
 
 
-@house_style()
+@style.house_style()
 def signal_constancy(found: Sinks, path: str | Path | None = None) -> Figure:
     """How constant each head's signal is over prompts, by layer; and how few directions explain all of them."""
     over = "prompts of different tasks" if len(found.settings.prompts) > 1 else "prompts"
-    figure, [[left, right]] = new_figure(9.6, 3.8, columns=2, width_ratios=(3, 2))
+    figure, [[left, right]] = style.new_figure(9.6, 3.8, columns=2, width_ratios=(3, 2))
     for side, colour, shift in (("query", BLUE, -0.15), ("key", VERMILION, 0.15)):
         rows = found.constancy.filter(side=side).drop_nulls("constancy")
         x = [layer + shift for layer in rows["layer"].to_list()]
@@ -139,24 +132,33 @@ def signal_constancy(found: Sinks, path: str | Path | None = None) -> Figure:
             label=_SIDES[side],
         )
     left.axhline(0, color=INK, linewidth=0.6)
-    left.set(xlabel="layer", ylabel=f"mean cosine over {over}", ylim=(min(0, left.get_ylim()[0]), 1.03))
-    left.set_title("constancy of each head's signal (bars: 95 % over prompts)")
-    right.set(
-        xlabel="number of common directions", ylabel="share of the mean signals explained", ylim=(0, 1.03)
+    left.set(
+        xlabel="layer",
+        ylabel=f"mean cosine over {over}",
+        ylim=(min(0, left.get_ylim()[0]), 1.03),
+        title="constancy of each head's signal (bars: 95 % over prompts)",
     )
-    right.set_title("what few directions explain")
+    right.set(
+        xlabel="number of common directions",
+        ylabel="share of the mean signals explained",
+        ylim=(0, 1.03),
+        title="what few directions explain",
+    )
     right.legend(loc="upper left")
-    headline(figure, f"How constant are the signals that send heads to sinks? {found.model['name']}")
-    return save(figure, path)
+    return style.save(
+        figure, path, f"How constant are the signals that send heads to sinks? {found.model['name']}"
+    )
 
 
-@house_style()
+@style.house_style()
 def sink_collapse(found: Sinks, path: str | Path | None = None) -> Figure:
     """Sink attention, loss and task as directions are removed, beside random directions of the same size."""
     table = found.collapse.filter(task="all")
     measures = [m for m in _MEASURES if m != "accuracy" and len(table.filter(measure=m))]
     sides = ("query", "key", "both")
-    figure, axes = new_figure(9.2, 1.2 + 2.1 * len(measures), rows=len(measures), columns=3, sharey="row")
+    figure, axes = style.new_figure(
+        9.2, 1.2 + 2.1 * len(measures), rows=len(measures), columns=3, sharey="row"
+    )
     for row, measure in zip(axes, measures, strict=True):
         clean = table.filter(measure=measure, removed="nothing")["mean"][0]
         for axis, side in zip(row, sides, strict=True):
@@ -182,10 +184,10 @@ def sink_collapse(found: Sinks, path: str | Path | None = None) -> Figure:
     for axis in axes[-1]:
         axis.set_xlabel("directions removed")
     axes[0][-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    headline(
+    return style.save(
         figure,
+        path,
         f"What is left without the common directions of sink signals? {found.model['name']}",
         "Removed inside the running model, norms live. Bands: 95 % over prompts. "
         "Random: as many directions, as much of each token's length.",
     )
-    return save(figure, path)

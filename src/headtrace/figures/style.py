@@ -31,6 +31,7 @@ STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
+    "axes.titlelocation": "left",
     "axes.titlesize": 10,
     "axes.labelsize": 9,
     "axes.edgecolor": INK,
@@ -94,13 +95,6 @@ def new_figure(
     return figure, [list(row) for row in axes]
 
 
-def headline(figure: Figure, text: str, note: str = "") -> None:
-    """What the figure shows, above it; how to read its marks, below it."""
-    figure.suptitle(text, fontsize=11)
-    if note:
-        figure.supxlabel(note, fontsize=8, color="#555555")
-
-
 UNITS = {
     "attention": "share of attention",
     "logit difference": "logits",
@@ -154,8 +148,15 @@ def svg(figure: Figure) -> bytes:
     return content.getvalue()
 
 
-def save(figure: Figure, path: str | Path | None) -> Figure:
-    """Write the figure if a path is given (PNG, PDF or SVG by its name), and hand it back."""
+def save(figure: Figure, path: str | Path | None, title: str = "", note: str = "") -> Figure:
+    """Write the figure if a path is given (PNG, PDF or SVG by its name), and return it.
+
+    ``title`` says what it shows, above it; ``note`` how to read its marks, below it.
+    """
+    if title:
+        figure.suptitle(title, fontsize=11)
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#555555")
     if path is not None:
         kind = figure_kind(path)
         with house_style(), replacing(path) as temporary:

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from headtrace.figures.style import (
-    BLUE,
-    GREY,
-    HEAT,
-    INK,
-    SEQUENCE,
-    headline,
-    house_style,
-    log_scale,
-    new_figure,
-    save,
-)
+from headtrace.figures import style
+from headtrace.figures.style import BLUE, GREY, HEAT, INK, SEQUENCE
 from headtrace.toy.experiments.dynamics import in_order
 from headtrace.toy.experiments.robustness import ALIGNED, DEFAULT
 
@@ -30,37 +20,34 @@ if TYPE_CHECKING:
     from headtrace.toy.experiment import Experiment
 
 
-@house_style()
+@style.house_style()
 def dynamics(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Alignment of each pair, singular values and the attention loss, over one training."""
     arrays = experiment.arrays
     steps, logits = arrays["steps"], arrays["logits"]
-    figure, [[aligned], [values], [loss]] = new_figure(6.4, 6.4, rows=3, sharex=True)
+    figure, [[aligned], [values], [loss]] = style.new_figure(6.4, 6.4, rows=3, sharex=True)
     for pair, (logit, colour) in enumerate(zip(logits, SEQUENCE, strict=False)):
         label = f"pair {pair} (logit {logit:g})"
         aligned.plot(steps, arrays["query_cosine"][:, pair], color=colour, label=label)
         aligned.plot(steps, arrays["key_cosine"][:, pair], color=colour, linestyle="--", linewidth=0.8)
         values.plot(steps, arrays["values"][:, pair], color=colour)
         values.axhline(logit, color=colour, linestyle=":", linewidth=0.8)
-    aligned.set_ylabel("|cosine| with its vector\n(solid: query, dashed: key)")
-    aligned.set_ylim(0, 1.03)
+    aligned.set(ylabel="|cosine| with its vector\n(solid: query, dashed: key)", ylim=(0, 1.03))
     aligned.legend(loc="lower right")
     values.set_ylabel("singular value (logits;\ndotted: target logit)")
     loss.plot(steps, arrays["excess_attention_loss"], color=INK)
-    log_scale(loss, "y")
-    loss.set_ylabel("attention loss\nabove its floor")
-    loss.set_xlabel("training step")
-    headline(figure, "One training: pairs align one after the other")
-    return save(figure, path)
+    style.log_scale(loss, "y")
+    loss.set(ylabel="attention loss\nabove its floor", xlabel="training step")
+    return style.save(figure, path, "One training: pairs align one after the other")
 
 
-@house_style()
+@style.house_style()
 def paths(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """|cosine| between vectors at different times: singular vectors, features, and one with the other."""
     arrays = experiment.arrays
     last, pairs = int(arrays["steps"][-1]), len(arrays["logits"])
     rows = (("vector", "uₖ(t) and uₖ(t')"), ("feature", "wₖ(t) and wₖ(t')"), ("both", "uₖ(t) and wₖ(t')"))
-    figure, axes = new_figure(2.0 * pairs + 1.2, 6.0, rows=3, columns=pairs, sharex=True, sharey=True)
+    figure, axes = style.new_figure(2.0 * pairs + 1.2, 6.0, rows=3, columns=pairs, sharex=True, sharey=True)
     for line, (name, label) in zip(axes, rows, strict=True):
         for pair, axis in enumerate(line):
             likeness, extent = arrays[f"{name}_{pair}"], (0, last, 0, last)
@@ -73,69 +60,64 @@ def paths(experiment: Experiment, path: str | Path | None = None) -> Figure:
         axes[-1][pair].set_xlabel("step t'")
     everywhere = [axis for line in axes for axis in line]
     figure.colorbar(axes[0][0].images[0], ax=everywhere, shrink=0.5, label="|cosine|")
-    headline(
-        figure, "Directions at two times of one training: singular vectors, features, one with the other"
+    return style.save(
+        figure,
+        path,
+        "Directions at two times of one training: singular vectors, features, one with the other",
     )
-    return save(figure, path)
 
 
-@house_style()
+@style.house_style()
 def order(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """When each pair was aligned and when it was learned, over all seeds, for each size of the first weights."""
     arrays = experiment.arrays
     starts = [name.removeprefix("aligned_at_") for name in arrays if name.startswith("aligned_at_")]
-    figure, axes = new_figure(
+    figure, axes = style.new_figure(
         2.3 * len(starts) + 0.4, 4.8, rows=2, columns=len(starts), sharex=True, sharey="row"
     )
     for line, event in zip(axes, ("aligned", "learned"), strict=True):
         for axis, start in zip(line, starts, strict=True):
-            _times(axis, arrays[f"{event}_at_{start}"])
+            at = arrays[f"{event}_at_{start}"]
+            # Seeds as thin lines over pairs, their median as a thick one; a pair that never came leaves a gap.
+            shown, middle = (np.where(np.isfinite(x), x, np.nan) for x in (at, np.median(at, axis=0)))
+            axis.plot(shown.T, color=GREY, alpha=0.5, linewidth=0.8)
+            axis.plot(middle, color=INK, marker="o", ms=4, label="median over seeds")
             size = "Xavier" if start == "1" else f"{start} of Xavier"
-            axis.set_title(f"first weights: {size}\n{axis.get_title()}", fontsize=8)
+            exact = f"{sum(in_order(row) for row in at)} of {len(at)} seeds in exact order"
+            axis.set_title(f"first weights: {size}\n{exact}", fontsize=8)
+            axis.set_xticks(range(at.shape[1]))
         line[0].set_ylabel(f"{event} from training step")
     for axis in axes[-1]:
         axis.set_xlabel("pair, by falling logit")
     axes[0][0].legend()
-    headline(
+    return style.save(
         figure,
+        path,
         "When pairs align and when they are learned, for smaller and smaller first weights",
         "Grey: one seed each.",
     )
-    return save(figure, path)
 
 
-def _times(axis: Axes, at: np.ndarray) -> None:
-    """Seeds as thin lines over pairs, their median as a thick one; a pair that never came leaves a gap."""
-    median = np.median(at, axis=0)
-    shown, middle = (np.where(np.isfinite(times), times, np.nan) for times in (at, median))
-    axis.plot(np.arange(at.shape[1]), shown.T, color=GREY, alpha=0.5, linewidth=0.8)
-    axis.plot(np.arange(at.shape[1]), middle, color=INK, marker="o", ms=4, label="median over seeds")
-    axis.set_title(f"{sum(in_order(row) for row in at)} of {len(at)} seeds in exact order")
-    axis.set_xticks(range(at.shape[1]))
-
-
-@house_style()
+@style.house_style()
 def sparsity(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Sparseness of relative attention over training, with 95% intervals, and its rotated control."""
     arrays, steps = experiment.arrays, experiment.arrays["steps"]
     labels = {"one": "one pair of interest", "two": "two pairs", "none": "none"}
-    figure, [[axis]] = new_figure(5.8, 3.6)
+    figure, [[axis]] = style.new_figure(5.8, 3.6)
     for (name, label), colour in zip(labels.items(), SEQUENCE, strict=False):
-        for basis, style in (("svd", "-"), ("rotated", ":")):
+        for basis, line in (("svd", "-"), ("rotated", ":")):
             middle, half = arrays[f"curve_{name}_{basis}"], arrays[f"interval_{name}_{basis}"]
             text = label if basis == "svd" else f"{label}, rotated"
-            axis.plot(steps, middle, color=colour, linestyle=style, label=text)
+            axis.plot(steps, middle, color=colour, linestyle=line, label=text)
             axis.fill_between(steps, middle - half, middle + half, color=colour, alpha=0.2, linewidth=0)
-    axis.set_xlabel("training step")
-    axis.set_ylabel("sparseness (smaller is sparser)")
-    axis.set_ylim(0, 0.8)
+    axis.set(xlabel="training step", ylabel="sparseness (smaller is sparser)", ylim=(0, 0.8))
     axis.legend(ncols=2, loc="upper right")
-    headline(
+    return style.save(
         figure,
+        path,
         "Sparseness of relative attention over training",
         "Bands: 95% intervals over token pairs. Rotated: the same scores in a rotated basis.",
     )
-    return save(figure, path)
 
 
 def _bars(axis: Axes, values: np.ndarray, colours: str | list[str]) -> None:
@@ -143,12 +125,12 @@ def _bars(axis: Axes, values: np.ndarray, colours: str | list[str]) -> None:
     axis.axhline(0, color=INK, linewidth=0.5)
 
 
-@house_style()
+@style.house_style()
 def examples(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Relative attention of five token pairs each, with and without a pair of interest, early and late."""
     arrays = experiment.arrays
     kinds = [(kind, when) for kind in ("one", "none") for when in ("early", "late")]
-    figure, axes = new_figure(9.0, 6.0, rows=4, columns=5, sharex=True)
+    figure, axes = style.new_figure(9.0, 6.0, rows=4, columns=5, sharex=True)
     for line, (kind, when) in zip(axes, kinds, strict=True):
         for axis, values in zip(line, arrays[f"{kind}_{when}"], strict=True):
             _bars(axis, values, BLUE if kind == "one" else GREY)
@@ -158,15 +140,14 @@ def examples(experiment: Experiment, path: str | Path | None = None) -> Figure:
         )
     for axis in axes[-1]:
         axis.set_xlabel("channel")
-    figure.suptitle("Relative attention by channel, five token pairs each", fontsize=11)
-    return save(figure, path)
+    return style.save(figure, path, "Relative attention by channel, five token pairs each")
 
 
-@house_style()
+@style.house_style()
 def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Five token pairs as they come, and every term against the product of feature strengths."""
     arrays = experiment.arrays
-    figure, axes = new_figure(9.0, 5.8, rows=3, columns=5, height_ratios=[1.0, 1.0, 1.5])
+    figure, axes = style.new_figure(9.0, 5.8, rows=3, columns=5, height_ratios=[1.0, 1.0, 1.5])
     for column in range(5):
         terms, products = arrays["mixed_terms"][column], arrays["mixed_products"][column]
         _bars(axes[0][column], terms, BLUE)
@@ -180,15 +161,14 @@ def strength(experiment: Experiment, path: str | Path | None = None) -> Figure:
     axes[2][4].set_visible(False)
     for pair, (axis, colour) in enumerate(zip(axes[2][:4], SEQUENCE, strict=False)):
         axis.scatter(arrays[f"product_{pair}"], arrays[f"term_{pair}"], s=2, color=colour, linewidth=0)
-        axis.set_title(f"channel {pair}")
-        axis.set_xlabel("relative strength")
+        axis.set(title=f"channel {pair}", xlabel="relative strength")
     axes[2][0].set_ylabel("term of relative attention")
-    headline(
+    return style.save(
         figure,
+        path,
         "Relative attention follows how strongly the features of a pair are present",
         "Upper rows: five token pairs, one per column. Below: every token pair is a dot.",
     )
-    return save(figure, path)
 
 
 LABELS = {
@@ -220,7 +200,7 @@ def _pairs(axis: Axes, part: pl.DataFrame, column: str) -> None:
 
 
 def _plain_log_axis(axis: Axes, ticks: list[float]) -> None:
-    log_scale(axis, "x")
+    style.log_scale(axis, "x")
     axis.set_xticks(ticks)
     axis.minorticks_off()
 
@@ -232,7 +212,7 @@ def _sweeps(experiment: Experiment, column: str, ylabel: str) -> tuple[Figure, l
         (pl.col("singular_value") / pl.col("target_logit")).alias("ratio"),
     )
     names = [name for name in LABELS if (table["sweep"] == name).any()]
-    figure, grid = new_figure(9.6, 5.2, rows=2, columns=3, sharey=True)
+    figure, grid = style.new_figure(9.6, 5.2, rows=2, columns=3, sharey=True)
     axes = [axis for line in grid for axis in line]
     for axis, name in zip(axes, names, strict=False):
         part = table.filter(pl.col("sweep") == name)
@@ -259,29 +239,27 @@ def _sweeps(experiment: Experiment, column: str, ylabel: str) -> tuple[Figure, l
     return figure, axes
 
 
-@house_style()
+@style.house_style()
 def robustness(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """The smaller cosine of every pair with the channel of its rank."""
     figure, axes = _sweeps(experiment, "cosine", "smaller |cosine| of pair")
     axes[0].set_ylim(-0.03, 1.03)
-    headline(figure, "Alignment of each pair with the channel of its rank (1: aligned)")
-    return save(figure, path)
+    return style.save(figure, path, "Alignment of each pair with the channel of its rank (1: aligned)")
 
 
-@house_style()
+@style.house_style()
 def values(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Singular values as a share of their target logits."""
     figure, _ = _sweeps(experiment, "ratio", "singular value / target logit")
-    headline(figure, "Singular values against their target logits (1: reached)")
-    return save(figure, path)
+    return style.save(figure, path, "Singular values against their target logits (1: reached)")
 
 
-@house_style()
+@style.house_style()
 def probability(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """Alignment against p for both lengths of training: on the own channel, and on any; and when it arises."""
     table = experiment.table.filter(pl.col("sweep") == "probability")
     table = table.with_columns(pl.min_horizontal("query_cosine", "key_cosine").alias("cosine"))
-    figure, [axes] = new_figure(8.6, 3.5, columns=2)
+    figure, [axes] = style.new_figure(8.6, 3.5, columns=2)
     _medians(axes[0], table)
     short = table.filter(pl.col("steps") == pl.col("steps").min(), pl.col("pair") == 0)
     reached = short.filter(pl.col("all_aligned_at").is_not_null())
@@ -293,8 +271,7 @@ def probability(experiment: Experiment, path: str | Path | None = None) -> Figur
         axis.set_xlabel(LABELS["probability"])
         _plain_log_axis(axis, TICKS["probability"])
         axis.set_xlim(0.017, 1.2)
-    headline(figure, "Alignment and how often features occur, for two lengths of training")
-    return save(figure, path)
+    return style.save(figure, path, "Alignment and how often features occur, for two lengths of training")
 
 
 def _medians(axis: Axes, table: pl.DataFrame) -> None:
@@ -314,25 +291,23 @@ def _medians(axis: Axes, table: pl.DataFrame) -> None:
                 label=f"{name}, {steps:,} steps",
             )
     axis.axvline(0.038, color=INK, linestyle="--", linewidth=0.8, label="paper: aligned down to 0.038")
-    axis.set_ylabel("median over pairs and seeds of |cosine|")
-    axis.set_ylim(0, 1.03)
+    axis.set(ylabel="median over pairs and seeds of |cosine|", ylim=(0, 1.03))
     axis.legend(loc="lower right")
 
 
-@house_style()
+@style.house_style()
 def capacity(experiment: Experiment, path: str | Path | None = None) -> Figure:
     """|cosine| of every query feature of interest with every left singular vector, for ever more pairs."""
     names = [name.removeprefix("left_") for name in experiment.arrays if name.startswith("left_")]
     rows = sorted({int(name.split("_")[0]) for name in names})
     by_row = [[name for name in names if name.startswith(f"{row}_")] for row in rows]
     columns = max(len(line) for line in by_row)
-    figure, grid = new_figure(1.5 * columns + 1, 2.9 * len(rows), rows=len(rows), columns=columns)
+    figure, grid = style.new_figure(1.5 * columns + 1, 2.9 * len(rows), rows=len(rows), columns=columns)
     for d_head, axes, line in zip(rows, grid, by_row, strict=True):
         for axis, name in zip(axes, line, strict=False):
             matrix = experiment.arrays[f"left_{name}"]
             axis.imshow(matrix, cmap=HEAT, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-            axis.set_title(f"H = {d_head},\n{len(matrix)} pairs")
-            axis.set_xlabel("channel")
+            axis.set(title=f"H = {d_head},\n{len(matrix)} pairs", xlabel="channel")
             axis.locator_params(axis="x", nbins=5, integer=True)
             axis.locator_params(axis="y", integer=True)
         for spare in axes[len(line) :]:
@@ -340,5 +315,6 @@ def capacity(experiment: Experiment, path: str | Path | None = None) -> Figure:
         axes[0].set_ylabel("query feature, by falling logit")
     everywhere = [axis for axes in grid for axis in axes]
     figure.colorbar(grid[0][0].images[0], ax=everywhere, shrink=0.6, label="|cosine|")
-    headline(figure, "Query features and left singular vectors, with ever more pairs than head dimensions")
-    return save(figure, path)
+    return style.save(
+        figure, path, "Query features and left singular vectors, with ever more pairs than head dimensions"
+    )

@@ -26,11 +26,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.errors import InputError, shown
+from headtrace.errors import InputError
 from headtrace.extras import require
 from headtrace.lines import Record, Skipped, stream_lines
 from headtrace.prompts import Chat, encode, is_unknown
-from headtrace.request import TraceRequest
+from headtrace.request import TraceRequest, json_fields
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -278,20 +278,24 @@ def _read_text(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_jsonl(source: str, model: Model) -> Iterator[tuple[str, str]]:
-    """The texts of a file of JSON objects; prompts given as tokens or messages are read as text."""
+    """The texts of a file of JSON objects; prompts given as tokens or messages are read as text.
+
+    Fields of prompts are checked as in a file of prompts. Others are ignored where there is a text: corpora have many.
+    """
+    known = json_fields()
 
     def text_of(record: Record, where: str) -> str:
-        text = record.get("text")
-        if text is None and ("tokens" in record or "messages" in record):
-            fields = {name: record[name] for name in ("tokens", "messages") if name in record}
+        has_text = record.get("text") is not None
+        fields = {name: value for name, value in record.items() if name in known or not has_text}
+        try:
             prompt = TraceRequest.from_json(fields).prompt
-            if isinstance(prompt, Chat):
-                text = "\n".join(message["content"] for message in prompt.messages)
-            elif isinstance(prompt, tuple):
-                text = model.tokenizer.decode(model.to_ids(list(prompt)), skip_special_tokens=True)
-        if not isinstance(text, str) or not text:
-            raise InputError(f"{where}: 'text' must be a string that is not empty, got {shown(text)}.")
-        return text
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        if isinstance(prompt, Chat):
+            return "\n".join(message["content"] for message in prompt.messages)
+        if isinstance(prompt, str):
+            return prompt
+        return model.tokenizer.decode(model.to_ids(list(prompt)), skip_special_tokens=True)
 
     used, first = 0, None
     for number, found in stream_lines(source, text_of, what="texts"):

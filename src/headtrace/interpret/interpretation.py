@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -51,7 +50,7 @@ from headtrace.interpret.scan_run import scan
 from headtrace.interpret.scored_signals import ScoredSignal, SignalExamples, circuit_signals
 from headtrace.progress import Progress, scaled
 from headtrace.statistics import Proportion
-from headtrace.writing import replacing, write_text
+from headtrace.writing import replacing, write_report
 
 if TYPE_CHECKING:
     import polars as pl
@@ -374,8 +373,7 @@ class Interpretation:
     def save(self, folder: str | Path) -> Path:
         """Write interpretation.json, descriptions.parquet and the circuits with their words into a folder."""
         folder = Path(folder)
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        write_text(folder / "interpretation.json", text + "\n")
+        write_report(folder / "interpretation.json", self.to_dict())
         with replacing(folder / "descriptions.parquet") as temporary:
             self.table.write_parquet(temporary)
         if len(self.circuits) == 1:

@@ -34,12 +34,12 @@ class Task:
     """What a balanced set has the same number of."""
     n_cells: int
     n_per_cell: int
-    """How many examples per cell there are if nothing else is asked for."""
+    """How many examples per cell there are by default."""
     roles: tuple[str, ...]
     load: Callable[..., TaskSet]
     variants: tuple[str, ...] = (STANDARD,)
     counterfactuals: Mapping[str, Candidates] = field(default_factory=dict[str, Candidates])
-    """The kinds of counterfactual prompts that the task can make; the first is taken unless another is asked for."""
+    """The kinds of counterfactual prompts that the task can make; the first is the default."""
 
     @property
     def kinds(self) -> tuple[str, ...]:

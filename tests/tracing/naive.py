@@ -148,10 +148,10 @@ def naive_circuit(
     seen: set[Firing] = set()
     while waiting:
         firing = waiting.pop()
-        if firing in seen or firing.layer == 0 or firing.dest == 0:
+        if firing in seen or firing.dest == 0:
             continue
         seen.add(firing)
-        tau = min(1.0, 2.5 / int(rec.visible[firing.layer][0, firing.dest].sum()))
+        tau = min(0.9, 2.5 / int(rec.visible[firing.layer][0, firing.dest].sum()))
         if float(rec.patterns[firing.layer, 0, firing.head, firing.dest, firing.src]) < tau:
             continue
         for side, position in (("query", firing.dest), ("key", firing.src)):

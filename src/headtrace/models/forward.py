@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from headtrace.errors import HeadtraceError
+from headtrace.errors import HeadtraceError, IdentityError
 from headtrace.models.attention import NAME, Watch, is_rereading, replace_own_attention, rereading, watching
 from headtrace.models.devices import every_module, exact
 from headtrace.models.observer import NormPlace, Observer, Rotary
@@ -29,6 +29,9 @@ from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
+
+NORM_ROUNDING = 1e-5
+"""By how much a norm that transformers computes in float32 may differ from the same in float64."""
 
 
 class ModelLock:
@@ -189,18 +192,29 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
 
     transformers rounds to float32 inside its own norms whatever the model's dtype, so that a float64 model would be
     exact to seven digits only; with this it is a float64 model throughout. PyTorch's LayerNorm does no such thing.
+    What each norm computed itself is compared with it, so that a wrong fact about norms is noticed, not followed.
     """
     facts = model.architecture
     kind = type(model.hf.get_submodule(facts.final_norm))
     if issubclass(kind, nn.LayerNorm):
         return
 
-    def hook(norm: nn.Module, args: tuple[Any, ...], _: Tensor) -> Tensor:
+    def hook(norm: nn.Module, args: tuple[Any, ...], own: Tensor) -> Tensor:
         x: Tensor = args[0]
         scale = norm_scale(x, norm_eps(norm), facts.norm)[..., None]
         normed = facts.centred(x) / scale * norm_gain(norm, facts, like=x)
         bias = norm_bias(norm)
-        return normed if bias is None else normed + bias
+        normed = normed if bias is None else normed + bias
+        error = float((normed - own).norm() / own.norm().clamp_min(1e-30))
+        if not error <= NORM_ROUNDING:
+            name = next(path for path, module in model.hf.named_modules() if module is norm)
+            raise IdentityError(
+                f"The norm {name!r} computes something else than the facts of {facts.name} say: relative error "
+                f"{error:.1e}, allowed {NORM_ROUNDING:.0e}. They say norm={facts.norm!r} ('rms', or 'layer' for one "
+                f"that subtracts the mean) and gain_offset={facts.gain_offset:g} (added to its weight); one of the two "
+                "is wrong for this model."
+            )
+        return normed
 
     for module in model.hf.modules():
         if isinstance(module, kind):

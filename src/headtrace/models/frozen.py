@@ -149,7 +149,10 @@ class FrozenMLP:
         """What every hidden unit is multiplied by, at its recorded value: its gate, and its expert's share."""
         parts = self.parts
         if parts.W_gate is None:
-            return slope_from_zero(_affine(self.inputs, parts.W_in, parts.b_in), parts.activation)
+            z = _affine(self.inputs, parts.W_in, parts.b_in)
+            size = self.inputs.norm(dim=-1, keepdim=True) * parts.W_in.norm(dim=0)
+            size = size if parts.b_in is None else size + parts.b_in.abs()
+            return slope_from_zero(z, parts.activation, AT_ZERO[z.dtype] * size)
         gates = parts.activation(_affine(self.inputs, parts.W_gate, parts.b_gate))
         return gates if parts.route is None else gates * parts.route(self.inputs)
 
@@ -237,10 +240,17 @@ class Units:
     """What the biases behind the hidden units contribute, which belong to none of them."""
 
 
-def slope_from_zero(z: Tensor, activation: object) -> Tensor:
-    """``act(z) / z``, with its limit from below at zero (for ReLU nothing passes there)."""
+AT_ZERO = {torch.float32: 1e-6, torch.float64: 1e-11}
+"""A hidden unit whose input is smaller than this share of what it is added up from may as well be zero."""
+
+
+def slope_from_zero(z: Tensor, activation: object, at_zero: Tensor | float = 0.0) -> Tensor:
+    """``act(z) / z``, with its limit from below where the input is zero to rounding (``at_zero``, in absolute terms).
+
+    The slope of a ReLU jumps there: without this, rounding would decide between all that its terms carry and nothing.
+    """
     tiny = torch.finfo(z.dtype).eps ** 0.5
-    safe = torch.where(z == 0, torch.full_like(z, -tiny), z)
+    safe = torch.where(z.abs() <= at_zero, torch.full_like(z, -tiny), z)
     return activation(safe) / safe  # type: ignore[operator]
 
 

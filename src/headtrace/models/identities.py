@@ -1,7 +1,8 @@
 """The identities that make a recording trustworthy, and the one place that says how exactly they must hold.
 
-Tolerances are relative: to a token's residual norm, to the largest attention logit of a row, to the largest
-output logit. In float32 a residual is a sum of up to a few thousand terms, each rounded at 6e-8, and scores multiply
+Tolerances are relative to the size of what is added up, not to what is left of it where terms cancel: for a residual
+the summed norms of all that was written, for attention logits the largest one of a row, for output logits the largest
+one or what such writes could give, whichever is larger. In float32 a residual is a sum of up to a few thousand terms, each rounded at 6e-8, and scores multiply
 two such sums, so errors of 1e-6 to 1e-5 are rounding; 1e-4 leaves a decade and is far below any real mistake (a missing
 bias or a wrong scale gives 1e-2 or more). In float64 the same count gives 1e-14 to 1e-12; 1e-9 leaves room for
 ill-conditioned norms.
@@ -87,13 +88,16 @@ def check_identities(recording: Recording, tolerance: float | None = None) -> Id
     tokens = check_tokens(recording, allowed)
     residual = attention = pattern = 0.0
     total = recording.embedding.clone()
+    size = total.norm(dim=-1)
     for layer in range(recording.model.n_layers):
-        residual = max(residual, _residual_error(recording, total, layer, allowed))
+        residual = max(residual, _residual_error(recording, total, size, layer, allowed))
         attention = max(attention, _attention_error(recording, total, layer, allowed))
         pattern = max(pattern, _pattern_error(recording, layer, allowed))
-        total += recording.layer_writes(layer)
-    residual = max(residual, _residual_error(recording, total, recording.model.n_layers, allowed))
-    output = _output_error(recording, total, allowed)
+        written, mlp = recording.layer_writes(layer), recording.mlp_writes[layer]
+        total += written
+        size = size + (written - mlp).norm(dim=-1) + mlp.norm(dim=-1)
+    residual = max(residual, _residual_error(recording, total, size, recording.model.n_layers, allowed))
+    output = _output_error(recording, total, size, allowed)
     return IdentityReport(residual, attention, output, allowed, pattern, tokens)
 
 
@@ -107,7 +111,8 @@ def _check_rounding(recording: Recording, tolerance: float | None) -> IdentityRe
         recording.reading_roundings(layer)
         attention = max(attention, _attention_error(recording, recording.residuals[layer], layer, allowed))
         pattern = max(pattern, _pattern_error(recording, layer, exact))
-    output = _output_error(recording, recording.residuals[-1], allowed)
+    final = recording.residuals[-1]
+    output = _output_error(recording, final, final.norm(dim=-1), allowed)
     layers = rounding_sizes(recording)
     return IdentityReport(max(l.worst for l in layers), attention, output, allowed, pattern, tokens, layers)
 
@@ -244,9 +249,10 @@ def _real(recording: Recording) -> Tensor:
     return positions < torch.tensor(recording.lengths, device=positions.device)[:, None]
 
 
-def _residual_error(recording: Recording, total: Tensor, layer: int, allowed: float) -> float:
-    residual = recording.residuals[layer]
-    error = (total - residual).norm(dim=-1) / residual.norm(dim=-1).clamp_min(1e-30)
+def _residual_error(
+    recording: Recording, total: Tensor, size: Float[Tensor, "batch token"], layer: int, allowed: float
+) -> float:
+    error = (total - recording.residuals[layer]).norm(dim=-1) / size.clamp_min(1e-30)
     what, names = f"The components do not sum to the residual at layer {layer}", ("prompt", "position")
     return _worst(error * _real(recording), allowed, what, names, lambda: _device_below(recording, layer))
 
@@ -289,6 +295,13 @@ def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
     return _worst(error * real, allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING)
 
 
+def typical_reading(model: Model) -> float:
+    """The root mean square, over the vocabulary, of how long a token's reading of the normed residual is: what a write
+    of length one gives at most in a typical logit."""
+    gained = model.weights.W_U * model.weights.final_gain
+    return float(gained.square().sum(dim=-1).mean().sqrt())
+
+
 def output_logits(
     recording: Recording, residual: Float[Tensor, "batch kept d_model"], scale: Float[Tensor, "batch kept"]
 ) -> Float[Tensor, "batch kept vocab"]:
@@ -298,12 +311,17 @@ def output_logits(
     return softcap(normed @ weights.W_U.T + weights.output_bias, model.final_softcap)
 
 
-def _output_error(recording: Recording, total: Tensor, allowed: float) -> float:
+def _output_error(
+    recording: Recording, total: Tensor, written: Float[Tensor, "batch token"], allowed: float
+) -> float:
     where = recording.logit_positions
     scale = recording.norm_scales[-1].gather(1, where)
     kept = total.gather(1, where[..., None].expand(-1, -1, total.shape[-1]))
-    size = recording.logits.abs().amax(dim=-1).clamp_min(1e-30)
-    error = (output_logits(recording, kept, scale) - recording.logits).abs().amax(dim=-1) / size
+    largest = recording.logits.abs().amax(dim=-1)
+    size = torch.maximum(largest, written.gather(1, where) * typical_reading(recording.model) / scale)
+    error = (output_logits(recording, kept, scale) - recording.logits).abs().amax(dim=-1) / size.clamp_min(
+        1e-30
+    )
     real = _real(recording).gather(1, where)
     what = "The shares at the final norm do not give the output"
     final = recording.model.architecture.final_norm

@@ -416,6 +416,15 @@ class Recording:
         writes[:, 0], writes[:, 1:] = self.embedding, self.mlp_writes.transpose(0, 1)
         return writes
 
+    @cached_property
+    def moved_norms(self) -> Float[Tensor, "layer head batch token"]:
+        """How long the write of each head is for each source, if it attends to nothing else: ``|v[j] W_O|``."""
+        W_O = self.model.weights.W_O
+        gram = W_O @ W_O.mT
+        values = self.bare_values
+        squares = ((values.flatten(2, 3) @ gram) * values.flatten(2, 3)).sum(-1)
+        return squares.clamp_min(0).sqrt().unflatten(2, values.shape[2:4])
+
     def write(self, component: Component, prompt: int | None = 0, dest: int | None = None) -> Tensor:
         """What a component wrote to every token of a prompt: (token, d_model).
 

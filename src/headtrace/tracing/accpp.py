@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 FIRST_CHUNK = 32
 """Candidates that are removed at first: more than most firings need."""
 CHUNK_GROWTH = 8
+NOTHING = -1
+"""In the place of a candidate that changes no logit."""
 BOUND_SLACK = 1e-3
 """Bounds are sums of float32 numbers, too: this margin makes them bounds whatever the rounding."""
 
@@ -52,6 +54,7 @@ class ACCpp(Method):
     name: ClassVar[str] = "acc++"
     edge_weight: ClassVar = "attention removed"
     explained_when: ClassVar = "below threshold"
+    explains_groups: ClassVar = True
     ig_steps: int = field(
         default=IG_STEPS, metadata={"help": "Intervals of the integrated gradients.", "at_least": 1}
     )
@@ -65,7 +68,10 @@ class ACCpp(Method):
         query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(query, key)
         clean = scores.attention(scores.logits)
-        limits = [self.threshold(n) for n in scores.visible.sum(-1).tolist()]
+        limits = [
+            self.threshold(n, len(firings.groups.get(site, (0,))))
+            for n, site in zip(scores.visible.sum(-1).tolist(), firings.sites, strict=True)
+        ]
         limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
         removal = remove_greedily(scores, (query, key), clean, limit)
         attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
@@ -176,8 +182,12 @@ def remove_greedily(
             if mine.numel():
                 orders.append(ranking.largest(mine, end)[:, done:])
                 rows.append(ranking.candidates.rows(mine, orders[-1]))
-        order, remaining = torch.cat(orders), left[:, None] - torch.cat(rows).cumsum(dim=1)
-        attention = attention_on(remaining, scores.visible[which], scores.firings.src[which], scores.cap)
+        order, removed = torch.cat(orders), torch.cat(rows)
+        remaining = left[:, None] - removed.cumsum(dim=1)
+        # What changes no logit beyond rounding (the offset of a head without biases) is no cause of anything.
+        rounding = torch.finfo(removed.dtype).eps * scores.logits.abs().amax(-1)[which, None]
+        order = order.masked_fill(removed.abs().amax(-1) <= rounding, NOTHING)
+        attention = attention_on(remaining, scores.visible[which], scores.sources[which], scores.cap)
         below = attention < limit[which, None]
         stops = below.any(dim=1)
         length = torch.where(stops, below.int().argmax(dim=1) + 1, order.shape[1])
@@ -191,9 +201,11 @@ def remove_greedily(
             attention.gather(1, length[:, None] - 1)[:, 0].tolist(),
             stops.tolist(),
         )
-        for f, numbers, taken, removed, at_end, stopped in zip(*columns, strict=True):
-            result.chosen[f].extend(numbers[:removed])
-            result.drops[f].extend(taken[:removed])
+        for f, numbers, taken, n_removed, at_end, stopped in zip(*columns, strict=True):
+            numbers, taken = numbers[:n_removed], taken[:n_removed]
+            pairs = [pair for pair in zip(numbers, taken, strict=True) if pair[0] != NOTHING]
+            result.chosen[f].extend(number for number, _ in pairs)
+            result.drops[f].extend(drop for _, drop in pairs)
             result.predicted[f], result.explained[f] = at_end, stopped
         keep = ~stops
         active, left, before = active[keep], remaining[keep, -1], attention[keep, -1]

@@ -9,7 +9,7 @@ from. Each reason is a direction of what the node writes, and has its own causes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headtrace.circuits.graph import spread
 from headtrace.models.frozen import FrozenMLP
 from headtrace.progress import Progress, counting
 from headtrace.tracing.attribute_root import Place, Seeds
 from headtrace.tracing.causes import Cause, Causes, PromptSite, SideCauses
 from headtrace.tracing.components import Firings
-from headtrace.tracing.content import Content, Strongest
+from headtrace.tracing.content import Content, Strongest, opposite
 from headtrace.tracing.methods import Method
 from headtrace.tracing.readings import Composer
-from headtrace.tracing.signal_directions import SignalDirection, mlp_signal_causes, signals_of
+from headtrace.tracing.signal_directions import (
+    HALF,
+    CauseAlone,
+    SignalDirection,
+    causes_alone,
+    mlp_signal_causes,
+    signals_of,
+)
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, attention_at
 from headtrace.vocabulary import ATTENTION_SIDES, ROOT, Side, Site
 
@@ -34,6 +42,10 @@ if TYPE_CHECKING:
 
 from headtrace.request import Paths
 
+EQUAL = 0.1
+"""Sources whose attention differs by no more than this share of it are attended to alike."""
+OPPOSES = 0.2
+"""In complete circuits, what opposes the root this strongly, relative to all that speaks for it, is expanded."""
 CONTENT_INFLUENCE = 0.02
 """By default a node of a content or complete circuit has at least this share of the root's influence."""
 
@@ -44,13 +56,16 @@ class FollowReason:
 
     content: float = 0.0
     """For its contribution to the root."""
+    opposing: float = 0.0
+    """For its contribution against the root: as strongly as its share of what speaks for it. It is no influence."""
     attending: float = 0.0
     """For attending, not for what it moved: a head that is the root itself."""
     signals: list[tuple[float, SignalDirection]] = field(default_factory=list[tuple[float, SignalDirection]])
 
     @property
-    def influence(self) -> float:
-        return self.content + self.attending + sum(share for share, _ in self.signals)
+    def strength(self) -> float:
+        """What decides whether a node is expanded: its influence, and what it does against the root."""
+        return self.content + self.opposing + self.attending + sum(share for share, _ in self.signals)
 
     def of_attention(self, attention: bool) -> list[tuple[float, SignalDirection]]:
         """The signals of queries and keys, or the others."""
@@ -122,9 +137,9 @@ class CompleteSweep:
         return self.reasons[site[0]][site[1]]
 
     def _score(self, site: PromptSite) -> float:
-        """What a site contributes to the root (with a counterfactual: contributes more than there)."""
+        """What a site contributes to the root."""
         if site not in self._scores:
-            self._scores[site] = self.content.score(*site) if self.content.reads[site[0]] else 0.0
+            self._scores[site] = self.content.contribution(*site) if self.content.reads[site[0]] else 0.0
         return self._scores[site]
 
     # -- passing influence on --------------------------------------------------------------------------------
@@ -135,14 +150,8 @@ class CompleteSweep:
         trace.influence[ROOT] = 1.0
         causes = trace.seeds.causes
         if self.content.reads[number]:
-            total, reason = self._score((number, ROOT)), None
-            causes = self._strong(self.content.root_causes(number), 1.0) if total > 0 else ()
-            if not causes:
-                reason = (
-                    "the counterfactual prompt speaks for the answer as much as this one does "
-                    f"(difference {total:.4g}), so there is nothing new to explain"
-                )
-            trace.seeds = replace(trace.seeds, reason=reason)
+            causes = self._strong(self.content.root_causes(number), 1.0)
+            trace.seeds = replace(trace.seeds, reason=None)
             trace.contributions[ROOT] = self.content.contribution(number, ROOT)
             trace.tokens = self.content.embeddings(number)
         found = Causes(number, ROOT, {"root": SideCauses(tuple(causes))})
@@ -158,29 +167,49 @@ class CompleteSweep:
             if self.content.reads[found.prompt] and cause.site.kind != "offset"
         ]
         self.content.look_at(causes)
-        self.content.look_at(causes, there=True)
         for found, parts, signals in expanded:
             number, trace = found.prompt, self.traces[found.prompt]
-            for side, cause, passed in trace.follow(found):
+            against = self._against(found)
+            for (side, cause, passed), opposed in zip(trace.follow(found), against, strict=True):
                 has_content = self.content.reads[number] and cause.site.kind != "offset"
                 if has_content and cause.site not in trace.contributions:
                     trace.contributions[cause.site] = self.content.contribution(number, cause.site)
-                if passed <= 0 or cause.site.kind not in ("head", "mlp"):
+                strength = passed + opposed
+                if strength <= 0 or cause.site.kind not in ("head", "mlp"):
                     continue
                 if side not in ATTENTION_SIDES:
-                    self._pass((number, cause.site), passed, found.site, side, parts[side])
+                    self._pass((number, cause.site), strength, found.site, side, parts[side])
                 elif (side, cause.site) in signals:
-                    self._reason((number, cause.site)).signals.append((passed, signals[side, cause.site]))
+                    self._reason((number, cause.site)).signals.append((strength, signals[side, cause.site]))
+
+    def _against(self, found: Causes) -> list[float]:
+        """How strongly each cause of a site is followed for what it does against the root, in the order of
+        ``PromptTrace.follow``: it opposes what the site contributes, or it causes a site that opposes the root."""
+        causes = [(side, cause.weight) for side, part in found.sides.items() for cause in part.in_graph]
+        influence = self.traces[found.prompt].influence[found.site]
+        opposes = self._reason((found.prompt, found.site)).opposing
+        totals: dict[Side, float] = {}
+        for side, weight in causes:
+            totals[side] = totals.get(side, 0.0) + max(weight, 0.0)
+        n_sides = sum(total > 0 for total in totals.values())
+        flipped = spread([(s, w if s in ATTENTION_SIDES else -w) for s, w in causes]) if opposes > 0 else None
+        strengths: list[float] = []
+        for place, (side, weight) in enumerate(causes):
+            opposed = side not in ATTENTION_SIDES and weight < 0 < totals[side]
+            strength = influence * -weight / totals[side] / n_sides if opposed else 0.0
+            strength = strength if self.attention and strength >= OPPOSES else 0.0
+            strengths.append(strength + (0.0 if flipped is None else opposes * flipped[place]))
+        return strengths
 
     def _pass(self, at: PromptSite, passed: float, target: Site, side: Side, parts: list[Part]) -> None:
         """Divide influence that reaches a site through a value, an MLP's input or the root by the target's reasons."""
         number, site = at
         reason = self._reason(at)
         mine = [
-            (part.influence * max(cause.weight, 0.0), part)
+            (part.influence * abs(cause.weight), part)
             for part in parts
             for cause in part.causes
-            if cause.site == site
+            if cause.site == site and (cause.weight > 0 or part.direction is None)
         ]
         total = sum(share for share, _ in mine)
         for share, part in mine:
@@ -188,7 +217,10 @@ class CompleteSweep:
             if target == ROOT and not self.content.reads[number]:
                 reason.attending += flow
             elif part.direction is None:
-                reason.content += flow if self._score(at) > 0 else 0.0
+                if self._score(at) > 0:
+                    reason.content += flow
+                elif self._score(at) < 0:
+                    reason.opposing += flow
             elif flow > 0:
                 written = self.recording.write(site.component, number, site.dest)
                 direction = part.direction / (written @ part.direction)
@@ -210,15 +242,17 @@ class CompleteSweep:
             level = [
                 site
                 for site, reason in reasons.items()
-                if site.layer == layer and site.kind == kind and reason.influence > 0
+                if site.layer == layer and site.kind == kind and reason.strength > 0
             ]
-            chosen += [(number, site) for site in trace.choose(level, self.budget, trace.expanded)]
+            strengths = {site: max(reasons[site].strength, trace.influence[site]) for site in level}
+            chosen += [(number, s) for s in trace.choose(level, self.budget, trace.expanded, strengths)]
         return chosen
 
     def _merged(self, site: PromptSite, parts: list[Part]) -> SideCauses:
         """Causes for several reasons as one list: shares by influence, in the root's unit if the node has content."""
         total = sum(part.influence for part in parts)
-        unit = self._score(site) if self._reason(site).content > 0 else 1.0
+        reason = self._reason(site)
+        unit = self._score(site) if reason.content + reason.opposing > 0 else 1.0
         shares: dict[Site, float] = {}
         for part in parts:
             for cause in part.causes:
@@ -236,10 +270,13 @@ class CompleteSweep:
             return
         attended: dict[PromptSite, Causes] = {}
         followed = [site for site in chosen if self._followed(*site)]
+        groups = self._groups(layer, [site for site in chosen if site not in followed])
+        followed += groups
         if followed:
-            firings = Firings.of(followed, self.recording.model.device)
+            firings = Firings.of(followed, self.recording.model.device, groups)
             found = self.method.trace(self.recording, firings, self.composer)
             attended = {(causes.prompt, causes.site): causes for causes in found}
+            self._share_causes(chosen, groups, attended)
         signals = self._signals(attended)
         moved = self._moved(layer, chosen, attended)
         expanded: list[Expanded] = []
@@ -270,10 +307,66 @@ class CompleteSweep:
             self._visible[number, site] = visible
 
     def _followed(self, number: int, site: Site) -> bool:
-        if not self.attention or site.layer == 0 or site.dest == 0:
-            return False
-        strength = self.traces[number].attention[site]
-        return self.method.follows(site.firing, strength, self._visible[number, site])
+        strength, visible = self.traces[number].attention[site], self._visible[number, site]
+        return self.attention and visible > 1 and self.method.follows(site.firing, strength, visible)
+
+    def _groups(self, layer: int, sites: list[PromptSite]) -> dict[PromptSite, tuple[int, ...]]:
+        """Sources with nearly equal attention, none of which a head attends to enough by itself, and all together it
+        does: by one firing of each group, the positions in it."""
+        groups: dict[PromptSite, tuple[int, ...]] = {}
+        if not self.attention or not self.method.explains_groups:
+            return groups
+        for number, site in sites:
+            visible, strength = self._visible[number, site], self.traces[number].attention[site]
+            row = self.recording.attention.row(layer, number, site.head or 0, site.dest or 0)
+            seen = self.recording.visible[layer][number, site.dest or 0]
+            alike = ((row - strength).abs() <= EQUAL * strength) & seen[: len(row)]
+            group = tuple(alike.nonzero()[:, 0].tolist())
+            together = (number, replace(site, src=group[0])) if group else None
+            enough = 1 < len(group) < visible and float(row[alike].sum()) >= self.method.threshold(
+                visible, len(group)
+            )
+            if enough and together is not None:
+                groups[together] = group
+        return groups
+
+    def _share_causes(
+        self,
+        chosen: Sequence[PromptSite],
+        groups: Mapping[PromptSite, tuple[int, ...]],
+        attended: dict[PromptSite, Causes],
+    ) -> None:
+        """Give the causes of a group to those of its firings that are in the circuit.
+
+        On the key side a head that reads one source writes at some of the group's keys more than at others: it is a
+        cause of the firings at those keys.
+        """
+        found = {first: attended.pop(first) for first in groups}
+
+        def writes_at(cause: Cause, prompt: int, src: int, group: tuple[int, ...]) -> bool:
+            c = cause.component
+            if c.kind != "head" or c.layer is None or c.head is None or c.src is None:
+                return True
+            columns = [torch.full((len(group),), n) for n in (c.layer, prompt, c.head)]
+            strength = self.recording.attention.at(
+                *columns, torch.tensor(group), torch.full((len(group),), c.src)
+            )
+            return float(strength[group.index(src)]) >= EQUAL * float(strength.max())
+
+        for number, site in chosen:
+            for (prompt, first), group in groups.items():
+                if (number, replace(site, src=first.src)) != (prompt, first) or site.src not in group:
+                    continue
+                causes = found[prompt, first]
+                key = tuple(
+                    replace(cause, site=cause.component.at(site.src or 0))
+                    for cause in causes.sides["key"].causes
+                    if writes_at(cause, number, site.src or 0, group)
+                )
+                sides = {**causes.sides, "key": replace(causes.sides["key"], causes=key)}
+                attended[number, site] = replace(causes, site=site, sides=sides)
+                self.traces[number].groups[site] = group
+                self.traces[number].thresholds[site] = causes.threshold or 0.0
 
     def _signals(
         self, attended: dict[PromptSite, Causes]
@@ -295,9 +388,9 @@ class CompleteSweep:
         rows: list[tuple[PromptSite, float, bool, Tensor]] = []
         for site in sites:
             reason = self._reason(site)
-            if reason.content > 0:
+            if (strength := reason.content + reason.opposing) > 0:
                 gradient = self.content.gradient(*site) / self._score(site)
-                rows.append((site, reason.content, True, self._value_direction(layer, site, gradient)))
+                rows.append((site, strength, True, self._value_direction(layer, site, gradient)))
             if reason.signals:
                 direction, influence = _combined(reason.signals)
                 rows.append((site, influence, False, self._value_direction(layer, site, direction)))
@@ -328,11 +421,14 @@ class CompleteSweep:
         if not chosen:
             return
         parts: dict[PromptSite, list[Part]] = {site: [] for site in chosen}
-        for_content = [site for site in chosen if self._reason(site).content > 0]
+        for_content = [s for s in chosen if self._reason(s).content + self._reason(s).opposing > 0]
         for site, found in zip(for_content, self.content.causes(for_content), strict=True):
-            influence, unit = self._reason(site).content, self._score(site)
+            influence, unit = self._reason(site).content + self._reason(site).opposing, self._score(site)
+            found = found if unit > 0 else opposite(found)
             causes = [replace(c, weight=c.weight / unit) for c in self._strong(found, influence)]
             parts[site].append(Part(influence, causes))
+        if self.attention and for_content:
+            self._hidden_content(layer, for_content, parts)
         self._moved_by_mlps(layer, chosen, parts)
         self._attention_signals_of_mlps(layer, chosen, parts)
         expanded: list[Expanded] = []
@@ -341,6 +437,21 @@ class CompleteSweep:
             causes = Causes(number, site, {"input": self._merged((number, site), mine)})
             expanded.append((causes, {"input": mine}, {}))
         self._follow(expanded)
+
+    def _hidden_content(
+        self, layer: int, sites: list[PromptSite], parts: dict[PromptSite, list[Part]]
+    ) -> None:
+        """Components without which an MLP would contribute less than half: those of saturated units have no share."""
+        device = self.recording.model.device
+        rows = (
+            torch.tensor([number for number, _ in sites], device=device),
+            torch.tensor([site.dest or 0 for _, site in sites], device=device),
+        )
+        mlp = FrozenMLP.of(self.recording, layer, rows)
+        directions = torch.stack([self.content.gradient(*site) / self._score(site) for site in sites])
+        places = [self.content.place(*site) for site in sites]
+        for site, alone in zip(sites, causes_alone(self.recording, places, mlp, directions), strict=True):
+            parts[site] += _hidden(parts[site][-1], alone)
 
     def _moved_by_mlps(
         self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
@@ -359,6 +470,10 @@ class CompleteSweep:
         found = self.content.strongest_along([self.content.place(*site) for site in flows], list(pulled))
         for (site, (_, influence)), strongest, direction in zip(flows.items(), found, pulled, strict=True):
             parts[site].append(Part(influence, self._strong(strongest, influence), direction))
+        directions = torch.stack([direction for direction, _ in flows.values()])
+        hidden = causes_alone(self.recording, [self.content.place(*site) for site in flows], mlp, directions)
+        for site, alone in zip(flows, hidden, strict=True):
+            parts[site] += _hidden(parts[site][-1], alone)
 
     def _attention_signals_of_mlps(
         self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
@@ -379,7 +494,18 @@ class CompleteSweep:
         found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], places)
         for (site, influence, signal), causes in zip(wanted, found, strict=True):
             parts[site].append(Part(influence, causes.causes, causes.direction))
+            parts[site] += _hidden(parts[site][-1], causes.alone)
             self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes
+
+
+def _hidden(shown: Part, alone: Sequence[CauseAlone]) -> list[Part]:
+    """Causes whose removal alone takes half away and whose shares do not show it, each followed by its own secant."""
+    shares = {cause.site: cause.weight for cause in shown.causes}
+    return [
+        Part(shown.influence, (one.cause,), one.direction)
+        for one in alone
+        if shares.get(one.cause.site, 0.0) < HALF
+    ]
 
 
 def _combined(signals: list[tuple[float, SignalDirection]]) -> tuple[Float[Tensor, " d_model"], float]:

@@ -7,13 +7,13 @@ vector, so everything that a downstream head reads of it is ``v_h[j] W_O W`` wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.tracing.causes import PromptSite
@@ -136,12 +136,29 @@ class Firings:
     head: Int[Tensor, " firing"]
     dest: Int[Tensor, " firing"]
     src: Int[Tensor, " firing"]
+    groups: Mapping[PromptSite, tuple[int, ...]] = field(default_factory=dict[PromptSite, tuple[int, ...]])
+    """Where attention is spread: all sources of a firing, which are explained together."""
 
     @classmethod
-    def of(cls, sites: Sequence[PromptSite], device: torch.device) -> Firings:
+    def of(
+        cls,
+        sites: Sequence[PromptSite],
+        device: torch.device,
+        groups: Mapping[PromptSite, tuple[int, ...]] | None = None,
+    ) -> Firings:
         """Firings from sites of heads, each with the number of its prompt."""
         rows = torch.tensor([(s.layer, p, s.head, s.dest, s.src) for p, s in sites], device=device)
-        return cls(sites, *rows.unbind(dim=1))
+        return cls(sites, *rows.unbind(dim=1), groups=groups or {})
+
+    def sources(self, length: int) -> Int[Tensor, " firing"] | Bool[Tensor, "firing token"]:
+        """The sources whose attention is explained: one for each firing, or a mask where some have several."""
+        if not any(site in self.groups for site in self.sites):
+            return self.src
+        mask = torch.zeros(len(self.sites), length, dtype=torch.bool, device=self.src.device)
+        mask[torch.arange(len(self.sites), device=mask.device), self.src] = True
+        for row, site in enumerate(self.sites):
+            mask[row, list(self.groups.get(site, ()))] = True
+        return mask
 
     def __len__(self) -> int:
         return len(self.sites)

@@ -54,6 +54,13 @@ class Strongest:
     """The sum of all positive shares, also of those that are not here."""
 
 
+def opposite(found: Strongest) -> Strongest:
+    """The same for what opposes the root: what makes it do so counts as for it, the largest first."""
+    against = [cause for cause in found.causes if cause.weight < 0]
+    total = -sum(cause.weight for cause in against)
+    return Strongest(tuple(sorted(found.causes, key=lambda cause: cause.weight)), total)
+
+
 @dataclass(frozen=True)
 class Content:
     """Contributions to the roots of a batch of prompts, and the directions that carry them."""
@@ -62,24 +69,20 @@ class Content:
     reads: Sequence[Sequence[RootPart]]
     """Where each prompt's root reads."""
     gradients: Gradients
-    counterfactual: Recording | None = None
-    """The counterfactual prompts, recorded alike: then what counts is what is new, a component's write less its write
-    there."""
-    _known: dict[tuple[int, Site, bool], float] = field(default_factory=dict[tuple[int, Site, bool], float])
-    """Contributions that were read before, by prompt, site and whether the counterfactual's."""
+    _known: dict[PromptSite, float] = field(default_factory=dict[PromptSite, float])
+    """Contributions that were read before."""
 
     @classmethod
     def of(
         cls,
         recording: Recording,
         reads: Sequence[Sequence[RootPart]],
-        counterfactual: Recording | None = None,
     ) -> Content:
         start = torch.zeros_like(recording.residuals)
         for prompt, places in enumerate(reads):
             for read in places:
                 start[read.point.layer, prompt, read.point.position] += read.direction
-        content = cls(recording, reads, gradients(recording, start), counterfactual)
+        content = cls(recording, reads, gradients(recording, start))
         content.require()
         return content
 
@@ -101,36 +104,27 @@ class Content:
                 f"{allowed:.0e}."
             )
 
-    def score(self, prompt: int, site: Site) -> float:
-        """What a site is followed for: its contribution, or what of it the counterfactual prompt does not have."""
-        whole = self.contribution(prompt, site)
-        if self.counterfactual is None:
-            return whole
-        return whole - self.contribution(prompt, site, there=True)
+    def contribution(self, prompt: int, site: Site) -> float:
+        """What a site contributes to its prompt's root, in the root's unit."""
+        if (prompt, site) not in self._known:
+            self.look_at([(prompt, site)])
+        return self._known[prompt, site]
 
-    def contribution(self, prompt: int, site: Site, *, there: bool = False) -> float:
-        """What a site contributes to its prompt's root, in the root's unit (``there``: would, with what it wrote in the
-        counterfactual prompt)."""
-        if (prompt, site, there) not in self._known:
-            self.look_at([(prompt, site)], there=there)
-        return self._known[prompt, site, there]
-
-    def look_at(self, sites: Iterable[PromptSite], *, there: bool = False) -> None:
+    def look_at(self, sites: Iterable[PromptSite]) -> None:
         """Read what many sites contribute: all of them together, so that a device is waited for once."""
-        rec = self.counterfactual if there else self.recording
-        new = [spot for spot in dict.fromkeys(sites) if (*spot, there) not in self._known]
-        if not new or rec is None:
+        new = [spot for spot in dict.fromkeys(sites) if spot not in self._known]
+        if not new:
             return
         kinds: dict[str, list[PromptSite]] = {}
         for prompt, site in new:
             kinds.setdefault(site.kind, []).append((prompt, site))
-        found = torch.cat([self._contributions(kind, spots, rec) for kind, spots in kinds.items()]).tolist()
+        found = torch.cat([self._contributions(kind, spots) for kind, spots in kinds.items()]).tolist()
         ordered = [spot for spots in kinds.values() for spot in spots]
-        self._known.update({(*spot, there): value for spot, value in zip(ordered, found, strict=True)})
+        self._known.update(zip(ordered, found, strict=True))
 
-    def _contributions(self, kind: str, spots: list[PromptSite], rec: Recording) -> Float[Tensor, " site"]:
+    def _contributions(self, kind: str, spots: list[PromptSite]) -> Float[Tensor, " site"]:
         """What sites of one kind contribute: what each wrote, along its gradient."""
-        g = self.gradients
+        g, rec = self.gradients, self.recording
         if kind == "root":
             return torch.stack([(rec.residuals[:, p] * g.start[:, p]).sum() for p, _ in spots])
         if kind == "rounding":
@@ -223,7 +217,7 @@ class Content:
         ``sites`` are the nodes that read there, if the shares must sum to their contributions.
         """
         found: list[Strongest] = []
-        rec, other = self.recording, self.counterfactual
+        rec = self.recording
         size = (
             max((p.attention_layers for p in places), default=0) * rec.model.n_heads * rec.token_ids.shape[1]
         )
@@ -232,16 +226,18 @@ class Content:
             some = slice(first, first + step)
             stacked = torch.stack(list(directions[some]))
             part = project_writes(rec, places[some], stacked)
+            constants = None
             if sites is not None:
-                self._conserve(part, sites[some])
-            if other is not None:
-                part.shares.sub_(project_writes(other, places[some], stacked).shares)
-            found += strongest(part)
+                constants = self.constants(sites[some])
+                self._conserve(part, constants, sites[some])
+            found += strongest(part, constants)
         return found
 
-    def _conserve(self, part: ProjectedWrites, sites: Sequence[PromptSite]) -> None:
+    def _conserve(
+        self, part: ProjectedWrites, constants: Float[Tensor, " place"], sites: Sequence[PromptSite]
+    ) -> None:
         """A node's contribution is the sum of the shares that enter it and of its own bias terms."""
-        sums = (part.shares.sum(dim=1) + self.constants(sites), part.shares.abs().sum(dim=1))
+        sums = (part.shares.sum(dim=1) + constants, part.shares.abs().sum(dim=1))
         allowed = tolerance_for(self.recording.model.dtype)
         self.look_at(sites)
         for (prompt, site), (made, size) in zip(sites, torch.stack(sums, dim=1).tolist(), strict=True):
@@ -254,20 +250,38 @@ class Content:
                 )
 
 
-def strongest(part: ProjectedWrites) -> list[Strongest]:
-    """The strongest shares of each place: the largest positive ones, then the most negative ones."""
+def strongest(part: ProjectedWrites, constants: Float[Tensor, " place"] | None = None) -> list[Strongest]:
+    """The strongest shares of each place: the largest positive ones, then the most negative ones.
+
+    What a reader's own biases hold (``constants``) is an offset among them. Shares of the size of rounding are left
+    out: nothing is passed on to them.
+    """
     shares = part.shares
+    held = shares.new_zeros(len(shares)) if constants is None else constants
     k = min(FIRST_LOOK, shares.shape[1])
     largest, smallest = shares.topk(k, dim=1), shares.topk(k, dim=1, largest=False)
-    totals = shares.clamp_min(0).sum(dim=1).tolist()
+    totals = (shares.clamp_min(0).sum(dim=1) + held.clamp_min(0)).tolist()
+    least = (carries_nothing(shares.dtype) * (shares.abs().sum(dim=1) + held.abs())).tolist()
     numbers = torch.cat((largest.indices, smallest.indices), dim=1).tolist()
     values = torch.cat((largest.values.clamp_min(0), smallest.values.clamp_max(0)), dim=1).tolist()
     found: list[Strongest] = []
-    for place, mine, weights, total in zip(part.places, numbers, values, totals, strict=True):
-        pairs = [(number, weight) for number, weight in zip(mine, weights, strict=True) if weight != 0]
-        causes = tuple(Cause(part.index.component(n).at(place.position), weight) for n, weight in pairs)
-        found.append(Strongest(causes, total))
+    for row, place in enumerate(part.places):
+        causes = [
+            Cause(part.index.component(number).at(place.position), weight)
+            for number, weight in zip(numbers[row], values[row], strict=True)
+            if abs(weight) > least[row]
+        ]
+        own = float(held[row])
+        if abs(own) > least[row]:
+            offset = Cause(Site("offset", place.layer, dest=place.position), own)
+            causes.insert(sum(cause.weight > own for cause in causes if cause.weight > 0), offset)
+        found.append(Strongest(tuple(causes), totals[row]))
     return found
+
+
+def carries_nothing(dtype: torch.dtype) -> float:
+    """A share of a sum that is smaller than this, relative to the sizes of all its terms, may be rounding."""
+    return 64 * torch.finfo(dtype).eps
 
 
 def _real(recording: Recording) -> Bool[Tensor, "batch token"]:
@@ -297,6 +311,10 @@ def add_amounts(content: Content, traces: Sequence[PromptTrace], neurons: int) -
                 edges += [(source, target) for source in sources]
         if edges:  # all at once: each number by itself would be waited for
             trace.shares |= dict(zip(edges, torch.cat(passed).tolist(), strict=True))
+            biased = [edge for edge in edges if edge[0].kind == "offset"]
+            if biased:
+                held = content.constants([(prompt, target) for _, target in biased]).tolist()
+                trace.shares |= dict(zip(biased, held, strict=True))
         if neurons:
             mlps = [site for site in trace.contributions if site.kind == "mlp"]
             units = contributions_of_units(content, prompt, mlps)
@@ -308,13 +326,9 @@ def passing(
     prompt: int,
     sources: Sequence[Site],
     target: Site,
-    recording: Recording | None = None,
 ) -> list[float]:
-    """What each source contributes to the root by what a head moves of it, by what an MLP makes of it, or directly.
-
-    With another ``recording``, what its writes would contribute on the same way.
-    """
-    writes = (recording or content.recording).writes(sources, prompt)
+    """What each source contributes to the root by what a head moves of it, by what an MLP makes of it, or directly."""
+    writes = content.recording.writes(sources, prompt)
     if target != ROOT:
         return (writes @ content.direction(prompt, target)).tolist()
     reads = [(read.point.position, read.direction) for read in content.reads[prompt]]

@@ -64,11 +64,12 @@ def path_weights(steps: int, like: Tensor) -> tuple[Float[Tensor, " point"], Flo
 def attribution_vector(
     logits: Float[Tensor, "firing token"],
     visible: Bool[Tensor, "firing token"],
-    src: Int[Tensor, " firing"],
+    src: Int[Tensor, " firing"] | Bool[Tensor, "firing token"],
     cap: float | None = None,
     steps: int = IG_STEPS,
 ) -> Float[Tensor, "firing token"]:
-    """Integrated gradients of the attention on the source, as one vector w per firing (zero for hidden keys).
+    """Integrated gradients of the attention on the source, as one vector w per firing (zero for hidden keys); with a
+    mask, of the attention on several sources together.
 
     All candidates follow the same straight path from zero logits to the recorded ones, so the attribution of a
     candidate with contribution row C is ``C . w`` with
@@ -81,9 +82,13 @@ def attribution_vector(
     path = alphas[:, None] * logits[:, None]
     scores = softcap(path, cap).masked_fill_(~visible[:, None], -torch.inf)
     p = scores.softmax(dim=-1)
-    at_src = p.gather(-1, src[:, None, None].expand(-1, p.shape[1], 1))
-    gradient = -(at_src * p)
-    gradient.scatter_add_(-1, src[:, None, None].expand_as(at_src), at_src)
+    if src.ndim == 2:
+        on_sources = p * src[:, None]
+        gradient = on_sources - on_sources.sum(-1, keepdim=True) * p
+    else:
+        at_src = p.gather(-1, src[:, None, None].expand(-1, p.shape[1], 1))
+        gradient = -(at_src * p)
+        gradient.scatter_add_(-1, src[:, None, None].expand_as(at_src), at_src)
     if cap is not None:
         gradient *= softcap_slope(path, cap)
     return torch.einsum("a,fat->ft", weights, gradient)
@@ -92,13 +97,16 @@ def attribution_vector(
 def attention_on(
     logits: Float[Tensor, "firing *any token"],
     visible: Bool[Tensor, "firing token"],
-    src: Int[Tensor, " firing"],
+    src: Int[Tensor, " firing"] | Bool[Tensor, "firing token"],
     cap: float | None,
 ) -> Float[Tensor, "firing *any"]:
-    """Attention on each firing's source, for logits before softcap and mask."""
+    """Attention on each firing's source (or on all that a mask has), for logits before softcap and mask."""
     extra = [1] * (logits.ndim - 2)
     hidden = ~visible.reshape(visible.shape[0], *extra, -1)
     scores = softcap(logits, cap).masked_fill(hidden, -torch.inf)
+    if src.ndim == 2:
+        others = ~src.reshape(src.shape[0], *extra, -1)
+        return (scores.masked_fill(others, -torch.inf).logsumexp(dim=-1) - scores.logsumexp(dim=-1)).exp()
     at_src = src.reshape(-1, *extra, 1).expand(*logits.shape[:-1], 1)
     return (scores.gather(-1, at_src)[..., 0] - scores.logsumexp(dim=-1)).exp()
 
@@ -133,7 +141,7 @@ class FiringScores:
         logits = (k @ q[..., None])[..., 0] * scale
         visible = recording.visible[some][firings.prompt, firings.dest, :length]
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
-        w = attribution_vector(logits, visible, firings.src, cap, ig_steps)
+        w = attribution_vector(logits, visible, firings.sources(length), cap, ig_steps)
         full_rank = channels.rank == a.shape[-1]
         return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w, full_rank)
 
@@ -143,8 +151,13 @@ class FiringScores:
         return ChannelRotary.of(self.recording, layer, self.firings.prompt, self.logits.shape[1])
 
     def attention(self, logits: Float[Tensor, "firing token"]) -> Float[Tensor, " firing"]:
-        """Attention on each firing's source if its row had these logits."""
-        return attention_on(logits, self.visible, self.firings.src, self.cap)
+        """Attention on each firing's source (or sources) if its row had these logits."""
+        return attention_on(logits, self.visible, self.sources, self.cap)
+
+    @cached_property
+    def sources(self) -> Int[Tensor, " firing"] | Bool[Tensor, "firing token"]:
+        """What attention is explained on: one source for each firing, or a mask where some have several."""
+        return self.firings.sources(self.logits.shape[1])
 
     def require(self, *sides: Candidates) -> None:
         """Check that the channels, and the contributions of each side, sum to the recorded logits."""
@@ -443,5 +456,6 @@ def firing_chunks(
                 if end > start and end - start >= at_once(higher, longer):
                     break
                 end, top, length = end + 1, higher, longer
-            yield Firings.of(items[start:end], model.device), Upstream(recording, composer, top, length)
+            chunk = Firings.of(items[start:end], model.device, firings.groups)
+            yield chunk, Upstream(recording, composer, top, length)
             start = end

@@ -82,6 +82,14 @@ EdgeWeight = Literal["attention removed", "relative attention", "coefficients"]
 of relative attention, or what a whole head adds to the channel coefficients along the token's own signs."""
 
 
+THRESHOLD_RULES: dict[str, Callable[[int], float]] = {
+    "min(0.9, 2.5 / visible keys)": lambda visible_keys: min(0.9, 2.5 / visible_keys),
+    # Before 0.3. With two visible keys no attention counts but exactly 1, so whether it does is a matter of rounding.
+    "min(1, 2.5 / visible keys)": lambda visible_keys: min(1.0, 2.5 / visible_keys),
+}
+"""Default thresholds by the text that circuit files keep; the first is the present one."""
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """How the causes of a firing are found.
@@ -92,12 +100,14 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    rule: ClassVar[str | float] = "min(1, 2.5 / visible keys)"
+    rule: ClassVar[str | float] = next(iter(THRESHOLD_RULES))
     """The threshold without ``tau``, as shown to users."""
     edge_weight: ClassVar[EdgeWeight | None] = None
     """What ``verify`` recomputes weights as; None: they are not checked."""
     explained_when: ClassVar[Literal["below threshold", "causes on both sides"] | None] = None
     """When a firing counts as explained; None: that is not checked."""
+    explains_groups: ClassVar[bool] = False
+    """Whether it can explain attention on several sources together."""
     whole_heads: ClassVar[bool] = False
     """Whether an upstream head stands for its whole write, shown at the source that it attends to most."""
 
@@ -116,13 +126,19 @@ class Method(ABC):
 
     def default_threshold(self, visible_keys: int) -> float:
         """Attention below which a head no longer counts as attending."""
-        return min(1.0, 2.5 / visible_keys)
+        return THRESHOLD_RULES[str(self.rule)](visible_keys)
 
-    def threshold(self, visible_keys: int) -> float:
-        """Attention that counts as attending with this many visible keys: by ``tau``, or the default."""
+    def threshold(self, visible_keys: int, sources: int = 1) -> float:
+        """Attention that counts as attending with this many visible keys: by ``tau``, or the default.
+
+        Attention on several sources together counts from as many times that, or from half way between chance and all
+        of it, whichever is less.
+        """
         if self.tau is None:
-            return self.default_threshold(visible_keys)
-        return float(self.tau(visible_keys)) if callable(self.tau) else float(self.tau)
+            limit = self.default_threshold(visible_keys)
+        else:
+            limit = float(self.tau(visible_keys)) if callable(self.tau) else float(self.tau)
+        return limit if sources == 1 else min(limit * sources, (1 + sources / visible_keys) / 2)
 
     def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
         """Whether a firing is traced further."""

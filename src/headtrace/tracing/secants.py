@@ -190,8 +190,8 @@ class MlpSecant:
     after: NormSecant | None
     inputs: Float[Tensor, "batch token d_model"]
     """``D`` of what it reads behind its norm."""
-    writes: Float[Tensor, "batch token d_model"]
-    """``D`` of what it writes, computed from what it reads."""
+    writes: Float[Tensor, "batch token d_model"] | None
+    """In half precision, ``D`` of what it writes, computed from what it reads."""
 
     @classmethod
     def of(
@@ -208,19 +208,18 @@ class MlpSecant:
         before = None
         if facts.mlp_norm is not None:
             before = NormSecant.of(read, *norm_facts(recording, layer, facts.mlp_norm))
-        into = [x @ parts.W_in if parts.b_in is None else x @ parts.W_in + parts.b_in for x in inputs]
+        both = torch.stack(inputs)  # one product for both runs: short prompts wait for the weights
+        into = both @ parts.W_in if parts.b_in is None else both @ parts.W_in + parts.b_in
         gate = routed = toward = None
         if parts.W_gate is None:
-            up = activation_slope(parts.activation, *into)
-            hidden = [parts.activation(z) for z in into]
+            up = activation_slope(parts.activation, into[0], into[1])
+            hidden = list(parts.activation(into))
         else:
-            gates = [
-                x @ parts.W_gate if parts.b_gate is None else x @ parts.W_gate + parts.b_gate for x in inputs
-            ]
-            open_ = [parts.activation(z) for z in gates]
+            gates = both @ parts.W_gate if parts.b_gate is None else both @ parts.W_gate + parts.b_gate
+            open_ = parts.activation(gates)
             up = (open_[0] + open_[1]) / 2
-            gate = activation_slope(parts.activation, *gates) * (into[0] + into[1]) / 2
-            hidden = [a * z for a, z in zip(open_, into, strict=True)]
+            gate = activation_slope(parts.activation, gates[0], gates[1]) * (into[0] + into[1]) / 2
+            hidden = list(open_ * into)
         if parts.route is not None:
             weights = [parts.route(x) for x in inputs]
             middle = (weights[0] + weights[1]) / 2
@@ -230,13 +229,13 @@ class MlpSecant:
             moved = inputs[0] - inputs[1]
             toward = moved / moved.square().sum(-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
         W_out, after = parts.W_out, None
-        writes = (hidden[0] - hidden[1]) @ W_out
+        writes = (hidden[0] - hidden[1]) @ W_out if model.half else None
         if facts.mlp_post_norm is not None:
             eps, kind, gain = norm_facts(recording, layer, facts.mlp_post_norm)
             W_out = W_out / times
             b_out = 0.0 if parts.b_out is None else parts.b_out / times
             after = NormSecant.of([h @ W_out + b_out for h in hidden], eps, kind, gain * times)
-            writes = after.forward(writes / times)
+            writes = None if writes is None else after.forward(writes / times)
         return cls(
             before,
             parts.W_in,
@@ -397,20 +396,30 @@ class AttentionSecant:
 
     def forward(self, dx: Float[Tensor, "batch token d_model"]) -> list[Tensor]:
         """``D`` of queries, keys and values for a difference of the residual: (batch, head, token, d_head)."""
+        return [read.transpose(1, 2) for read in self.forward_at(dx)]
+
+    def forward_at(
+        self, dx: Float[Tensor, "*place d_model"], place: tuple[Tensor, Tensor] | None = None
+    ) -> list[Float[Tensor, "*place _ d_head"]]:
+        """``D`` of queries, keys and values for differences of the residual at all places (batch, token), or some."""
         weights, layer = raw_weights(self.recording.model), self.layer
-        dx = dx if self.norm is None else self.norm.forward(dx)
+
+        def there(norm: NormSecant) -> NormSecant:
+            return norm if place is None else norm.at(*place)
+
+        dx = dx if self.norm is None else there(self.norm).forward(dx)
         found: list[Tensor] = []
         for W, norm in ((weights.W_Q, self.query_norm), (weights.W_K, self.key_norm)):
-            read = torch.einsum("btd,hdr->bthr", dx, W[layer])
+            read = torch.einsum("...d,hdr->...hr", dx, W[layer])
             if self.rotates_first:
-                read = _rotated(self.recording, layer, read)
+                read = _rotated(self.recording, layer, read, place)
             if norm is not None:
                 flat = norm.middle.ndim == 3
-                read = norm.forward(read.flatten(2) if flat else read).reshape(read.shape)
+                read = there(norm).forward(read.flatten(-2) if flat else read).reshape(read.shape)
             if not self.rotates_first:
-                read = _rotated(self.recording, layer, read)
-            found.append(read.transpose(1, 2))
-        return [*found, torch.einsum("btd,hdr->bhtr", dx, weights.W_V[layer])]
+                read = _rotated(self.recording, layer, read, place)
+            found.append(read)
+        return [*found, torch.einsum("...d,hdr->...hr", dx, weights.W_V[layer])]
 
     def back(
         self,
@@ -458,6 +467,17 @@ class AttentionSecant:
         ]
         logits = [softcap(z, cap).masked_fill(~visible, -torch.inf) for z in raw]
         return AttentionRows(some, SoftmaxSecant.of(logits, visible), softcap_slope(raw, cap) * scale)
+
+    def row(self, prompt: int, head: int, dest: int) -> tuple[SoftmaxSecant, Float[Tensor, " src"] | float]:
+        """Attention of one head from one destination: its softmax's secant and its softcap's slope."""
+        run, layer, kv = self.recording, self.layer, head // self.recording.model.weights.group
+        scale, cap, visible = run.scales[layer], run.softcaps[layer], run.visible[layer][prompt, dest]
+        raw = [
+            each.keys[layer][prompt, kv] @ each.queries[layer][prompt, head, dest] * scale
+            for each in (run, self.other)
+        ]
+        logits = [softcap(z, cap).masked_fill(~visible, -torch.inf) for z in raw]
+        return SoftmaxSecant.of(logits, visible), softcap_slope(raw, cap) * scale
 
     def onto_heads(self, g: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch head token d_head"]:
         """A multiplier of what attention writes as multipliers of each head's mixture of values."""

@@ -5,7 +5,9 @@ position. The direction ``n = M a / (a . a)`` measures any write against that si
 half for a write that carries half of it.
 
 Through an MLP: the components that it reads are sorted by their frozen-gate contribution to the signal and removed one
-by one from the real MLP's input (norm scales frozen, gates live) until the signal is below half of what it was.
+by one from the real MLP's input (norm scales frozen, gates live) until the signal is below half of what it was. Where
+hidden units are saturated, what drives them has no frozen-gate contribution at all, so every component whose removal
+alone brings the signal below half is a cause as well.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.errors import IdentityError
@@ -23,7 +25,8 @@ from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.attribute_root import Place, ProjectedWrites, project_writes
 from headtrace.tracing.causes import Cause, PromptSite
-from headtrace.tracing.components import ChannelRotary, Firings
+from headtrace.tracing.components import ChannelRotary, ComponentIndex, Firings
+from headtrace.tracing.secants import activation_slope
 from headtrace.vocabulary import AttentionSide, Side, Site
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 HALF = 0.5
 """A signal is gone when less than this share of it is left."""
+REMOVED_ALONE = 16
+"""Components that are removed one at a time: the longest writes that an MLP reads."""
 FIRST_PREFIX, PREFIX_GROWTH = 16, 4
 """Components that are removed at first, more than most signals need; then four times as many, and so on."""
 
@@ -101,12 +106,25 @@ def signals_of(
 
 
 @dataclass(frozen=True)
+class CauseAlone:
+    """A component whose removal alone takes away more than half of what an MLP writes along a direction."""
+
+    cause: Cause
+    """With the share that it takes away."""
+    direction: Float[Tensor, " d_model"]
+    """Of the residual that the MLP reads: the secant of the real MLP between its input with the component and
+    without, so that the component's write along it is what its removal takes away."""
+
+
+@dataclass(frozen=True)
 class MlpSignalCauses:
     """The causes of a signal that an MLP wrote, and what is left of the signal without them."""
 
     signal: SignalDirection
     causes: tuple[Cause, ...]
     """With their frozen-gate shares of the signal, in order of removal."""
+    alone: tuple[CauseAlone, ...]
+    """Components whose removal alone leaves less than half of the signal."""
     left: float
     """The share of the signal that the MLP still writes when they are removed from its input."""
     explained: bool
@@ -132,6 +150,7 @@ def mlp_signal_causes(
     if recording.model.half:
         constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
     _require_whole(recording, part, constant, signals)
+    alone = causes_alone(recording, places, mlp, directions)
     n_components = part.shares.shape[1]
     found: dict[int, MlpSignalCauses] = {}
     size, active = FIRST_PREFIX, list(range(len(signals)))
@@ -156,10 +175,93 @@ def mlp_signal_causes(
             n = positive if end is None else end + 1
             causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], shares[:n], strict=True))
             rest = still[n - 1] if n else 1.0
-            found[row] = MlpSignalCauses(signals[row], causes, rest, end is not None, pulled.direction[row])
+            found[row] = MlpSignalCauses(
+                signals[row], causes, alone[row], rest, end is not None, pulled.direction[row]
+            )
         active = [row for row in active if row not in found]
         size *= PREFIX_GROWTH
     return [found[row] for row in range(len(signals))]
+
+
+@torch.inference_mode()
+def causes_alone(
+    recording: Recording,
+    places: Sequence[Place],
+    mlp: FrozenMLP,
+    directions: Float[Tensor, "place d_model"],
+) -> list[tuple[CauseAlone, ...]]:
+    """For each place that an MLP reads, the components without which it writes less than half of what it does along a
+    direction: removed one at a time from the real MLP's input, the longest writes only.
+
+    A direction measures the whole write as one.
+    """
+    numbers, index = longest_writes(recording, places, REMOVED_ALONE)
+    sites = [
+        [index.component(number).at(place.position) for number in mine]
+        for place, mine in zip(places, numbers.tolist(), strict=True)
+    ]
+    removed = torch.stack(
+        [recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)]
+    )
+    written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
+    left = (written @ directions[..., None])[..., 0]
+    found: list[list[CauseAlone]] = [[] for _ in places]
+    for row, n in (left < HALF).nonzero().tolist():
+        taken = 1 - float(left[row, n])
+        back = _secant_back(mlp.at([row]), removed[row, n], directions[row])
+        found[row].append(CauseAlone(Cause(sites[row][n], taken), back))
+    return [tuple(mine) for mine in found]
+
+
+def _secant_back(
+    mlp: FrozenMLP, removed: Float[Tensor, " d_model"], direction: Float[Tensor, " d_model"]
+) -> Float[Tensor, " d_model"]:
+    """A direction of what the MLP writes as one of the residual that it reads, through the secants of its hidden units
+    between its recorded input and that without a component (a router's choice stays as it was)."""
+    parts, before = mlp.parts, mlp.inputs[0]
+    after = before - mlp.before.forward(removed[None])[0]
+    units = mlp.after.back(direction[None])[0] @ parts.W_out.T
+    if parts.route is not None:
+        units = units * parts.route(mlp.inputs)[0]
+
+    def read(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        return x @ W if b is None else x @ W + b
+
+    inputs = [read(x, parts.W_in, parts.b_in) for x in (before, after)]
+    if parts.W_gate is None:
+        back = (units * activation_slope(parts.activation, *inputs)) @ parts.W_in.T
+    else:
+        gates = [read(x, parts.W_gate, parts.b_gate) for x in (before, after)]
+        opened = (parts.activation(gates[0]) + parts.activation(gates[1])) / 2
+        back = (units * opened) @ parts.W_in.T
+        slope = activation_slope(parts.activation, *gates)
+        back = back + (units * (inputs[0] + inputs[1]) / 2 * slope) @ parts.W_gate.T
+    return mlp.before.back(back[None])[0]
+
+
+def longest_writes(
+    recording: Recording, places: Sequence[Place], k: int
+) -> tuple[Int[Tensor, "place k"], ComponentIndex]:
+    """The numbers of the components that write most at each place (by the length of what they write)."""
+    top, length = max(p.attention_layers for p in places), max(p.position for p in places) + 1
+    index = ComponentIndex.of(recording.model, top, length)
+    device = recording.token_ids.device
+    b = torch.tensor([place.prompt for place in places], device=device)
+    t = torch.tensor([place.position for place in places], device=device)
+    layers = torch.arange(top, device=device)
+    mlps = layers < layers.new_tensor([place.layer for place in places])[:, None]
+    attention = layers < layers.new_tensor([place.attention_layers for place in places])[:, None]
+    plain = recording.plain_writes[b, : top + 1, t].norm(dim=-1)
+    size = plain.new_zeros(len(places), index.n_components)
+    size[:, 0], size[:, 1 : top + 1] = plain[:, 0], plain[:, 1:] * mlps
+    if top:
+        heads = recording.attention.rows(top, b, t, length) * recording.moved_norms[
+            :top, :, b, :length
+        ].movedim(2, 0)
+        if recording.post_norm_scales is not None:
+            heads = heads / recording.post_norm_scales[:top, b, t].T[..., None, None]
+        size[:, index.n_non_head :] = (heads * attention[..., None, None]).flatten(1)
+    return size.topk(min(k, index.n_components), dim=1).indices, index
 
 
 def _require_whole(

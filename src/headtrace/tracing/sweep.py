@@ -7,7 +7,7 @@ first, until the budget is spent; the others stay as leaves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -47,6 +47,8 @@ class PromptTrace:
     """The causes of everything that was expanded, including the root."""
     attention: dict[Site, float] = field(default_factory=dict[Site, float])
     thresholds: dict[Site, float] = field(default_factory=dict[Site, float])
+    groups: dict[Site, tuple[int, ...]] = field(default_factory=dict[Site, tuple[int, ...]])
+    """The sources of firings that were explained together with others."""
     influence: dict[Site, float] = field(default_factory=lambda: defaultdict[Site, float](float))
     cut: list[Site] = field(default_factory=list[Site])
     """Firings that the budget left unexpanded."""
@@ -70,7 +72,10 @@ class PromptTrace:
 
     @property
     def influence_kept(self) -> float:
-        return max(0.0, 1.0 - sum(self.influence[site] for site in self.cut))
+        """The share of influence that was followed to its end: not what the budget cut off, nor what the biases of
+        MLPs hold."""
+        held = [s for s in self.influence if s.kind == "offset" and s.layer is not None and s.head is None]
+        return max(0.0, 1.0 - sum(self.influence[site] for site in (*self.cut, *held)))
 
     def follow(self, found: Causes) -> list[tuple[Side, Cause, float]]:
         """Pass the influence of a site on to its causes: side, cause and influence of each that is in the graph."""
@@ -87,12 +92,20 @@ class PromptTrace:
             self.influence[cause.site] += influence
         return passed
 
-    def choose(self, sites: Iterable[Site], budget: Budget, expanded: int) -> list[Site]:
-        """Sites to expand after ``expanded`` others: the most influential within the budget; the others are cut."""
+    def choose(
+        self,
+        sites: Iterable[Site],
+        budget: Budget,
+        expanded: int,
+        strengths: Mapping[Site, float] | None = None,
+    ) -> list[Site]:
+        """Sites to expand after ``expanded`` others: the strongest within the budget, by influence unless another
+        strength is given; the others are cut."""
+        by = self.influence if strengths is None else strengths
         chosen: list[Site] = []
-        for site in sorted(sites, key=lambda site: (-self.influence[site], site)):
+        for site in sorted(sites, key=lambda site: (-by[site], site)):
             full = budget.max_firings is not None and expanded + len(chosen) >= budget.max_firings
-            cut = full or self.influence[site] < budget.min_influence
+            cut = full or by[site] < budget.min_influence
             (self.cut if cut else chosen).append(site)
         return chosen
 
@@ -179,10 +192,8 @@ class AttentionSweep:
 
     def _followed(self, firing: PromptSite) -> bool:
         """Whether a firing is traced at all, whatever the budget."""
-        site = firing[1]
-        return (
-            site.layer != 0 and site.dest != 0 and self.method.follows(site.firing, *self.attention[firing])
-        )
+        site, (attention, visible) = firing[1], self.attention[firing]
+        return visible > 1 and self.method.follows(site.firing, attention, visible)
 
     def _trace(self, needed: list[PromptSite], progress: Progress | None, all_free: bool) -> list[PromptSite]:
         """Trace a wave of firings; the firings that it reaches for the first time."""

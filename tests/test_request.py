@@ -128,10 +128,20 @@ def test_a_request_means_the_same_to_the_server(
     assert names["circuit"] == circuit
 
 
-def test_workers_trace_a_counterfactual_as_this_process_does(model: headtrace.Model, tmp_path: Path) -> None:
-    fields = REQUESTS["a counterfactual"]
-    run = headtrace.run(model, [fields], out=tmp_path / "run", workers=1)
-    assert run.circuit(0) == expected_of(model, fields, {})
+@pytest.mark.parametrize(
+    "engine",
+    [{"workers": 1}, pytest.param({"engine": "ray", "workers": 2}, marks=pytest.mark.slow)],
+    ids=["processes", "ray"],
+)
+def test_workers_trace_requests_as_this_process_does(
+    model: headtrace.Model, tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    """Also with settings, in two shards, so that with Ray two processes work."""
+    settings = SETTINGS[2]
+    fields = [REQUESTS["a counterfactual"], REQUESTS["a direction"]]
+    run = headtrace.run(model, fields, out=tmp_path / "run", shard_size=1, **settings, **engine)
+    for index, each in enumerate(fields):
+        assert run.circuit(index) == expected_of(model, each, settings)
     assert "counterfactual" in (run.circuit(0).method.settings or {})
 
 

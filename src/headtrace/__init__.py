@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         toy,
         tracing,
     )
-    from headtrace.causal import sufficiency, verify
+    from headtrace.causal import Importance, importance, sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.families import compare_signals, find_families
     from headtrace.models import Model, Recording, load
@@ -46,6 +46,7 @@ _HOME = {
     "Circuit": "circuits",
     "Component": "vocabulary",
     "Firing": "vocabulary",
+    "Importance": "causal",
     "Model": "models",
     "Network": "runs",
     "Recording": "models",
@@ -56,6 +57,7 @@ _HOME = {
     "compare_signals": "families",
     "find_families": "families",
     "find_sinks": "sinks",
+    "importance": "causal",
     "load": "models",
     "load_circuit": "circuits",
     "load_network": "runs",
@@ -88,6 +90,7 @@ __all__ = [
     "Circuit",
     "Component",
     "Firing",
+    "Importance",
     "Model",
     "Network",
     "Recording",
@@ -106,6 +109,7 @@ __all__ = [
     "figures",
     "find_families",
     "find_sinks",
+    "importance",
     "interpret",
     "load",
     "load_circuit",

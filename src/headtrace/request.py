@@ -36,12 +36,18 @@ if TYPE_CHECKING:
     from headtrace.models import Model
     from headtrace.tracing.methods import Method
 
-Paths = Literal["attention", "content", "complete"]
+Paths = Literal["attention", "content", "complete", "difference"]
 PATHS: tuple[Paths, ...] = get_args(Paths)
 PatternsKept = Literal["auto", "keep", "recompute"]
 
 PROMPT_FIELDS = ("text", "tokens", "messages")
 TRACER_SETTINGS = ("method", "method_options", "max_firings", "min_influence", "patterns")
+AUTO = "auto"
+"""In the place of a counterfactual prompt: find some."""
+NEEDS_DIFFERENCE = (
+    'A counterfactual prompt goes with paths="difference" (--paths difference), which says what flows from the words '
+    "that differ to the answer. Attention, content and complete circuits look at one prompt."
+)
 ROOT_OPTIONS = tuple(dict.fromkeys(name for root in ROOTS.values() for name in root.options))
 """What a request can say about its root, over all roots: answer, wrong, top_k, ..."""
 
@@ -65,13 +71,15 @@ class TraceRequest:
     paths: Paths = field(
         default="attention",
         metadata={
-            "help": "attention (why heads attend), content (what is moved, by values and MLPs) or complete (both)."
+            "help": "attention (why heads attend), content (what is moved, by values and MLPs), complete (both) or "
+            "difference (what changed the answer, compared with another prompt)."
         },
     )
-    counterfactual: str | tuple[int, ...] | None = field(
+    counterfactual: str | tuple[Any, ...] | None = field(
         default=None,
         metadata={
-            "help": "With content: a prompt of the same length; contributions are what is new compared with it."
+            "help": "With difference: a prompt of as many tokens to compare with, or auto: prompts that flip the "
+            "answer, found by exchanging words. Several: the mean over them."
         },
     )
     neurons: int = field(
@@ -120,7 +128,7 @@ class TraceRequest:
         if isinstance(prompt, TraceRequest):
             return prompt
         options = {name: value for name, value in options.items() if value is not None}
-        contrasted = "counterfactual" in options
+        compared = "counterfactual" in options
         own: dict[str, Any] = {}
         if isinstance(prompt, Example):
             own = {"answer": prompt.answer_ids, "wrong": prompt.wrong_ids, "text": prompt.text}
@@ -150,10 +158,8 @@ class TraceRequest:
             about={name: _plain(options.pop(name)) for name in ROOT_OPTIONS if name in options},
             **{name: _plain(value) for name, value in options.items()},
         )
-        if contrasted and request.paths == "attention":
-            raise InputError(
-                'A counterfactual prompt says what content is new: it goes with paths="content" or "complete".'
-            )
+        if compared and request.paths == "attention":
+            raise InputError(NEEDS_DIFFERENCE)
         return request
 
     def __post_init__(self) -> None:
@@ -174,7 +180,9 @@ class TraceRequest:
             raise InputError(f"min_influence={shown(least)}: a share of influence is between 0 and 1.")
         if self.bos not in (None, True, False):
             raise InputError(f"bos={shown(self.bos)}: expected true or false.")
-        if self.neurons and self.paths == "attention":
+        if self.counterfactual is not None and self.paths in ("content", "complete"):
+            raise InputError(NEEDS_DIFFERENCE)
+        if self.neurons and self.paths in ("attention", "difference"):
             raise InputError(
                 f"neurons={self.neurons} lists hidden units by what they contribute to the root, which is known where "
                 'content is followed: it goes with paths="content" or "complete".'
@@ -215,6 +223,11 @@ class TraceRequest:
             return self.root if isinstance(self.root, str) else self.root.kind
         named = next((kind for kind in ("direction", "heads") if kind in self.about), None)
         return named or ("linear" if "wrong" in self.about else "probability")
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the prompts to compare with are to be found by exchanging words."""
+        return self.paths == "difference" and self.counterfactual in (None, AUTO)
 
     @property
     def tracer_settings(self) -> dict[str, Any]:
@@ -287,6 +300,10 @@ class TraceRequest:
         bare: Any = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
         ids = self.token_ids(model)
         text = self.text if isinstance(self.prompt, tuple) else model.reader.text(bare)
+        if self.paths == "difference" and self.root is None and not self.about:
+            from headtrace.tracing.replacements import ask
+
+            return ask(model, self)
         if self.root is None or isinstance(self.root, str):
             kind = self.root_kind or "probability"
             # Answers follow the text, where it is known: how they are split may depend on it.
@@ -296,28 +313,50 @@ class TraceRequest:
             root = self.root
         prefix = list(root.answer_prefix)
         ids = model.to_ids([*ids, *prefix]) if prefix else ids
-        other = self._counterfactual_ids(model, ids, prefix)
-        return ResolvedRequest(self, ids, root.with_words(model), text, other)
+        others = self._counterfactuals(model, ids, prefix)
+        return ResolvedRequest(self, ids, root.with_words(model), text, others)
 
-    def _counterfactual_ids(self, model: Model, ids: list[int], prefix: list[int]) -> list[int] | None:
-        """The counterfactual prompt, as long as the prompt; attention circuits have no use for it, and keep it."""
-        if self.counterfactual is None or self.paths == "attention":
-            return None
+    def _counterfactuals(self, model: Model, ids: list[int], prefix: list[int]) -> tuple[list[int], ...]:
+        """Other prompts, as long as the prompt; none where they are to be found, or where nothing is compared."""
+        if self.counterfactual is None or self.paths != "difference" or self.automatic:
+            return ()
         given: Any = self.counterfactual
-        bos = self.bos if isinstance(given, str) else None
-        other = [*model.to_ids(list(given) if isinstance(given, tuple) else given, bos=bos), *prefix]
-        if len(other) != len(ids):
-            raise InputError(
-                f"The counterfactual prompt has {len(other) - len(prefix)} tokens, the prompt "
-                f"{len(ids) - len(prefix)}: they must be equally long, so that every position has its counterpart. "
-                "Exchange words for others of as many tokens."
-            )
-        if other == ids:
-            raise InputError(
-                "The counterfactual prompt is the prompt itself, so nothing is new in it. Exchange the words that the "
-                "answer depends on."
-            )
-        return other
+        several: list[Any] = [given] if isinstance(given, str) or _ids(given) else list(given)
+        found: list[list[int]] = []
+        for other in several:
+            bare: Any = list(other) if isinstance(other, tuple) else other
+            if isinstance(other, str) and isinstance(self.prompt, Chat):
+                *before, last = self.prompt.messages
+                bare = Chat((*before, {**last, "content": other}))
+            bos = self.bos if isinstance(other, str) else None
+            tokens = [*model.to_ids(bare, bos=bos), *prefix]
+            if len(tokens) != len(ids):
+                raise InputError(
+                    _unequal(model, ids[: len(ids) - len(prefix)], tokens[: len(tokens) - len(prefix)])
+                )
+            if tokens == ids:
+                raise InputError(
+                    "The counterfactual prompt is the prompt itself, so nothing differs. Exchange the words that the "
+                    'answer depends on, or give counterfactual="auto" (--counterfactual auto).'
+                )
+            found.append(tokens)
+        return tuple(found)
+
+
+def _unequal(model: Model, ids: list[int], other: list[int]) -> str:
+    """Two prompts that cannot be compared position by position, and the word that makes them unequal."""
+    from headtrace.tracing.replacements import words_of
+
+    where = ""
+    for one, two in zip(words_of(model, ids), words_of(model, other), strict=False):
+        if len(one.positions) != len(two.positions):
+            where = f" ({two.text!r} is {len(two.positions)} and {one.text!r} {len(one.positions)})"
+            break
+    return (
+        f"The counterfactual prompt has {len(other)} tokens, the prompt {len(ids)}{where}: they must be equally long, "
+        "so that every position has its counterpart. Exchange words for others of as many tokens, or give "
+        'counterfactual="auto" (--counterfactual auto), which finds some.'
+    )
 
 
 @dataclass(frozen=True)
@@ -329,7 +368,8 @@ class ResolvedRequest:
     """The tokens that the model runs on; those of a continuation but the last are among them."""
     root: Root
     text: str | None = None
-    counterfactual: list[int] | None = None
+    counterfactuals: tuple[list[int], ...] = ()
+    """Prompts of the same length to compare with, where they are given."""
 
     @property
     def logits_needed(self) -> int:
@@ -352,7 +392,7 @@ def batch_requests(requests: Sequence[ResolvedRequest]) -> list[list[int]]:
     """Which requests are traced together: places of those that follow the same paths, in batches of similar length."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for place, each in enumerate(requests):
-        key = (each.request.paths, each.request.neurons, each.counterfactual is None)
+        key = (each.request.paths, each.request.neurons, each.request.automatic)
         alike.setdefault(key, []).append(place)
     return [
         [places[i] for i in batch]
@@ -375,18 +415,6 @@ def takes_request_options(function: F) -> F:
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in new]
     vars(function)["__signature__"] = signature.replace(parameters=[*own, *added])
     return function
-
-
-def check_counterfactuals(requests: Sequence[ResolvedRequest]) -> None:
-    """All prompts that are traced for their content are compared with another prompt, or none is."""
-    content = [each for each in requests if each.request.paths != "attention"]
-    without = [place for place, each in enumerate(content) if each.counterfactual is None]
-    if without and len(without) < len(content):
-        raise InputError(
-            f"{len(content) - len(without)} of {len(content)} prompts come with a counterfactual prompt, and prompt "
-            f"{without[0]} (counted from 0) does not: contributions and contrasts cannot be compared. Give each one, "
-            "or leave all out."
-        )
 
 
 # -- prompt files --------------------------------------------------------------------------------------------
@@ -415,10 +443,15 @@ def read_requests(
     return read_lines(path, parse, strict=strict)
 
 
+def json_fields() -> list[str]:
+    """The fields of the JSON form."""
+    names = [*PROMPT_FIELDS, *ROOT_OPTIONS, *(each.name for each in fields(TraceRequest))]
+    return [name for name in dict.fromkeys(names) if name not in ("prompt", "about")]
+
+
 def _checked_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the JSON form with their types checked. Fields of other programs are kept as labels."""
-    known = [*PROMPT_FIELDS, *ROOT_OPTIONS, *(each.name for each in fields(TraceRequest))]
-    known = [name for name in dict.fromkeys(known) if name not in ("prompt", "about")]
+    known = json_fields()
     record: dict[str, Any] = {}
     labels: dict[str, Any] = {}
     for name, value in data.items():
@@ -467,9 +500,9 @@ def _check_types(record: dict[str, Any]) -> None:
                 f"{name!r} must be text, a token id, or a list of them, none empty, got {shown(value)}."
             )
     other: Any = record.get("counterfactual")
-    if "counterfactual" in record and not ((isinstance(other, str) and other) or _ids(other)):
+    if "counterfactual" in record and not _prompts(other):
         raise InputError(
-            f"'counterfactual' must be text or a list of token ids, not empty, got {shown(other)}."
+            f"'counterfactual' must be text or a list of token ids, or a list of either, not empty, got {shown(other)}."
         )
     options: Any = record.get("method_options", {})
     if not isinstance(options, Mapping):
@@ -477,6 +510,17 @@ def _check_types(record: dict[str, Any]) -> None:
     roles: Any = record.get("roles", {})
     if not isinstance(roles, Mapping):
         raise InputError(f"'roles' must be an object from names to positions, got {shown(roles)}.")
+
+
+def _prompts(value: Any) -> bool:
+    """Text, token ids, or several of either."""
+    if _ids(value) or (isinstance(value, str) and value):
+        return True
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(_ids(each) or (isinstance(each, str) and each) for each in value)
+    )
 
 
 def _ids(value: Any) -> bool:

@@ -5,6 +5,8 @@ is, ``effects.py`` ablates and boosts edges, ``experiments.py`` has the papers' 
 
 ``patching.py`` patches and ranks head components: ``faithfulness.py`` and ``sufficiency.py`` keep only the circuit.
 
+``importance.py`` measures what matters in a prompt.
+
 ``verify.py`` puts every claim of a circuit to the test: ``checks.py`` and ``content_checks.py`` compare its numbers
 with the model's, ``claims.py`` computes what is claimed about a firing, ``report.py`` has the result.
 """
@@ -25,6 +27,7 @@ from headtrace.causal.changes import (
 from headtrace.causal.claims import claim
 from headtrace.causal.effects import EdgeEffect, Intervened, intervene
 from headtrace.causal.execute import Outcome, continued, rerun, run
+from headtrace.causal.importance import Importance, WordImportance, importance
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.opening import open_circuit
 from headtrace.causal.report import Mismatch, PredictionCheck, Report, Verdict, overall
@@ -42,6 +45,7 @@ __all__ = [
     "EdgeEffect",
     "FixedValues",
     "GlobalEdit",
+    "Importance",
     "Intervened",
     "Intervention",
     "LocalEdit",
@@ -58,10 +62,12 @@ __all__ = [
     "Sufficiency",
     "Tolerance",
     "Verdict",
+    "WordImportance",
     "claim",
     "continued",
     "edit",
     "find_edge",
+    "importance",
     "intervene",
     "metric_of",
     "open_circuit",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -323,6 +323,8 @@ class Intervention:
 
     edits: tuple[Edit, ...]
     firing: Firing | None = None
+    sources: tuple[int, ...] | None = None
+    """Where attention on several sources is read together: all of them."""
 
     @property
     def first_layer(self) -> int:
@@ -338,7 +340,7 @@ class Intervention:
             else each
             for each in self.edits
         )
-        return Intervention(tuple(edits), self.firing)
+        return replace(self, edits=tuple(edits))
 
 
 # -- what can be wrong -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
 from headtrace.tracing.attribute_root import RootAttribution, attribute_root
 from headtrace.tracing.firing import IG_STEPS
-from headtrace.tracing.methods import METHODS, Method, make_method
+from headtrace.tracing.methods import METHODS, THRESHOLD_RULES, Method, make_method
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def method_of(info: MethodInfo) -> Method | None:
         options["ig_steps"] = info.ig_steps
     if isinstance(info.tau, (int, float)) and not isinstance(info.tau, bool):
         options["tau"] = float(info.tau)
+    elif info.tau in THRESHOLD_RULES and info.tau != METHODS[info.name].rule:
+        options["tau"] = THRESHOLD_RULES[info.tau]
     try:
         return make_method(info.name, **options)
     except InputError as error:
@@ -133,7 +135,7 @@ def check_method(check: Checking) -> None:
     info, ledger, method = check.circuit.method, check.ledger, check.method
     if method is None:
         ledger.skip(f"weights, thresholds and flags: this headtrace does not know the method {info.name!r}")
-    elif isinstance(info.tau, str) and info.tau != CUSTOM:
+    elif isinstance(info.tau, str) and info.tau not in (CUSTOM, *THRESHOLD_RULES):
         ledger.require("method.tau", "", in_file=info.tau, measured=type(method).rule)
     elif info.tau == CUSTOM:
         ledger.skip("thresholds: they came from a function of the user's (tau is 'custom')")
@@ -155,7 +157,7 @@ def check_nodes(check: Checking) -> None:
             "attention", node.name, in_file=node.attention, measured=row.attention, allowed=allowed
         )
         if method is not None:
-            limit = method.threshold(row.n_visible)
+            limit = method.threshold(row.n_visible, len(node.group or (node.src,)))
             ledger.compare("threshold", node.name, in_file=node.threshold, measured=limit, allowed=WRITTEN)
 
 
@@ -191,9 +193,13 @@ def _follows(check: Checking, node: Node) -> bool | None:
     f, method = node.site.firing, check.method_for(node)
     if method is None:
         return None
-    if f.layer == 0 or f.dest == 0:
-        return False
     row, allowed = check.row(f), check.attention_tolerance(f)
+    if row.n_visible < 2:
+        return False
+    if node.group is not None:
+        limit = method.threshold(row.n_visible, len(node.group))
+        held = float(check.recording.attention.row(f.layer, 0, f.head, f.dest)[list(node.group)].sum())
+        return None if abs(held - limit) <= allowed else held > limit
     low, high = (method.follows(f, row.attention + d, row.n_visible) for d in (-allowed, allowed))
     return high if low == high else None
 
@@ -279,8 +285,6 @@ def check_places(check: Checking) -> None:
 def check_root_edges(check: Checking) -> None:
     """What each seed contributes to the root."""
     circuit = check.circuit
-    if (circuit.method.settings or {}).get("counterfactual") is not None:
-        return  # contrasts, which are compared with the rest of the content
     edges = {edge_name(circuit, edge): edge for edge in circuit.edges if edge.side == "root"}
     circuit.root.check_seeds(check, check.root, edges)
 

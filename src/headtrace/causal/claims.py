@@ -40,6 +40,8 @@ class Row:
 
     recording: Recording
     firing: Firing
+    group: tuple[int, ...] | None = None
+    """Where the firing is explained together with others: the positions of all."""
 
     @cached_property
     def logits(self) -> Float[Tensor, " token"]:
@@ -68,9 +70,17 @@ class Row:
         return float(self.recording.attention.at(f.layer, 0, f.head, f.dest, f.src))
 
     def attention_with(self, logits: Float[Tensor, "*n token"]) -> Float[Tensor, "*n"]:
-        """Attention on the source with other logits."""
+        """Attention on the source, or on all of its group, with other logits."""
         scores = softcap(logits, self.recording.softcaps[self.firing.layer])
-        return scores.masked_fill(~self.visible, -torch.inf).softmax(dim=-1)[..., self.firing.src]
+        attention = scores.masked_fill(~self.visible, -torch.inf).softmax(dim=-1)
+        return attention[..., list(self.group or (self.firing.src,))].sum(dim=-1)
+
+    @cached_property
+    def sources(self) -> Bool[Tensor, " token"]:
+        """The source, or all of its group, as a mask."""
+        mask = torch.zeros_like(self.visible)
+        mask[list(self.group or (self.firing.src,))] = True
+        return mask
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class SideClaim:
 
     @cached_property
     def row(self) -> Row:
-        return Row(self.recording, self.firing)
+        return Row(self.recording, self.firing, self.node.group)
 
     @cached_property
     def reader(self) -> Reader:
@@ -160,13 +170,13 @@ class SideClaim:
     def intervention(self) -> Intervention:
         """Every claimed signal removed at once; on the key side from every visible key."""
         if not self.signals:
-            return Intervention((), self.firing)
+            return Intervention((), self.firing, self.node.group)
         mask = self._own.new_zeros(len(self.signals), self._own.shape[-1])
         mask[self.claimed.unbind()] = 1.0
         claimed = (self._own * mask[:, None]).sum(0) * self.reader.positions("claim")[:, None]
         moved = self.reader.in_head(-claimed)
         query, keys = (moved[self.firing.dest], None) if self.side == "query" else (None, moved)
-        return Intervention((LocalEdit(self.firing, query, keys),), self.firing)
+        return Intervention((LocalEdit(self.firing, query, keys),), self.firing, self.node.group)
 
 
 def claim(recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> Intervention:
@@ -196,7 +206,7 @@ def removal_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     are other orders tried, each as attributions within the tolerance would give it.
     """
     row, rows = claim.row, claim.rows
-    visible, src = row.visible[None], torch.tensor([claim.firing.src], device=rows.device)
+    visible, src = row.visible[None], row.sources[None]
     cap = claim.recording.softcaps[claim.firing.layer]
     attributions = rows @ attribution_vector(row.logits[None], visible, src, cap, claim.ig_steps)[0]
     allowed = 2 * tolerance.attention(claim.size)  # a weight is a difference of two attentions

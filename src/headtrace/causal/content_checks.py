@@ -17,7 +17,6 @@ from headtrace.causal.changes import Intervention, MlpInputEdit
 from headtrace.causal.checks import Checking
 from headtrace.causal.execute import Changes
 from headtrace.causal.signals import edge_name
-from headtrace.errors import InputError, shown
 from headtrace.models.forward import forward
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenNorm
 from headtrace.models.observer import Observer
@@ -91,12 +90,10 @@ def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]
                 "contribution", node.name, node.contribution, content.contribution(0, node.site)
             )
 
-    # In a circuit of content alone, what passes through an edge is its weight, too. With a counterfactual prompt,
-    # weights are contrasts with what would pass from there.
+    # In a circuit of content alone, what passes through an edge is its weight, too.
     content_only = (circuit.method.settings or {}).get("paths") == "content"
     if not content_only and any(edge.side in ("value", "input") for edge in circuit.edges):
         ledger.skip("weights of edges into values and MLPs that may carry signals: contributions are")
-    against = _counterfactual(check)
     for edge in circuit.edges:
         source, target = circuit.node(edge.source), circuit.node(edge.target)
         if edge.side in ATTENTION_SIDES or not writes(source):
@@ -105,10 +102,7 @@ def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]
         where = edge_name(circuit, edge)
         if edge.contribution is not None:
             yield _Contribution("contribution", where, edge.contribution, measured)
-        if against is not None and (content_only or edge.side == "root"):
-            (there,) = passing(content, 0, [source.site], target.site, against)
-            yield _Contribution("weight", where, edge.weight, measured - there)
-        elif content_only and edge.side != "root":  # the root's own are compared with its other seeds
+        if content_only and edge.side != "root":  # the root's own are compared with its other seeds
             yield _Contribution("weight", where, edge.weight, measured)
 
 
@@ -128,21 +122,6 @@ def _unit_contributions(check: Checking, content: Content) -> Iterator[_Contribu
             yield _Contribution("neurons", where, neuron.contribution, float(units[neuron.unit]))
             strength = abs(neuron.contribution), abs(strong.contribution)
             yield _Contribution("neurons", f"strength of {where}", *strength)
-
-
-def _counterfactual(check: Checking) -> Recording | None:
-    """The counterfactual prompt that the file names by its token ids, recorded."""
-    written = (check.circuit.method.settings or {}).get("counterfactual")
-    if written is None:
-        return None
-    words, expected = str(written).split(), len(check.circuit.prompt.token_ids)
-    try:
-        if len(words) != expected or not all(word.isascii() and word.isdigit() for word in words):
-            raise InputError(f"{shown(written, 60)}: expected {expected} token ids")
-        return check.recording.model.record([[int(word) for word in words]], keep=CONTENT_FIELDS)
-    except InputError as error:
-        check.ledger.require("counterfactual", "method.settings", in_file=str(error), measured="a prompt")
-        return None
 
 
 # -- signals through MLPs --------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ class Changes(Observer):
                         removals.setdefault(alike, []).append((copy, edit))
                     case _:
                         raise TypeError(f"{type(edit).__name__} has to be resolved with a recording first.")
+        self.grouped = {i: what.sources for i, what in enumerate(interventions) if what.sources}
         for layer in {what.firing.layer for what in interventions if what.firing}:
             mine = [(i, what.firing) for i, what in enumerate(interventions) if what.firing]
             places = [(i, f.head, f.dest, f.src) for i, f in mine if f.layer == layer]
@@ -242,6 +243,9 @@ class Changes(Observer):
         if call.layer in self.read and not self.first:
             copy, head, dest, src = self.read[call.layer]
             self.attention[copy] = pattern[copy, head, dest, src]
+            for one, its_head, its_dest in zip(copy.tolist(), head.tolist(), dest.tolist(), strict=True):
+                if one in self.grouped:
+                    self.attention[one] = pattern[one, its_head, its_dest, list(self.grouped[one])].sum()
 
     def mix(self, call: AttentionCall, pattern: Tensor) -> Float[Tensor, "batch head dest d_head"] | None:
         layer, weights = call.layer, self.model.weights

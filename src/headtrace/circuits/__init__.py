@@ -9,7 +9,9 @@ circuits in one table, ``sources.py`` finds circuits wherever they are kept, ``e
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import load_circuit
 from headtrace.circuits.parts import (
+    ComparedPrompt,
     CompetingKeySignal,
+    DifferenceInfo,
     Edge,
     Evidence,
     EvidenceExample,
@@ -26,7 +28,9 @@ from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 
 __all__ = [
     "Circuit",
+    "ComparedPrompt",
     "CompetingKeySignal",
+    "DifferenceInfo",
     "Direction",
     "Edge",
     "Evidence",

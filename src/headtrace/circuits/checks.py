@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.parts import Edge, Node
 from headtrace.errors import InputError
@@ -34,10 +34,17 @@ def check(circuit: Circuit) -> None:
     length = len(prompt.tokens)
     if len(prompt.token_ids) != length:
         raise InputError(f"prompt.tokens: expected {len(prompt.token_ids)}, one per token id, got {length}")
-    if prompt.contributions is not None and len(prompt.contributions) != length:
-        raise InputError(
-            f"prompt.contributions: expected {length}, one per token, got {len(prompt.contributions)}"
-        )
+    by_token: dict[str, Any] = {
+        "prompt.contributions": prompt.contributions,
+        "prompt.importance": prompt.importance,
+    }
+    if circuit.difference is not None:
+        by_token["difference.tokens"] = circuit.difference.tokens
+        for i, other in enumerate(circuit.difference.prompts):
+            by_token[f"difference.prompts[{i}].token_ids"] = other.token_ids
+    for name, values in by_token.items():
+        if values is not None and len(values) != length:
+            raise InputError(f"{name}: expected {length}, one per token, got {len(values)}")
     _check_position("root.position", circuit.root.position, length)
     known: dict[int, Node] = {}
     sites: set[Site] = set()
@@ -112,6 +119,8 @@ def _check_edge(path: str, edge: Edge, known: Mapping[int, Node]) -> None:
         beside = target.kind == "mlp" and source.kind in ("head", "attention_bias")
         if source.layer > target.layer or (source.layer == target.layer and not beside):
             fail(f"{path}.source", f"a component below {target.name!r}", source.name)
+    if edge.flows is not None and len(edge.flows) != len(edge.channels or ()):
+        fail(f"{path}.flows", f"{len(edge.channels or ())} numbers, one per channel", len(edge.flows))
     if edge.evidence is not None:
         _check_evidence(f"{path}.evidence", edge)
 

@@ -18,6 +18,7 @@ MLP 3 @1 -> query of L9H6 1->0 0.3
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from headtrace.circuits.checks import check
-from headtrace.circuits.parts import Edge, MethodInfo, ModelInfo, Node, PromptInfo
+from headtrace.circuits.parts import DifferenceInfo, Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.errors import InputError
 from headtrace.roots import Root
 from headtrace.validation import Number, Text, checked
@@ -60,6 +61,8 @@ class Circuit:
     """Why the circuit is empty, where it is."""
     influence_kept: Number | None = None
     """The share of influence that was followed to its end (1 where no budget cut it short)."""
+    difference: DifferenceInfo | None = None
+    """For a difference circuit: what was compared, and how much of the difference is shown."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -150,8 +153,10 @@ class Circuit:
         """The ``k`` heaviest query and key edges, or, by influence, the strongest of all edges.
 
         The weight of a query or key edge is attention, that of any other is in the unit of the root (logits, nats):
-        only influence puts them on one scale.
+        only influence puts them on one scale. All edges of a difference circuit have one unit, and go by flow.
         """
+        if self.difference is not None:
+            return tuple(sorted(self.edges, key=lambda edge: -abs(edge.weight))[:k])
         if by == "influence":
             flows = self.flows()
             return tuple(sorted(flows, key=lambda edge: -flows[edge])[:k])
@@ -171,6 +176,10 @@ class Circuit:
         from headtrace.circuits.graph import between
 
         return between(self, self.node(a), self.node(b))
+
+    def with_importance(self, importance: Sequence[float | None]) -> Circuit:
+        """The same circuit with measured importance by token (``headtrace.importance(...).by_token()``)."""
+        return replace(self, prompt=replace(self.prompt, importance=tuple(importance)))
 
     def with_edges(self, edges: tuple[Edge, ...]) -> Circuit:
         """The same circuit with other edges (measured effects or descriptions added, say)."""

@@ -20,7 +20,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import SCHEMA, dumps
 from headtrace.circuits.parts import (
+    ComparedPrompt,
     CompetingKeySignal,
+    DifferenceInfo,
     Edge,
     Evidence,
     EvidenceExample,
@@ -71,7 +73,9 @@ tables, "yes" marks what is in every file; the rest may be left out, and is writ
 - What can be caused, and on which side: {sides}.
 - An edge leads upwards. Its source is in a layer below its target's; attention comes before the mlp of its own layer.
   Embeddings, offsets and roundings can be read anywhere. What enters a query or an mlp sits at the target's `dest`,
-  what enters a key or a value at its `src`.
+  what enters a key or a value at its `src`; in a difference circuit, keys are read at every token that `dest` sees.
+- In a difference circuit (`difference` is there) weights are flows on every side, in the unit of the root. All that
+  flows into a node is its `flow`; what is not shown is the rest.
 - Evidence is about a description, supported words have a p-value, and `src` and `dest` of an example are pieces of it.
 - A circuit without edges says in `reason` why it is empty.
 
@@ -114,7 +118,13 @@ def describe_schema() -> str:
     return _PAGE.format(schema=SCHEMA, example=dumps(example()), sections="\n".join(sections), sides=sides)
 
 
-_PARTS = {"model": ModelInfo, "prompt": PromptInfo, "method": MethodInfo}
+_PARTS = {
+    "model": ModelInfo,
+    "prompt": PromptInfo,
+    "method": MethodInfo,
+    "difference": DifferenceInfo,
+    "prompts": ComparedPrompt,
+}
 _GRAPH = {
     "nodes": Node,
     "elsewhere": CompetingKeySignal,
@@ -131,7 +141,7 @@ def example() -> Circuit:
         ModelInfo("made-up", None, "llama", None),
         PromptInfo("Mary told", (36, 5390), ("Mary", " told")),
         LogitDifference((36,), (42,), value=2.5, position=1, answer_tokens=("Mary",), wrong_tokens=("John",)),
-        MethodInfo("acc++", "min(1, 2.5 / visible keys)", 64, "0.1.0"),
+        MethodInfo("acc++", "min(0.9, 2.5 / visible keys)", 64, "0.1.0"),
         nodes=(
             Node(0, "root", influence=1.0),
             Node(

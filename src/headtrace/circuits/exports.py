@@ -130,7 +130,7 @@ def to_dot(circuit: Circuit, path: str | Path | None = None) -> str:
     for edge in circuit.edges:
         colour, style = _STYLES[edge.side]
         share = abs(edge.weight) / (heaviest[edge.side in ATTENTION_SIDES] or 1.0)
-        end, note = (", arrowhead=tee", ", opposing") if opposing(edge) else ("", "")
+        end, note = (", arrowhead=tee", ", opposing") if opposing(circuit, edge) else ("", "")
         lines.append(
             f"  n{edge.source} -> n{edge.target} [color={quoted(colour)}, style={style}{end}, "
             f"penwidth={0.5 + 3.5 * share:.3f}, tooltip={quoted(f'{edge.side} {edge.weight:.4g}{note}')}];"

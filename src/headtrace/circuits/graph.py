@@ -1,7 +1,8 @@
 """A circuit as a graph: what each node and edge carries of the root, and how a part of it is cut out.
 
 The root has influence 1. A node passes its influence on in equal parts to each side that has a positive weight, and
-within a side in proportion to the positive weights: what opposes the root carries none.
+within a side in proportion to the positive weights: what opposes the root carries none. In a difference circuit all
+edges have one unit, and influence is the size of the flow as a share of the whole difference.
 
 >>> spread([("query", 3.0), ("query", 1.0), ("key", 0.2), ("value", -1.0)])
 [0.375, 0.125, 0.5, 0.0]
@@ -11,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headtrace.vocabulary import ATTENTION_SIDES, Side
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
     from headtrace.circuits.parts import Edge, Node
+
+
+T = TypeVar("T")
 
 
 def spread(edges: Sequence[tuple[Side, float]]) -> list[float]:
@@ -36,6 +40,10 @@ def influence(circuit: Circuit) -> tuple[dict[int, float], dict[Edge, float]]:
         """Whatever reads a node is above it: the root, then layer by layer, in each the MLP above the heads."""
         return node.kind == "root", -1 if node.layer is None else node.layer, node.kind == "mlp"
 
+    if circuit.difference is not None:
+        whole = abs(circuit.difference.change)
+        flows = {node.id: abs(node.flow or 0.0) / whole for node in circuit.nodes}
+        return flows, {edge: abs(edge.weight) / whole for edge in circuit.edges}
     nodes = {node.id: 1.0 if node.kind == "root" else 0.0 for node in circuit.nodes}
     edges = dict.fromkeys(circuit.edges, 0.0)
     for node in sorted(circuit.nodes, key=height, reverse=True):
@@ -75,9 +83,9 @@ def prune(circuit: Circuit, min_weight: float, min_influence: float) -> Circuit:
         for edge in circuit.edges
         if edge.source in strong
         and edge.target in strong
-        and (edge.side not in ATTENTION_SIDES or edge.weight >= min_weight)
+        and (edge.side not in ATTENTION_SIDES or abs(edge.weight) >= min_weight)
     ]
-    reached = _reachable(root.id, ((edge.target, edge.source) for edge in edges))
+    reached = reachable(root.id, ((edge.target, edge.source) for edge in edges))
     return _subgraph(circuit, reached, [edge for edge in edges if edge.target in reached])
 
 
@@ -85,14 +93,15 @@ def between(circuit: Circuit, a: Node, b: Node) -> Circuit:
     """Everything on a path from ``a`` to ``b`` or from ``b`` to ``a``; without edges if there is none."""
     kept: set[int] = {a.id, b.id}
     for low, high in ((a.id, b.id), (b.id, a.id)):
-        above = _reachable(low, ((edge.source, edge.target) for edge in circuit.edges))
+        above = reachable(low, ((edge.source, edge.target) for edge in circuit.edges))
         if high in above:
-            kept |= above & _reachable(high, ((edge.target, edge.source) for edge in circuit.edges))
+            kept |= above & reachable(high, ((edge.target, edge.source) for edge in circuit.edges))
     return _subgraph(circuit, kept, [e for e in circuit.edges if e.source in kept and e.target in kept])
 
 
-def _reachable(start: int, steps: Iterable[tuple[int, int]]) -> set[int]:
-    following: dict[int, list[int]] = {}
+def reachable(start: T, steps: Iterable[tuple[T, T]]) -> set[T]:
+    """Everything that steps lead to from one place."""
+    following: dict[T, list[T]] = {}
     for first, second in steps:
         following.setdefault(first, []).append(second)
     reached, frontier = {start}, [start]

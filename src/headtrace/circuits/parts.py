@@ -62,6 +62,54 @@ class PromptInfo:
     contributions: tuple[Number, ...] | None = None
     """What each token's embedding contributes to the root in all, through frozen attention, norms and gates, in the
     unit of the root."""
+    importance: tuple[Number | None, ...] | None = None
+    """What is lost of the root's number, on average, when the token's word is exchanged for others like it: measured
+    (`headtrace matters`). Null where nothing was exchanged."""
+
+
+@stored
+class ComparedPrompt:
+    """A prompt that a difference circuit compares with."""
+
+    text: Text | None
+    """The text; null for bare token ids."""
+    token_ids: Ids
+    """Its tokens, as many as the prompt has."""
+    value: Number
+    """The root's number in this prompt."""
+    change: Text | None = None
+    """What was exchanged, where headtrace found the prompt itself."""
+    flips: Flag | None = None
+    """Whether the model prefers another answer here, where that was looked at."""
+    naturalness: Number | None = None
+    """Its log-likelihood under the model, less that of the prompt itself."""
+
+
+@stored
+class DifferenceInfo:
+    """What a difference circuit is about: two runs, or the mean over several pairs of runs."""
+
+    value: Number
+    """The root's number in the prompt: J."""
+    other_value: Number
+    """The root's number in the other prompt, or the mean over several: J'."""
+    shown: Number
+    """The share of J - J' that the edges into the root which are shown carry (above 1: what is not shown opposes)."""
+    tokens: tuple[Number, ...]
+    """The flow from each token's embedding; they sum to J - J'."""
+    prompts: tuple[ComparedPrompt, ...]
+    """The prompts that it was compared with."""
+    automatic: Flag = False
+    """Whether headtrace found these prompts itself."""
+    note: Text | None = None
+    """What a reader must know about them."""
+    error: Number | None = None
+    """The largest error of the identity at any cut, relative to what is added up."""
+
+    @property
+    def change(self) -> float:
+        """J - J'."""
+        return self.value - self.other_value
 
 
 @stored
@@ -144,6 +192,9 @@ class Node:
     tests."""
     threshold: Number | None = None
     """The attention above which the head counts as attending."""
+    group: Ids | None = None
+    """For a head that spreads its attention: the positions, this one's source among them, that it attends to alike.
+    They are explained together: `threshold` and `predicted` are about the attention on all of them."""
     label: Text | None = None
     """What the node does, in words."""
     elsewhere: tuple[CompetingKeySignal, ...] | None = None
@@ -155,6 +206,17 @@ class Node:
     rounding: Number | None = None
     """For a firing of a model in half precision: how far its attention would be elsewhere without what rounding added
     to its query and keys, where that is more than 0.02. Such a firing depends on rounding."""
+    flow: Number | None = None
+    """In a difference circuit: what of the change of the root flows through the node, in the unit of the root. Nodes on
+    one path carry the same flow one after the other, so flows of nodes are not to be added."""
+    moves: Number | None = None
+    """The part of a head's flow that comes from moving something else: mean attention times the change of values."""
+    attends: Number | None = None
+    """The part of a head's flow that comes from attending differently; both together are its flow."""
+    other_attention: Number | None = None
+    """A head's attention from `dest` to `src` in the other run (the mean over several)."""
+    spread: tuple[Number, Number] | None = None
+    """The smallest and the largest flow over several other prompts."""
 
     @property
     def site(self) -> Site:
@@ -235,10 +297,16 @@ class Edge:
     or the root."""
     weight: Number
     """On the query and key side, the attention that removing the signal takes away. Elsewhere the share by which
-    influence is passed on: the contribution in the unit of the root (with a counterfactual, the contrast), mixed with
-    shares of signals where the target is followed for signals as well; `contribution` is always the contribution."""
+    influence is passed on: the contribution in the unit of the root, mixed with shares of signals where the target is
+    followed for signals as well; `contribution` is always the contribution. In a difference circuit, on every side: the
+    flow, in the unit of the root."""
     channels: Written[Ids | None] = None
-    """The target's channels that carry the signal."""
+    """The target's channels that carry the signal; in a difference circuit those with most flow, the largest first."""
+    flows: tuple[Number, ...] | None = None
+    """In a difference circuit: the flow through each of `channels`."""
+    logits: tuple[Number, Number] | None = None
+    """In a difference circuit of a logit difference, on the root side: the flow into the answer's logit and into the
+    wrong answer's; the first less the second is the edge's flow."""
     effect: Mapping[Text, Scalar] | None = field(default=None, hash=False)
     """What `headtrace verify` measured, by name."""
     description: Text | None = None

@@ -44,10 +44,11 @@ def size(circuit: Circuit) -> str:
     """How large the circuit is: firings, and why some were not expanded; edges by side; influence kept."""
     sides = Counter(edge.side for edge in circuit.edges)
     by_side = ", ".join(f"{sides[side]} {side}" for side in FROM_THE_ROOT if sides[side])
-    against = sum(opposing(edge) for edge in circuit.edges)
+    against = sum(opposing(circuit, edge) for edge in circuit.edges)
     by_side += f"; {against} opposing" if against else ""
+    firings = _firings(circuit) if circuit.difference is None else f"{len(circuit.heads())} head components"
     parts = [
-        _firings(circuit),
+        firings,
         f"{len(circuit.edges)} edges" + (f" ({by_side})" if by_side else ""),
     ]
     if circuit.influence_kept is not None:
@@ -55,8 +56,10 @@ def size(circuit: Circuit) -> str:
     return ", ".join(parts)
 
 
-def opposing(edge: Edge) -> bool:
-    """Whether an edge counts against the root."""
+def opposing(circuit: Circuit, edge: Edge) -> bool:
+    """Whether an edge counts against the root; in a difference circuit, whether it flows against the difference."""
+    if circuit.difference is not None:
+        return edge.weight * circuit.difference.change < 0
     return edge.side not in ATTENTION_SIDES and edge.weight < 0
 
 
@@ -118,9 +121,12 @@ def place(circuit: Circuit, node: Node) -> str:
 
 
 def channel_text(edge: Edge) -> str:
-    """The channels of an edge, as a person would list them."""
+    """The channels of an edge, as a person would list them; with the flow of each where it is known."""
     if edge.channels is None:
         return ""
+    if edge.flows is not None:
+        pairs = zip(edge.channels[:3], edge.flows, strict=False)
+        return "channels " + ", ".join(f"{channel} ({flow:+.2f})" for channel, flow in pairs)
     return ("channel " if len(edge.channels) == 1 else "channels ") + ", ".join(map(str, edge.channels))
 
 
@@ -138,9 +144,30 @@ def opening(circuit: Circuit) -> str:
         f"{circuit.prompt.text if circuit.prompt.text is not None else list(circuit.prompt.token_ids)}",
         f"Why {question(circuit)}? ({circuit.root.kind} root{value}; {origin(circuit)})",
     ]
+    lines += _compared(circuit)
     if not circuit.edges:
         return "\n".join([*lines, f"No circuit: {circuit.reason or 'it has no edges'}"])
     return "\n".join([*lines, size(circuit), *_tokens(circuit)])
+
+
+def _compared(circuit: Circuit) -> list[str]:
+    """What a difference circuit compares, and how much of the difference it shows."""
+    said = circuit.difference
+    if said is None:
+        return []
+    how = " (found by exchanging words)" if said.automatic else ""
+    lines = [f"Compared with{how}:"]
+    for other in said.prompts:
+        shown = other.text if other.text is not None else str(list(other.token_ids))
+        change = "" if other.change is None else f"{other.change}: "
+        lines.append(f"  {other.value:+8.4g}  {change}{shown}")
+    lines += [] if said.note is None else [said.note]
+    mean = "" if len(said.prompts) == 1 else " (mean)"
+    return [
+        *lines,
+        f"Difference {said.value:.4g} - {said.other_value:.4g} = {said.change:.4g}{mean}; edges into the root that are "
+        f"shown carry {said.shown:.0%} of the difference",
+    ]
 
 
 def summary(circuit: Circuit) -> str:
@@ -149,6 +176,8 @@ def summary(circuit: Circuit) -> str:
     if not circuit.edges:
         return lines[0]
     seeds = sorted((e for e in circuit.edges if e.side == "root"), key=lambda e: -abs(e.weight))
+    if circuit.difference is not None:
+        return "\n".join([*lines, *_flows(circuit, seeds)])
     moved = [e for e in circuit.top(len(circuit.edges), by="influence") if e.side in ("value", "input")]
     for title, edges in (
         ("Straight into the root:", seeds[:8]),
@@ -162,13 +191,38 @@ def summary(circuit: Circuit) -> str:
     return "\n".join(lines)
 
 
+def _flows(circuit: Circuit, seeds: list[Edge]) -> list[str]:
+    """The largest flows of a difference circuit: into the root, through heads, and on other edges."""
+    heads = sorted(circuit.heads(), key=lambda node: -abs(node.flow or 0.0))[:8]
+    lines = ["", "Straight into the root:", *(_edge_line(circuit, edge) for edge in seeds[:8])]
+    lines += ["", "Through heads (flows of nodes on one path are the same flow, and do not add up):"]
+    for head in heads:
+        parts = (
+            f"moves something else {head.moves or 0.0:+.2f}, attends differently {head.attends or 0.0:+.2f}"
+        )
+        lines.append(f"  {head.flow or 0.0:8.4f}  {place(circuit, head)}: {parts}")
+    others = [edge for edge in circuit.top(len(circuit.edges)) if edge.side != "root"]
+    return [*lines, "", "Strongest edges:", *(_edge_line(circuit, edge) for edge in others[:10])]
+
+
 def _tokens(circuit: Circuit, most: int = 6) -> list[str]:
-    """What the tokens contribute, the strongest first."""
-    amounts = circuit.prompt.contributions
-    if amounts is None:
+    """What matters in the prompt: measured where it was; else by attribution, constants and sinks apart."""
+    measured, prompt = circuit.prompt.importance, circuit.prompt
+    if measured is not None:
+        amounts = [0.0 if each is None else each for each in measured]
+        title = "What matters (measured: mean loss when the word is exchanged):"
+    elif circuit.difference is not None:
+        amounts, title = list(circuit.difference.tokens), "By token (flow from what differs):"
+    elif prompt.contributions is not None:
+        amounts, title = [0.0, *prompt.contributions[1:]], "By token:"
+    else:
         return []
-    order = sorted(range(len(amounts)), key=lambda i: (-abs(amounts[i]), i))[:most]
-    return ["", "By token:", *(f'  {amounts[i]:+8.4f}  "{circuit.token(i)}" {i}' for i in order)]
+    order = sorted((i for i, each in enumerate(amounts) if each), key=lambda i: (-abs(amounts[i]), i))[:most]
+    lines = ["", title, *(f'  {amounts[i]:+8.4f}  "{circuit.token(i)}" {i}' for i in order)]
+    if prompt.contributions is not None:
+        rests = f'constants and sinks, which rest on the first token "{circuit.token(0)}"'
+        lines.append(f"  {prompt.contributions[0]:+8.4f}  {rests}")
+    return lines
 
 
 def amount(edge: Edge) -> float:
@@ -186,7 +240,7 @@ def _edge_line(circuit: Circuit, edge: Edge) -> str:
     if edge.side != "root":
         channels = channel_text(edge)
         text += f" => {edge.side} of {circuit.node(edge.target)}" + (f", {channels}" if channels else "")
-    return text + (" (opposing)" if opposing(edge) else "")
+    return text + (" (opposing)" if opposing(circuit, edge) else "")
 
 
 def html_table(circuit: Circuit, rows: int = 12) -> str:

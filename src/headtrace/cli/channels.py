@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.output import Output, console, notes, number, show_table, show_tokens, token_text
+from headtrace.cli.output import Output, console, notes, show_table, show_tokens, token_text
 from headtrace.cli.progress import progress_bar
 from headtrace.errors import InputError
 
@@ -24,13 +24,13 @@ def decompose(
     *,
     model: options.ModelName,
     prompt: options.PromptOptions,
-    firing: Annotated[
-        str | None, typer.Option(help="Layer and head, destination, source: L9H6:14:3. Without it: a table.")
-    ] = None,
-    top: Annotated[int, typer.Option(help="How many channels, or firings, to show.", min=1)] = 15,
-    bias: Annotated[
-        str, typer.Option(help="offset, or homogeneous (the 2024 form, for models without rotary positions).")
-    ] = "offset",
+    firing: str | None = typer.Option(
+        None, help="Layer and head, destination, source: L9H6:14:3. Without it: a table."
+    ),
+    top: int = typer.Option(15, help="How many channels, or firings, to show.", min=1),
+    bias: str = typer.Option(
+        "offset", help="offset, or homogeneous (the 2024 form, for models without rotary positions)."
+    ),
     png: options.Figure = None,
     out: options.NumbersFile = None,
     bos: options.Bos = None,
@@ -44,16 +44,14 @@ def decompose(
     Examples:
 
       headtrace decompose smollm2-135m -p "When Mary and John went to the store, John gave it to"
-
       headtrace decompose smollm2-135m -p "When Mary ..." --firing L9H6:13:1 --png why.png
-
       headtrace decompose builtin -p "When Mary and John went to" --json
     """
     if bias not in ("offset", "homogeneous"):
         raise InputError(f"--bias {bias!r} is not known: write offset or homogeneous.")
     if firing is None and png is not None:
         raise InputError("--png draws one firing: name it with --firing, like --firing L9H6:14:3.")
-    output = Output(json, numbers=out, figures=[png])
+    output = Output(json, out, [".json"], figures=[png])
     given = prompt.read()
     loaded = place.load(model)
     from headtrace.channels.terms import decompose as decompose_firing
@@ -76,25 +74,21 @@ def decompose(
         else:
             _show_firing(found[0], top)
 
-    output.finish(content, show, plots=[lambda path: found[0].plot(path)])
+    output.finish(content, show, plots=[found[0].plot])
 
 
 def _show_firings(found: list[Decomposition]) -> None:
-    names = ("firing", "from", "to", "attention", "relative", "sparse-\nness", "n_recon", "signal\nset")
-    rows = [
-        (
-            str(why.firing),
-            token_text(repr(why.tokens[why.firing.dest])),
-            token_text(repr(why.tokens[why.firing.src])),
-            f"{why.attention:.2f}",
-            f"{why.relative:.2f}",
-            f"{why.sparseness:.3f}",
-            str(why.n_recon),
-            f"{len(why.signal_set)}/{why.rank}",
-        )
-        for why in found
-    ]
-    show_table(names, rows, title="Strongest firings, one per head", left=3)
+    columns = {
+        "firing": "{0.firing}",
+        "from": lambda why: repr(why.tokens[why.firing.dest]),
+        "to": lambda why: repr(why.tokens[why.firing.src]),
+        "attention": "{0.attention:.2f}",
+        "relative": "{0.relative:.2f}",
+        "sparse-\nness": "{0.sparseness:.3f}",
+        "n_recon": "{0.n_recon}",
+        "signal\nset": lambda why: f"{len(why.signal_set)}/{why.rank}",
+    }
+    show_table(found, columns, title="Strongest firings, one per head", left=3)
 
 
 def _show_firing(why: Decomposition, top: int) -> None:
@@ -122,18 +116,14 @@ def _show_firing(why: Decomposition, top: int) -> None:
             "outside its channels.",
             highlight=False,
         )
-    names = ("channel", "singular value", "logit term", "relative term", "signal set")
-    rows = [
-        (
-            str(row.channel),
-            f"{row.singular_value:.3f}",
-            f"{row.term:+.3f}",
-            f"{row.relative_term:+.3f}",
-            "yes" if row.in_signal_set else "",
-        )
-        for row in why.top(top)
-    ]
-    show_table(names, rows, left=0)
+    columns = {
+        "channel": "{0.channel}",
+        "singular value": "{0.singular_value:.3f}",
+        "logit term": "{0.term:+.3f}",
+        "relative term": "{0.relative_term:+.3f}",
+        "signal set": lambda row: "yes" if row.in_signal_set else "",
+    }
+    show_table(why.top(top), columns, left=0)
 
 
 # -- headtrace emerge --------------------------------------------------------------------------------------------
@@ -141,27 +131,23 @@ def _show_firing(why: Decomposition, top: int) -> None:
 
 def emerge(
     *,
-    checkpoints: Annotated[
-        list[str], typer.Argument(help="Checkpoint folders in order, or one model with --revisions.")
-    ],
-    revisions: Annotated[
-        str | None, typer.Option(help="Revisions of one hub model, in order: step1,step1000,step143000.")
-    ] = None,
-    firings: Annotated[
-        str | None,
-        typer.Option(help='JSONL of firings: {"text": "When Mary ...", "firing": "L9H6:14:3"} per line.'),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", "-p", help="Follow the strongest firings on these prompts."),
-    ] = None,
-    tokens: Annotated[
-        list[str] | None, typer.Option("--tokens", help="As --prompt, but token ids: 1,2,3.")
-    ] = None,
-    top: Annotated[int, typer.Option(help="How many heads to follow without --firings.", min=1)] = 20,
-    rotations: Annotated[int, typer.Option(help="Random rotations per firing.", min=1)] = 100,
-    png: Annotated[str | None, typer.Option(help="Draw sparseness and n_recon over training.")] = None,
-    bars: Annotated[str | None, typer.Option(help="Draw the terms of four firings, early and late.")] = None,
+    checkpoints: list[str] = typer.Argument(
+        help="Checkpoint folders in order, or one model with --revisions."
+    ),
+    revisions: str | None = typer.Option(
+        None, help="Revisions of one hub model, in order: step1,step1000,step143000."
+    ),
+    firings: str | None = typer.Option(
+        None, help='JSONL of firings: {"text": "When Mary ...", "firing": "L9H6:14:3"} per line.'
+    ),
+    prompt: list[str] | None = typer.Option(
+        None, "--prompt", "-p", help="Follow the strongest firings on these prompts."
+    ),
+    tokens: list[str] | None = typer.Option(None, "--tokens", help="As --prompt, but token ids: 1,2,3."),
+    top: int = typer.Option(20, help="How many heads to follow without --firings.", min=1),
+    rotations: int = typer.Option(100, help="Random rotations per firing.", min=1),
+    png: str | None = typer.Option(None, help="Draw sparseness and n_recon over training."),
+    bars: str | None = typer.Option(None, help="Draw the terms of four firings, early and late."),
     out: options.NumbersFile = None,
     chat: options.Chat = False,
     dtype: options.Dtype = "float32",
@@ -177,10 +163,9 @@ def emerge(
     Examples:
 
       headtrace emerge run/step0 run/step100 run/step1000 -p "When Mary and John went to" --png emerge.png
-
       headtrace emerge pythia-160m --revisions step1,step1000,step143000 --firings firings.jsonl
     """
-    output = Output(json, numbers=out, figures=[png, bars])
+    output = Output(json, out, [".json"], figures=[png, bars])
     places = _checkpoints(checkpoints, revisions)
     given: list[Prompt] = [options.PromptOptions(text, chat=chat).read() for text in prompt or []]
     given += [options.parse_ids(ids) for ids in tokens or []]
@@ -196,7 +181,7 @@ def emerge(
     if firings is not None:
         cases = read_cases(firings)
     else:
-        last = options.load_model(places[-1].model, places[-1].revision, dtype, device, device_map)
+        last = options.load_model(*places[-1][1:], dtype, device, device_map)
         cases = strongest_cases(last, given, top)
 
     def models() -> Iterator[tuple[str, Model]]:
@@ -211,24 +196,19 @@ def emerge(
     output.finish(
         lambda: {"summary": found.summary().to_dicts(), "firings": found.frame.to_dicts()},
         lambda: _show_emergence(found),
-        plots=[lambda path: found.plot(path), lambda path: plot_early_and_late(found, path=path)],
+        plots=[found.plot, lambda path: plot_early_and_late(found, path=path)],
     )
 
 
-class _Checkpoint(NamedTuple):
-    label: str
-    model: str
-    revision: str | None
-
-
-def _checkpoints(checkpoints: list[str], revisions: str | None) -> list[_Checkpoint]:
+def _checkpoints(checkpoints: list[str], revisions: str | None) -> list[tuple[str, str, str | None]]:
+    """The label, model and revision of each."""
     if revisions is not None:
         if len(checkpoints) != 1:
             raise InputError(f"--revisions needs one model, but {len(checkpoints)} are given.")
-        names = [name for name in revisions.replace(",", " ").split() if name]
+        names = revisions.replace(",", " ").split()
         if not names:
             raise InputError("--revisions is empty. Write names with commas, like step1,step1000.")
-        return [_Checkpoint(name, checkpoints[0], name) for name in names]
+        return [(name, checkpoints[0], name) for name in names]
     if len(checkpoints) < 2:
         raise InputError(
             f"One checkpoint ({checkpoints[0]!r}) shows no emergence: give several folders, or --revisions."
@@ -236,7 +216,7 @@ def _checkpoints(checkpoints: list[str], revisions: str | None) -> list[_Checkpo
     labels = [Path(folder).name for folder in checkpoints]
     if len(set(labels)) < len(labels):
         labels = checkpoints
-    return [_Checkpoint(label, folder, None) for label, folder in zip(labels, checkpoints, strict=True)]
+    return [(label, folder, None) for label, folder in zip(labels, checkpoints, strict=True)]
 
 
 def _show_emergence(found: Emergence) -> None:
@@ -244,36 +224,30 @@ def _show_emergence(found: Emergence) -> None:
 
     summary = found.summary()
     heads = found.frame.select("layer", "head").n_unique()
-    lines: list[tuple[str, ...]] = []
-    for checkpoint in found.checkpoints:
-        here = summary.filter(pl.col("checkpoint") == checkpoint)
-        rows = {(r["measure"], r["basis"]): r for r in here.to_dicts()}
-        attention = found.frame.filter(pl.col("checkpoint") == checkpoint)["attention"].mean()
-        lines.append(
-            (
-                token_text(checkpoint),
-                f"{attention:.2f}",
-                _interval(rows["sparseness", "true"], 3),
-                number(rows["sparseness", "basis"]["mean"], ".3f", "-"),
-                number(rows["sparseness", "spectrum"]["mean"], ".3f", "-"),
-                _interval(rows["n_recon", "true"], 1),
-                number(rows["n_recon", "basis"]["mean"], ".1f", "-"),
+
+    def cell(measure: str, basis: str, digits: int, *, interval: bool = False) -> Callable[[str], str]:
+        def text(checkpoint: str) -> str:
+            row = summary.row(
+                by_predicate=(pl.col("checkpoint") == checkpoint)
+                & (pl.col("measure") == measure)
+                & (pl.col("basis") == basis),
+                named=True,
             )
-        )
-    names = (
-        "checkpoint",
-        "attention",
-        "sparseness",
-        "rotated\nbasis",
-        "rotated\nU, V",
-        "n_recon",
-        "rotated\nbasis",
-    )
+            if row["mean"] is None:
+                return "-"
+            wide = f" ±{row['high'] - row['mean']:.{digits}f}" if interval and row["high"] is not None else ""
+            return f"{row['mean']:.{digits}f}{wide}"
+
+        return text
+
+    columns = {
+        "checkpoint": str,
+        "attention": lambda here: f"{found.frame.filter(checkpoint=here)['attention'].mean():.2f}",
+        "sparseness": cell("sparseness", "true", 3, interval=True),
+        "rotated\nbasis": cell("sparseness", "basis", 3),
+        "rotated\nU, V": cell("sparseness", "spectrum", 3),
+        "n_recon": cell("n_recon", "true", 1, interval=True),
+        "n_recon,\nrotated basis": cell("n_recon", "basis", 1),
+    }
     title = f"{len(found.cases)} firings of {heads} heads: means over heads (95% interval)"
-    show_table(names, lines, title=title)
-
-
-def _interval(row: dict[str, float | None], digits: int) -> str:
-    mean, high = row["mean"], row["high"]
-    text = number(mean, f".{digits}f", "-")
-    return text if mean is None or high is None else f"{text} ±{high - mean:.{digits}f}"
+    show_table(found.checkpoints, columns, title=title)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,11 +25,9 @@ _COLOURS = {"query": "cyan", "key": "yellow", "value": "green", "input": "magent
 
 def show(
     circuit: options.CircuitSource,
-    depth: Annotated[int, typer.Option(min=1, help="How many steps deep the tree goes.")] = 12,
-    leaves: Annotated[
-        int, typer.Option(min=0, help="How many leaves (MLPs, embeddings) to list per side.")
-    ] = 4,
-    min_weight: Annotated[float, typer.Option(help="Leave out weaker edges.")] = 0.0,
+    depth: int = typer.Option(12, min=1, help="How many steps deep the tree goes."),
+    leaves: int = typer.Option(4, min=0, help="How many leaves (MLPs, embeddings) to list per side."),
+    min_weight: float = typer.Option(0.0, help="Leave out weaker edges."),
     json: options.Json = False,
 ) -> None:
     """
@@ -43,9 +41,7 @@ def show(
     Examples:
 
       headtrace show c.json
-
       headtrace show c.json --depth 2 --min-weight 0.05
-
       headtrace show many.parquet#3
     """
     from headtrace.circuits import named_circuits
@@ -132,7 +128,7 @@ def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
         details.insert(1, f"attention {source.attention:.3f}")
     if source.kind == "head" and not source.explained:
         details.append("unexplained")
-    if opposing(edge):
+    if opposing(circuit, edge):
         details.append("opposing")
     if edge.left is not None:
         details.append(f"{edge.left:.0%} left without its input")
@@ -150,20 +146,14 @@ def _edge_text(circuit: Circuit, edge: Edge, source: Node, note: str) -> Text:
 
 
 def view(
-    circuits: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CIRCUIT ...",
-            help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders of them, runs (or DIR#ID).",
-        ),
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", help="Where to write the page (- for standard output); by default beside the first."
-        ),
-    ] = None,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    circuits: list[str] = typer.Argument(
+        metavar="CIRCUIT ...",
+        help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders of them, runs (or DIR#ID).",
+    ),
+    out: str | None = typer.Option(
+        None, "--out", help="Where to write the page (- for standard output); by default beside the first."
+    ),
+    open_page: bool = typer.Option(True, "--open/--no-open", help="Open the page in a browser."),
     json: options.Json = False,
 ) -> None:
     """
@@ -172,9 +162,7 @@ def view(
     Examples:
 
       headtrace view c.json
-
       headtrace view mary.json john.json --out both.html --no-open
-
       headtrace view many.parquet#3
     """
     import webbrowser
@@ -215,13 +203,10 @@ def _beside(source: str) -> str:
 def export(
     *,
     circuit: options.CircuitSource,
-    out: Annotated[str, typer.Option(help="File to write (- for standard output), or a folder for many.")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(FORMATS)} (default: by the extension of --out; .json is the circuit file)."
-        ),
-    ] = None,
+    out: str = typer.Option(help="File to write (- for standard output), or a folder for many."),
+    to: str | None = typer.Option(
+        None, help=f"{', '.join(FORMATS)} (default: by the extension of --out; .json is the circuit file)."
+    ),
     json: options.Json = False,
 ) -> None:
     """
@@ -231,9 +216,7 @@ def export(
     Examples:
 
       headtrace export circuit.json --out circuit.graphml
-
       headtrace export many.parquet#3 --to neuronpedia --out graph.json
-
       headtrace export circuits/ --out circuits.parquet
     """
     from headtrace.circuits import read_circuits

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headtrace.cli.output import is_stream
+from headtrace.cli.output import is_folder, is_stream
 from headtrace.errors import InputError
 from headtrace.writing import (
     STANDARD_OUTPUT,
     check_folder_writable,
     check_writable,
-    ends_like_a_folder,
     write_text,
 )
 
@@ -46,36 +45,34 @@ class Destination(NamedTuple):
 
     def write(self, circuits: Sequence[Circuit], *, force: bool = False) -> str:
         """Write the circuits; what was written, in words. Only with ``force`` does an empty one replace a file."""
-        if self.folder:
-            return self._write_folder(circuits, force)
-        if not force and not any(circuit.edges for circuit in circuits):
-            _keep(self.path)
-        if self.format == "parquet":
-            from headtrace.circuits import write_parquet
-
-            write_parquet(circuits, self.path)
-        elif self.format == "html":
-            from headtrace.explorer import write_page
-
-            write_page(circuits, self.path, compare=len(circuits) == 2)
-        else:
-            write_text(self.path, self._text(circuits[0]))
-        return "" if self.path == STANDARD_OUTPUT else f"Wrote {self.path}"
-
-    def _write_folder(self, circuits: Sequence[Circuit], force: bool) -> str:
         ending = next((end for end, name in EXTENSIONS.items() if name == self.format), ".json")
-        paths = [Path(self.path) / f"circuit-{number:05d}{ending}" for number in range(len(circuits))]
-        for path, circuit in zip(paths, circuits, strict=True):
-            if not force and not circuit.edges:
-                _keep(str(path))
-        for path, circuit in zip(paths, circuits, strict=True):
-            write_text(path, self._text(circuit))
-        return f"Wrote {len(circuits)} files to {self.path}"
+        if self.folder:
+            places = {f"{self.path}/circuit-{i:05d}{ending}": [each] for i, each in enumerate(circuits)}
+        else:
+            places = {self.path: circuits}
+        for path, inside in places.items():
+            replaced = path != STANDARD_OUTPUT and os.path.isfile(path) and os.path.getsize(path)
+            if replaced and not force and not any(circuit.edges for circuit in inside):
+                raise InputError(
+                    f"The circuit is empty, and {path!r} exists and was not replaced. Give --force to replace it, or "
+                    "another --out."
+                )
+        for path, inside in places.items():
+            if self.format == "parquet":
+                from headtrace.circuits import write_parquet
 
-    def _text(self, circuit: Circuit) -> str:
-        from headtrace.circuits.exports import TEXTS
+                write_parquet(inside, path)
+            elif self.format == "html":
+                from headtrace.explorer import write_page
 
-        return TEXTS[self.format](circuit)
+                write_page(inside, path, compare=len(inside) == 2)
+            else:
+                from headtrace.circuits.exports import TEXTS
+
+                write_text(path, TEXTS[self.format](inside[0]))
+        if self.folder:
+            return f"Wrote {len(circuits)} files to {self.path}"
+        return "" if self.path == STANDARD_OUTPUT else f"Wrote {self.path}"
 
 
 def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
@@ -87,7 +84,7 @@ def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
     if to is not None and to not in FORMATS:
         raise InputError(f"There is no format {to!r}: choose {', '.join(FORMATS)}.")
     ending = Path(out).suffix.lower()
-    folder = os.path.isdir(out) or ends_like_a_folder(out) or (not ending and not is_stream(out))
+    folder = is_folder(out)
     form = to or ("json" if folder or is_stream(out) else EXTENSIONS.get(ending))
     if form is None:
         raise InputError(
@@ -102,12 +99,3 @@ def destination(out: str, *, many: bool, to: str | None = None) -> Destination:
             f"--out {out!r} holds one circuit, and there are many: end it in .parquet or .html, or give a folder."
         )
     return Destination(out, form, folder)
-
-
-def _keep(path: str) -> None:
-    """Raise ``InputError`` if an empty circuit would replace a file."""
-    if path != STANDARD_OUTPUT and os.path.isfile(path) and os.path.getsize(path):
-        raise InputError(
-            f"The circuit is empty, and {path!r} exists and was not replaced. Give --force to replace it, or another "
-            "--out."
-        )

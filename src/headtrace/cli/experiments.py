@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.output import Output, number, say, show_table
+from headtrace.cli.output import Output, say, show_table
 from headtrace.cli.progress import progress_bar
-from headtrace.cli.request_options import read_prompt_file
+from headtrace.cli.request_options import report_skipped
 from headtrace.cli.verify import ReachChoice, ScopeChoice
 from headtrace.errors import InputError
+from headtrace.request import read_requests
 
 if TYPE_CHECKING:
     from headtrace.causal import Sufficiency
@@ -24,12 +25,10 @@ REACHES = {"both": ("local", "global"), "local": ("local",), "global": ("global"
 def intervene(
     *,
     circuit: options.CircuitSource,
-    source: Annotated[str, typer.Option(help="The component that writes, like 'MLP 12 @13'.")],
-    target: Annotated[str, typer.Option(help="The firing that reads, like 'L20H0 13->9'.")],
-    side: Annotated[str, typer.Option(help="query or key.")],
-    factor: Annotated[
-        float, typer.Option(help="What the signal is multiplied by: 0 ablates, 2 boosts.")
-    ] = 0.0,
+    source: str = typer.Option(help="The component that writes, like 'MLP 12 @13'."),
+    target: str = typer.Option(help="The firing that reads, like 'L20H0 13->9'."),
+    side: str = typer.Option(help="query or key."),
+    factor: float = typer.Option(0.0, help="What the signal is multiplied by: 0 ablates, 2 boosts."),
     reach: ReachChoice = "local",
     scope: ScopeChoice = "claim",
     out: options.NumbersFile = None,
@@ -40,15 +39,13 @@ def intervene(
     Examples:
 
       headtrace intervene circuit.json --source "MLP 12 @13" --target "L20H0 13->9" --side query
-
       headtrace intervene circuit.json --source "MLP 0 @9" --target "L8H1 9->3" --side query
-      --factor 2 --reach global --scope token
-
+          --factor 2 --reach global --scope token
       headtrace intervene many.parquet#3 --source "MLP 0 @9" --target "L8H1 9->3" --side key --json
     """
     from headtrace.circuits import read_circuit
 
-    output = Output(json, numbers=out)
+    output = Output(json, out, [".json"])
     found = read_circuit(circuit)
     from headtrace.causal import find_edge
     from headtrace.causal import intervene as change
@@ -66,14 +63,14 @@ def intervene(
 def edges(
     *,
     circuit: options.CircuitSource,
-    head: Annotated[
-        str, typer.Argument(metavar="HEAD", help="A head like L20H0, or one firing of it like L20H0:13:9.")
-    ],
-    reach: Annotated[
-        str, typer.Option(help="local (one head sees the change), global (every reader), or both.")
-    ] = "both",
+    head: str = typer.Argument(
+        metavar="HEAD", help="A head like L20H0, or one firing of it like L20H0:13:9."
+    ),
+    reach: str = typer.Option(
+        "both", help="local (one head sees the change), global (every reader), or both."
+    ),
     scope: ScopeChoice = "claim",
-    show: Annotated[int, typer.Option(help="How many of the heaviest edges to list.", min=0)] = 10,
+    show: int = typer.Option(10, help="How many of the heaviest edges to list.", min=0),
     out: options.NumbersFile = None,
     png: options.Figure = None,
     models: options.CircuitModels,
@@ -83,9 +80,7 @@ def edges(
     Examples:
 
       headtrace edges circuit.json L20H0
-
       headtrace edges circuits.parquet L20H0 --reach local --png head.png
-
       headtrace edges circuit.json L20H0:13:9 --json
     """
     from headtrace.causal.effects import check_options
@@ -95,7 +90,7 @@ def edges(
     if reach not in REACHES:
         raise InputError(f"reach={reach!r}: expected one of {', '.join(map(repr, REACHES))}.")
     check_options(0, REACHES[reach][0], scope)
-    output = Output(json, numbers=out, figures=[png])
+    output = Output(json, out, [".json"], figures=[png])
     circuits = read_circuits(circuit)
     require_edges_into(circuits, head)
     loaded = [models.of(each) for each in circuits]
@@ -110,7 +105,7 @@ def edges(
             scope=scope,  # type: ignore[arg-type]
             progress=progress,
         )
-    output.finish(found.to_dict, lambda: _show_edges(found, show), plots=[lambda path: found.plot(path)])
+    output.finish(found.to_dict, lambda: _show_edges(found, show), plots=[found.plot])
 
 
 def _show_edges(found: EdgesIntoHead, count: int) -> None:
@@ -124,17 +119,20 @@ def _show_edges(found: EdgesIntoHead, count: int) -> None:
         ranked = "; rank correlation of weight with the fall " + " and ".join(falls) if falls else ""
         say(f"{found.head}, {row['reach']}: {row['edges']} edges ablated{ranked}")
     if count:
-        heaviest = found.table.sort("weight", descending=True, maintain_order=True).head(count).to_dicts()
-        rows = [
-            (
-                *(str(row[name]) for name in ("circuit", "source", "target", "side", "reach")),
-                f"{row['weight']:.4f}",
-                *(number(row[name], "+.4f") for name in ("attention", "metric")),
-            )
-            for row in heaviest
-        ]
-        names = ("circuit", "from", "into", "side", "reach", "weight", "attention", found.metric or "metric")
-        show_table(names, rows, title="Change when ablated, heaviest first", left=5)
+        heaviest = found.table.sort("weight", descending=True, maintain_order=True).head(count)
+        columns = {
+            "circuit": "{circuit}",
+            "from": "{source}",
+            "into": "{target}",
+            "side": "{side}",
+            "reach": "{reach}",
+        }
+        columns |= {
+            "weight": "{weight:.4f}",
+            "attention": "{attention:+.4f}",
+            found.metric or "metric": "{metric:+.4f}",
+        }
+        show_table(heaviest.to_dicts(), columns, title="Change when ablated, heaviest first", left=5)
 
 
 # -- headtrace sufficiency ---------------------------------------------------------------------------------------
@@ -143,29 +141,24 @@ def _show_edges(found: EdgesIntoHead, count: int) -> None:
 def sufficiency(
     *,
     circuit: options.CircuitSource,
-    counterfactual: Annotated[
-        str | None,
-        typer.Option(help="A prompt of as many tokens, with other words where the answer is decided."),
-    ] = None,
-    counterfactual_ids: Annotated[
-        str | None, typer.Option(help="The counterfactual prompt as token ids: 1,2,3.")
-    ] = None,
-    baselines: Annotated[
-        bool,
-        typer.Option(
-            "--baselines",
-            help="Compare with random, attention, attribution patching, integrated gradients, ACC++.",
-        ),
-    ] = False,
-    ablation: Annotated[
-        str,
-        typer.Option(
-            help="What replaces the rest: counterfactual, or (without a counterfactual) mean or zero."
-        ),
-    ] = "counterfactual",
-    draws: Annotated[int, typer.Option(help="Draws of random components.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the random components.")] = 0,
-    out: Annotated[str | None, typer.Option(help="Folder for sufficiency.json and sufficiency.png.")] = None,
+    counterfactual: str | None = typer.Option(
+        None, help="A prompt of as many tokens, with other words where the answer is decided."
+    ),
+    counterfactual_ids: str | None = typer.Option(
+        None, help="The counterfactual prompt as token ids: 1,2,3."
+    ),
+    baselines: bool = typer.Option(
+        False,
+        "--baselines",
+        help="Compare with random, attention, attribution patching, integrated gradients, ACC++.",
+    ),
+    ablation: str = typer.Option(
+        "counterfactual",
+        help="What replaces the rest: counterfactual, or (without a counterfactual) mean or zero.",
+    ),
+    draws: int = typer.Option(4, help="Draws of random components.", min=1),
+    seed: int = typer.Option(0, help="Seed of the random components."),
+    out: str | None = typer.Option(None, help="Folder for sufficiency.json and sufficiency.png."),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -176,13 +169,12 @@ def sufficiency(
     Examples:
 
       headtrace sufficiency circuit.json --counterfactual "When Anna and Tom went to the store, Emma gave a drink to"
-
       headtrace sufficiency circuit.json --counterfactual-ids 1,5,9 --baselines --out sufficiency
     """
     from headtrace.causal import sufficiency as measure
     from headtrace.circuits import read_circuit
 
-    output = Output(json, folder=out)
+    output = Output(json, out)
     if counterfactual is not None and counterfactual_ids is not None:
         raise InputError("Give the counterfactual as text or as token ids (--counterfactual-ids), not both.")
     other = counterfactual if counterfactual_ids is None else options.parse_ids(counterfactual_ids)
@@ -210,11 +202,12 @@ def sufficiency(
 def _show_sufficiency(found: Sufficiency) -> None:
     say(found.summary())
     if found.compared:
-        rows = [
-            tuple(f"{each:.3f}" if isinstance(each, float) else str(each or "") for each in row)
-            for row in found.baselines.iter_rows()
-        ]
-        show_table(found.baselines.columns, rows, title="Sufficiency by number kept")
+        frame = found.baselines
+        columns = {
+            name: f"{{{name}:.3f}}" if kind.is_float() else f"{{{name}}}"
+            for name, kind in frame.schema.items()
+        }
+        show_table(frame.to_dicts(), columns, title="Sufficiency by number kept")
 
 
 # -- headtrace faithfulness --------------------------------------------------------------------------------------
@@ -223,21 +216,20 @@ def _show_sufficiency(found: Sufficiency) -> None:
 def faithfulness(
     *,
     circuit: options.CircuitSource,
-    ablation: Annotated[
-        str, typer.Option(help="What replaces what is ablated: mean (the head's mean value) or zero.")
-    ] = "mean",
-    unit: Annotated[
-        str, typer.Option(help="What a firing keeps: component (its one source), position or head.")
-    ] = "component",
-    mlps: Annotated[str, typer.Option(help="MLPs outside the circuit: keep or ablate.")] = "keep",
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.jsonl", help="Prompts (text, tokens or messages, one per line) to take means over."
-        ),
-    ] = None,
-    controls: Annotated[int, typer.Option(help="Random draws to compare with.", min=0)] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
+    ablation: str = typer.Option(
+        "mean", help="What replaces what is ablated: mean (the head's mean value) or zero."
+    ),
+    unit: str = typer.Option(
+        "component", help="What a firing keeps: component (its one source), position or head."
+    ),
+    mlps: str = typer.Option("keep", help="MLPs outside the circuit: keep or ablate."),
+    reference: str | None = typer.Option(
+        None,
+        metavar="FILE.jsonl",
+        help="Prompts (text, tokens or messages, one per line) to take means over.",
+    ),
+    controls: int = typer.Option(4, help="Random draws to compare with.", min=0),
+    seed: int = typer.Option(0, help="Seed of the random draws."),
     out: options.NumbersFile = None,
     png: options.Figure = None,
     models: options.CircuitModels,
@@ -249,22 +241,21 @@ def faithfulness(
     Examples:
 
       headtrace faithfulness circuit.json
-
       headtrace faithfulness circuit.json --unit head --reference prompts.jsonl --png curve.png
-
       headtrace faithfulness circuit.json --ablation zero --controls 0 --json
     """
     from headtrace.causal.faithfulness import check_choices
     from headtrace.causal.faithfulness import faithfulness as measure
     from headtrace.circuits import read_circuit
 
-    output = Output(json, numbers=out, figures=[png])
+    output = Output(json, out, [".json"], figures=[png])
     check_choices(ablation, unit, mlps, controls, seed)
-    lines = None if reference is None else read_prompt_file(reference)
+    lines = None if reference is None else read_requests(reference)
     traced = read_circuit(circuit)
     model = models.of(traced)
     recorded = None
     if lines is not None:
+        report_skipped(lines)
         prompts = [each.token_ids(model) for each in lines.values]
         recorded = model.record(prompts, keep=("values", "mlp_writes"))
     with progress_bar("Runs of the model") as progress:
@@ -279,7 +270,7 @@ def faithfulness(
             seed=seed,
             progress=progress,
         )
-    output.finish(found.to_dict, lambda: _show_faithfulness(found), plots=[lambda path: found.plot(path)])
+    output.finish(found.to_dict, lambda: _show_faithfulness(found), plots=[found.plot])
 
 
 def _show_faithfulness(found: Faithfulness) -> None:
@@ -287,8 +278,9 @@ def _show_faithfulness(found: Faithfulness) -> None:
     say(found.summary())
     curve = found.curve.to_dicts()
     step = max(1, -(-(len(curve) - 1) // 10))
-    rows = [
-        (str(row["firings"]), *(number(row[name]) for name in ("metric", "faithfulness", "random")))
-        for row in [*curve[:-1:step], curve[-1]]
-    ]
-    show_table(("firings kept", found.metric, "faithfulness", "random firings"), rows, left=0)
+    columns = {
+        "firings kept": "{firings}",
+        found.metric: "{metric:.3f}",
+        "faithfulness": "{faithfulness:.3f}",
+    }
+    show_table([*curve[:-1:step], curve[-1]], columns | {"random firings": "{random:.3f}"}, left=0)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.output import Output, check_figure, emit, note, number, say, show_table, token_text, warn
+from headtrace.cli.output import Output, say, show_table, warn
 from headtrace.cli.progress import progress_bar
-from headtrace.errors import InputError
 from headtrace.vocabulary import head_name
-from headtrace.writing import check_folder_writable, check_writable, ends_like_a_folder
 
 if TYPE_CHECKING:
     from headtrace.families import CircuitComparison, Families, FamiliesFile, SignalComparison
@@ -25,35 +22,26 @@ GrainChoice = Annotated[
 
 def families(
     *,
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run folder, a Parquet file of circuits, a folder of circuit files."
-        ),
-    ],
+    run: str = typer.Argument(
+        metavar="RUN", help="A run folder, a Parquet file of circuits, a folder of circuit files."
+    ),
     grain: GrainChoice = "edge-channel",
-    n: Annotated[
-        int | None,
-        typer.Option("--n", help="How many families (default: by silhouette, control and stability)."),
-    ] = None,
-    distance: Annotated[
-        float | None, typer.Option(help="Instead of --n: groups whose mean distance is larger stay apart.")
-    ] = None,
-    k_max: Annotated[int, typer.Option(help="The most families that are looked for.", min=1)] = 10,
-    ablate: Annotated[
-        bool,
-        typer.Option(
-            "--ablate", help="Ablate each family's exclusive edges on its own and on others' prompts."
-        ),
-    ] = False,
-    prompts: Annotated[int, typer.Option(help="With --ablate: prompts of each family.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of samples and controls.", min=0)] = 0,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder for families.json, clusters.png, stability.png, representatives.html (and ablation.png)."
-        ),
-    ] = None,
+    n: int | None = typer.Option(
+        None, "--n", help="How many families (default: by silhouette, control and stability)."
+    ),
+    distance: float | None = typer.Option(
+        None, help="Instead of --n: groups whose mean distance is larger stay apart."
+    ),
+    k_max: int = typer.Option(10, help="The most families that are looked for.", min=1),
+    ablate: bool = typer.Option(
+        False, "--ablate", help="Ablate each family's exclusive edges on its own and on others' prompts."
+    ),
+    prompts: int = typer.Option(20, help="With --ablate: prompts of each family.", min=1),
+    seed: int = typer.Option(0, help="Seed of samples and controls.", min=0),
+    out: str | None = typer.Option(
+        None,
+        help="Folder for families.json, clusters.png, stability.png, representatives.html (and ablation.png).",
+    ),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -64,16 +52,14 @@ def families(
     Examples:
 
       headtrace families runs/ioi --out families
-
       headtrace families circuits.parquet --grain edges --n 2 --json
-
       headtrace families runs/ioi --ablate --prompts 50 --out families
     """
     from headtrace.families.population import check_grain
     from headtrace.families.result import find_families
 
     compared_by = check_grain(grain)
-    output = Output(json, folder=out)
+    output = Output(json, out)
     found = find_families(run, compared_by, n=n, distance=distance, k_max=k_max, seed=seed)
     files = "families.json, clusters.png, stability.png, representatives.html"
     if ablate:
@@ -94,14 +80,13 @@ def _show_families(found: Families, content: FamiliesFile) -> None:
             f"{len(found.population.left_out)} prompts left out: they failed, or their circuits have no edges."
         )
     stable = {row["family"]: row for row in (content.more or {})["stability"]["families"]}
-    rows: list[tuple[str, ...]] = []
-    for row in found.table().to_dicts():
-        again = stable.get(row["family"], {"edges": None, "members": None})
-        cells = (str(row[name]) for name in ("family", "circuits", "exclusive"))
-        shares = (number(again[name], ".2f") for name in ("edges", "members"))
-        rows.append((*cells, *shares, token_text(row["representative"])))
-    names = ("family", "circuits", "exclusive edges", "stability", "members", "representative")
-    show_table(names, rows, left=0)
+    rows = [
+        {"edges": None, "members": None} | stable.get(row["family"], {}) | row
+        for row in found.table().to_dicts()
+    ]
+    columns = {"family": "{family}", "circuits": "{circuits}", "exclusive edges": "{exclusive}"}
+    columns |= {"stability": "{edges:.2f}", "members": "{members:.2f}", "representative": "{representative}"}
+    show_table(rows, columns, left=0)
     for name, agreed in content.agreement.items():
         say(f"{name}: ARI {agreed['ari']:.3f}, NMI {agreed['nmi']:.3f}, p {agreed['p']:.3g}")
     if found.ablated is not None:
@@ -127,17 +112,13 @@ def signals(
     *,
     a: Side,
     b: Side,
-    families: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with families.json, so that SOURCE#2 is family 2 (default: the folder 'families' of the run)."
-        ),
-    ] = None,
-    most: Annotated[
-        int, typer.Option(help="At most this many circuits of each side, drawn at random.", min=1)
-    ] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of samples and intervals.", min=0)] = 0,
-    out: Annotated[str | None, typer.Option(help="Folder for signals.json and signals.png.")] = None,
+    families: str | None = typer.Option(
+        None,
+        help="Folder with families.json, so that SOURCE#2 is family 2 (default: the folder 'families' of the run).",
+    ),
+    most: int = typer.Option(50, help="At most this many circuits of each side, drawn at random.", min=1),
+    seed: int = typer.Option(0, help="Seed of samples and intervals.", min=0),
+    out: str | None = typer.Option(None, help="Folder for signals.json and signals.png."),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -148,15 +129,13 @@ def signals(
     Examples:
 
       headtrace signals mary.json john.json
-
       headtrace signals circuits.parquet#1 circuits.parquet#2 --families families
-
       headtrace signals runs/ioi#1 runs/ioi#2 --out signals
     """
     from headtrace.families.files import circuit_group
     from headtrace.families.head_signals import compare_signals
 
-    output = Output(json, folder=out)
+    output = Output(json, out)
     one, other = (circuit_group(each, families, most=most, seed=seed) for each in (a, b))
     model = models.of(one.circuits[0])
     with progress_bar("Circuits") as progress:
@@ -180,17 +159,11 @@ def _show_signals(found: SignalComparison) -> None:
         for name, count in zip(found.names, found.circuits, strict=True)
     ]
     say(f"{' and '.join(sides)}: {found.table.height} head sides in both")
-    numbers = ("cosine", "low", "high", "control")
-    rows = [
-        (
-            head_name(row["layer"], row["head"]),
-            row["side"],
-            *(number(row[name], "+.3f") for name in numbers),
-            found.verdict(row["cosine"]),
-        )
-        for row in found.table.sort("cosine", descending=True, maintain_order=True).to_dicts()
-    ]
-    show_table(("head", "side", *numbers, "reads"), rows, left=2)
+    columns = {"head": lambda row: head_name(row["layer"], row["head"]), "side": "{side}"}
+    columns |= {name: f"{{{name}:+.3f}}" for name in ("cosine", "low", "high", "control")}
+    columns["reads"] = lambda row: found.verdict(row["cosine"])
+    rows = found.table.sort("cosine", descending=True, maintain_order=True).to_dicts()
+    show_table(rows, columns, left=2)
 
 
 # -- headtrace compare -------------------------------------------------------------------------------------------
@@ -198,25 +171,18 @@ def _show_signals(found: SignalComparison) -> None:
 
 def compare(
     *,
-    circuits: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CIRCUIT ...",
-            help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders, RUN#id; at least two.",
-        ),
-    ],
+    circuits: list[str] = typer.Argument(
+        metavar="CIRCUIT ...",
+        help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders, RUN#id; at least two.",
+    ),
     grain: GrainChoice = "edges",
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help="What matches: positions (default for one prompt), components (for several), or roles."
-        ),
-    ] = None,
-    show: Annotated[int, typer.Option(help="How many items to list.", min=0)] = 20,
-    out: Annotated[
-        str | None,
-        typer.Option(help="A .json, .png, .pdf, .svg or .html file, or a folder for table, figure and page."),
-    ] = None,
+    by: str | None = typer.Option(
+        None, help="What matches: positions (default for one prompt), components (for several), or roles."
+    ),
+    show: int = typer.Option(20, help="How many items to list.", min=0),
+    out: str | None = typer.Option(
+        None, help="A .json, .png, .pdf, .svg or .html file, or a folder for table, figure and page."
+    ),
     json: options.Json = False,
 ) -> None:
     """
@@ -225,16 +191,14 @@ def compare(
     Examples:
 
       headtrace compare mary.json john.json
-
       headtrace compare runs/ioi#00001 runs/ioi#00002 --by roles --out compared
-
       headtrace compare step100.json step1000.json step10000.json --out emergence.png
     """
     from headtrace.families.compare import check_by, compare_circuits
     from headtrace.families.files import circuits_at
     from headtrace.families.population import check_grain
 
-    _check_comparison(out)
+    output = Output(json, out, [".json", ".png", ".pdf", ".svg", ".html"], folder=True)
     named = [each for source in circuits for each in circuits_at(source)]
     found = compare_circuits(
         [each.circuit for each in named],
@@ -245,30 +209,13 @@ def compare(
     )
     for warning in found.warnings:
         warn(warning)
-    if out is not None:
-        ending = "" if os.path.isdir(out) else Path(out).suffix.lower()
-        writers = {".json": found.write_json, ".html": found.to_html, "": found.save}
-        writers.get(ending, found.plot)(out)
-        note(f"Wrote {out}" + ("" if ending else ": comparison.json, comparison.png, comparison.html"))
-    emit(found.to_dict, as_json=json, show=lambda: _show_comparison(found, show), out=out)
-
-
-def _check_comparison(out: str | None) -> None:
-    """An error, before anything is computed, if a comparison cannot be written there."""
-    if out is None:
-        return
-    ending = Path(out).suffix.lower()
-    if os.path.isdir(out) or ends_like_a_folder(out) or not ending:
-        check_folder_writable(out)
-    elif ending in (".png", ".pdf", ".svg"):
-        check_figure(out)
-    elif ending in (".json", ".html"):
-        check_writable(out)
-    else:
-        raise InputError(
-            f"--out {out!r}: {ending} is no form of a comparison. End it in .json, .png, .pdf, .svg or .html, or "
-            "give a folder."
-        )
+    writers = {".json": found.write_json, ".html": found.to_html, "": found.save}
+    output.finish(
+        found.to_dict,
+        lambda: _show_comparison(found, show),
+        save=writers.get(output.ending, found.plot),
+        files="comparison.json, comparison.png, comparison.html",
+    )
 
 
 def _short(names: list[str]) -> list[str]:
@@ -292,9 +239,7 @@ def _show_comparison(found: CircuitComparison, count: int) -> None:
             parts.append(f"{found.disappearing(i).filter(kind=found.unit).height} last here")
         say(f"  {i}: {name}: {', '.join(parts)}")
     if count:
-        rows = [
-            (token_text(row["item"]), *(number(value) for value in row["influence"]))
-            for row in found.table.filter(kind=found.unit).head(count).to_dicts()
-        ]
-        names = (found.unit, *(str(i) for i in range(len(found.names))))
-        show_table(names, rows, title="Influence that passes through, by circuit")
+        columns = {found.unit: "{item}"}
+        columns |= {str(i): f"{{influence[{i}]:.3f}}" for i in range(len(found.names))}
+        rows = found.table.filter(kind=found.unit).head(count).to_dicts()
+        show_table(rows, columns, title="Influence that passes through, by circuit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,26 +24,19 @@ MEASURES = ("sink", "previous", "duplicate", "induction", "entropy", "top_share"
 def atlas(
     *,
     model: options.ModelName,
-    corpus: Annotated[
-        str,
-        typer.Option(
-            help="A text file, JSONL or Parquet (text), hub:owner/name, sampled:N (drawn from the model), task:NAME."
-        ),
-    ],
-    out: Annotated[
-        str, typer.Option(help="Folder for tables and pages; an interrupted atlas is resumed there.")
-    ],
-    channels: Annotated[
-        str, typer.Option(help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7.")
-    ] = "top:8",
-    tokens: Annotated[
-        int | None, typer.Option(help="Read this many tokens of the corpus (default: all).", min=1)
-    ] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of a chunk (default 128).", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)] = 0,
-    sinks: Annotated[
-        bool, typer.Option("--sinks", help="Keep pairs whose source is the first token, too.")
-    ] = False,
+    corpus: str = typer.Option(
+        help="A text file, JSONL or Parquet (text), hub:owner/name, sampled:N (drawn from the model), task:NAME."
+    ),
+    out: str = typer.Option(help="Folder for tables and pages; an interrupted atlas is resumed there."),
+    channels: str = typer.Option(
+        "top:8", help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7."
+    ),
+    tokens: int | None = typer.Option(
+        None, help="Read this many tokens of the corpus (default: all).", min=1
+    ),
+    length: int | None = typer.Option(None, help="Tokens of a chunk (default 128).", min=1),
+    seed: int = typer.Option(0, help="Seed of what is drawn.", min=0),
+    sinks: bool = typer.Option(False, "--sinks", help="Keep pairs whose source is the first token, too."),
     engine: options.EngineOptions,
     place: options.ModelOptions,
     json: options.Json = False,
@@ -54,9 +47,7 @@ def atlas(
     Examples:
 
       headtrace atlas smollm2-135m --corpus book.txt --tokens 50000 --out atlas
-
       headtrace atlas builtin --corpus sampled:2000 --channels top:4 --out atlas
-
       headtrace atlas smollm2-135m --corpus texts.jsonl --workers 8 --out atlas
     """
     from headtrace.explorer import write_atlas_pages
@@ -70,7 +61,7 @@ def atlas(
         "sinks": sinks,
     }
     how |= engine.check()
-    output = Output(json, folder=out)
+    output = Output(json, out)
     loaded = place.load(model)
     with progress_bar("Chunks", resumes=True) as progress:
         try:
@@ -92,13 +83,13 @@ def atlas(
 
 
 def _show_atlas(found: Atlas) -> None:
+    def highest(name: str) -> str:
+        rows = found.find(name, 4).iter_rows(named=True)
+        return "  ".join(f"{row['head']} {row[name]:.2f}" for row in rows if row[name] is not None)
+
     say(repr(found))
-    rows: list[tuple[str, str]] = []
-    for name in MEASURES:
-        heads = found.find(name, 4).iter_rows(named=True)
-        cells = [f"{row['head']} {row[name]:.2f}" for row in heads if row[name] is not None]
-        rows.append((name.replace("_", " "), "  ".join(cells)))
-    show_table(("measure", "heads"), rows, title="The heads that do it most", left=2)
+    columns = {"measure": lambda name: name.replace("_", " "), "heads": highest}
+    show_table(MEASURES, columns, title="The heads that do it most", left=2)
 
 
 # -- headtrace interpret -----------------------------------------------------------------------------------------
@@ -107,38 +98,31 @@ def _show_atlas(found: Atlas) -> None:
 def interpret(
     *,
     circuit: options.CircuitSource,
-    corpus: Annotated[
-        str, typer.Option(help="Text to look in: a text, JSONL or Parquet file, or sampled:N tokens.")
-    ],
-    out: Annotated[
-        str,
-        typer.Option(help="Folder for interpretation.json, descriptions.parquet and the circuit with words."),
-    ],
-    explainer: Annotated[
-        str, typer.Option(help="Who finds the words: lexical, vocabulary or openai.")
-    ] = "lexical",
-    judge: Annotated[str, typer.Option(help="Who judges them: lexical or openai.")] = "lexical",
-    limit: Annotated[int | None, typer.Option(min=1, help="Explain the N strongest signals only.")] = None,
-    budget: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="Tokens that may be spent at an endpoint.")
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1."),
-    ] = None,
-    model_name: Annotated[str | None, typer.Option(help="The model to ask there.")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests under way at a time (default: 8; a slow server: 1).")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="How long to wait for an answer (default: 120).")
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Pairs per question to a judge (default: 10; a small model: 1 or 2)."),
-    ] = None,
-    show: Annotated[int, typer.Option(min=0, help="How many descriptions to list.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of halves, samples and controls.")] = 0,
+    corpus: str = typer.Option(help="Text to look in: a text, JSONL or Parquet file, or sampled:N tokens."),
+    out: str = typer.Option(
+        help="Folder for interpretation.json, descriptions.parquet and the circuit with words."
+    ),
+    explainer: str = typer.Option("lexical", help="Who finds the words: lexical, vocabulary or openai."),
+    judge: str = typer.Option("lexical", help="Who judges them: lexical or openai."),
+    limit: int | None = typer.Option(None, min=1, help="Explain the N strongest signals only."),
+    budget: int | None = typer.Option(
+        None, min=1, metavar="TOKENS", help="Tokens that may be spent at an endpoint."
+    ),
+    base_url: str | None = typer.Option(
+        None, metavar="URL", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1."
+    ),
+    model_name: str | None = typer.Option(None, help="The model to ask there."),
+    concurrency: int | None = typer.Option(
+        None, min=1, help="Requests under way at a time (default: 8; a slow server: 1)."
+    ),
+    timeout: float | None = typer.Option(
+        None, metavar="SECONDS", help="How long to wait for an answer (default: 120)."
+    ),
+    batch: int | None = typer.Option(
+        None, min=1, help="Pairs per question to a judge (default: 10; a small model: 1 or 2)."
+    ),
+    show: int = typer.Option(10, min=0, help="How many descriptions to list."),
+    seed: int = typer.Option(0, min=0, help="Seed of halves, samples and controls."),
     models: options.CircuitModels,
     engine: options.EngineOptions,
     json: options.Json = False,
@@ -150,18 +134,16 @@ def interpret(
     Examples:
 
       headtrace interpret circuit.json --corpus text.txt --out words
-
       headtrace interpret runs/ioi --corpus text.jsonl --limit 300 --out words --json
-
       headtrace interpret circuit.json --corpus sampled:20000 --explainer openai --judge openai
-      --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
+          --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
     """
     from headtrace.circuits import named_circuits
     from headtrace.interpret.interpretation import count_signals, estimate, scan
     from headtrace.interpret.interpretation import interpret as put_into_words
 
     processes = engine.check()
-    output = Output(json, folder=out)
+    output = Output(json, out)
     endpoint = {
         "base_url": base_url,
         "model_name": model_name,
@@ -188,10 +170,10 @@ def interpret(
             scanning=partial(scan, **processes),
             progress=progress,
         )
-    note(f"Wrote {out}: interpretation.json, descriptions.parquet and the circuits with words")
     if found.failures["signals"] or found.failures["pairs"]:
         warn("Some questions were not answered: give the same command again to ask them once more.")
-    output.finish(found.to_dict, lambda: _show_words(found, show))
+    files = "interpretation.json, descriptions.parquet and the circuits with words"
+    output.finish(found.to_dict, lambda: _show_words(found, show), save=lambda _: None, files=files)
 
 
 def _explainer_and_judge(explainer: str, judge: str, endpoint: dict[str, Any]) -> tuple[Any, Any]:

@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Trace a prompt (or many) to its circuit: which signals cause the heads to attend where they do.",
     ),
     "explain": ("trace", "Why does this head attend here? The signals that cause one firing, side by side."),
+    "matters": (
+        "matters",
+        "What matters in a prompt, measured: exchange each word for others like it, see what the answer does.",
+    ),
     "run": (
         "run",
         "Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command resumes it.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -21,7 +21,6 @@ def models(json: options.Json = False) -> None:
     Examples:
 
       headtrace models
-
       headtrace models --json
     """
     from headtrace.models.architectures import ARCHITECTURES
@@ -44,24 +43,25 @@ def _show_models() -> None:
     from headtrace.models.architectures import ARCHITECTURES
     from headtrace.models.hub import ALIASES, BUILTIN, PACKAGED_GGUF
 
-    rows: list[tuple[str, ...]] = []
-    for facts in ARCHITECTURES.values():
-        extras = [
-            "QK-norm" if facts.query_key_norm else "",
-            "norm after attention" if facts.attention_post_norm else "",
-            "experts" if facts.experts else "",
-        ]
-        norm = "LayerNorm" if facts.norm == "layer" else "RMSNorm"
-        positions = "rotary" if facts.rotary else "learned"
-        rows.append((facts.name, facts.model_type, norm, positions, ", ".join(filter(None, extras))))
-    show_table(("family", "model_type", "norm", "positions", "also"), rows, title="Architectures", left=5)
-    names = [(BUILTIN, "shipped inside headtrace")]
-    for alias, hub in ALIASES.items():
-        packaged = (
-            f" (or, without a hub, the package {PACKAGED_GGUF[alias][0]})" if alias in PACKAGED_GGUF else ""
-        )
-        names.append((alias, hub + packaged))
-    show_table(("name", "where it comes from"), names, title="Ready names", left=2)
+    extras = {
+        "query_key_norm": "QK-norm",
+        "attention_post_norm": "norm after attention",
+        "experts": "experts",
+    }
+    columns = {
+        "family": "{0.name}",
+        "model_type": "{0.model_type}",
+        "norm": lambda facts: "LayerNorm" if facts.norm == "layer" else "RMSNorm",
+        "positions": lambda facts: "rotary" if facts.rotary else "learned",
+        "also": lambda facts: ", ".join(text for name, text in extras.items() if getattr(facts, name)),
+    }
+    show_table(ARCHITECTURES.values(), columns, title="Architectures", left=5)
+    names = {BUILTIN: "shipped inside headtrace", **ALIASES}
+    for alias, (package, *_) in PACKAGED_GGUF.items():
+        names[alias] += f" (or, without a hub, the package {package})"
+    show_table(
+        names.items(), {"name": "{0[0]}", "where it comes from": "{0[1]}"}, title="Ready names", left=2
+    )
     console.print(
         "Any other hub name (name@revision for one of its revisions), local folder in Hugging Face format or GGUF file "
         "of these families works too. Weights are read from safetensors and GGUF files only, never from pickles."
@@ -71,9 +71,7 @@ def _show_models() -> None:
 def info(
     *,
     model: options.ModelName,
-    tokens: Annotated[
-        int, typer.Option("--length", help="Prompt length for the memory estimate.", min=1)
-    ] = 128,
+    tokens: int = typer.Option(128, "--length", help="Prompt length for the memory estimate.", min=1),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -81,7 +79,6 @@ def info(
     Examples:
 
       headtrace info smollm2-135m
-
       headtrace info gpt2-small --length 1024
     """
     loaded = place.load(model)
@@ -221,7 +218,7 @@ def record(
     model: options.ModelName,
     prompt: options.PromptOptions,
     bos: options.Bos = None,
-    out: Annotated[str | None, typer.Option(help="Folder to save the recording in.")] = None,
+    out: str | None = typer.Option(None, help="Folder to save the recording in."),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -231,12 +228,10 @@ def record(
     Examples:
 
       headtrace record smollm2-135m -p "When Mary and John went to the store, John gave a drink to"
-
       headtrace record path/to/model --tokens 5,17,42 --out recording/
-
       headtrace record smollm2-135m --chat -p "Who wrote Hamlet?" --json
     """
-    output = Output(json, folder=out)
+    output = Output(json, out)
     given = prompt.read()
     loaded = place.load(model)
     with notes.status("Recording"):

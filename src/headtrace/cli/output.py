@@ -14,10 +14,12 @@ import json
 import math
 import os
 import stat
+import string
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -28,7 +30,14 @@ from rich.table import Table
 from rich.text import Text
 
 from headtrace.errors import InputError
-from headtrace.writing import STANDARD_OUTPUT, Target, check_folder_writable, check_writable, write_text
+from headtrace.writing import (
+    STANDARD_OUTPUT,
+    Target,
+    check_folder_writable,
+    check_writable,
+    ends_like_a_folder,
+    write_report,
+)
 
 _UNWRAPPED = 100_000
 _JOINERS = "\u200c\u200d"
@@ -116,9 +125,9 @@ def say(text: str) -> None:
     console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
-def token_text(token: str) -> str:
-    """A token as it is shown: spaces and line breaks visible, markup harmless."""
-    return escape(printable(token))
+def token_text(token: str, *, lines: bool = False) -> str:
+    """Text as it is shown: control characters visible, markup harmless."""
+    return escape(printable(token, lines=lines))
 
 
 def show_tokens(tokens: Sequence[str]) -> None:
@@ -127,15 +136,35 @@ def show_tokens(tokens: Sequence[str]) -> None:
     console.print("Tokens  " + "  ".join(cells), highlight=False)
 
 
+class _Cells(string.Formatter):
+    """Cells of a table: what is missing is empty, and no text is markup."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return "" if value is None else token_text(format(value, format_spec))
+
+
 def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1
+    rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], str]], *, title: str = "", left: int = 1
 ) -> None:
-    """A table under its title; the first ``left`` columns are text, the others numbers."""
+    """A table under its title; the first ``left`` columns are text, the others numbers.
+
+    ``columns`` maps each heading to the form of its cells: ``"{weight:.3f}"`` for rows that are mappings,
+    ``"{0.weight:.3f}"`` for objects, or a function of the row.
+    """
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+        table.add_column(
+            token_text(name, lines=True), justify="left" if place < left else "right", no_wrap=True
+        )
+    cells = _Cells()
     for row in rows:
-        table.add_row(*row)
+        named = row if isinstance(row, Mapping) else {}
+        table.add_row(
+            *(
+                token_text(f(row)) if callable(f) else cells.vformat(f, (row,), named)
+                for f in columns.values()
+            )
+        )
     if title:
         console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
@@ -159,49 +188,52 @@ Content = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 class Output:
     """Where the results of a command go. Made before anything is computed: places that cannot be written are errors.
 
-    ``numbers`` is a .json file for what ``--json`` prints, ``figures`` are files to draw into, ``folder`` is a folder
-    for everything.
+    ``out`` is a folder, unless ``endings`` of files are given; with both ``endings`` and ``folder`` it may be either.
+    ``figures`` are further files, to draw into.
     """
 
     def __init__(
         self,
         as_json: bool,
+        out: str | None = None,
+        endings: Sequence[str] = (),
         *,
-        numbers: str | None = None,
+        folder: bool = False,
         figures: Sequence[str | None] = (),
-        folder: Target | None = None,
     ) -> None:
-        self.as_json, self.numbers, self.figures, self.folder = as_json, numbers, figures, folder
-        check_output(as_json, numbers)
-        for figure in figures:
+        self.as_json, self.out, self.figures, self.ending = as_json, out, figures, ""
+        check_output(as_json, out)
+        for figure in filter(None, figures):
             check_figure(figure)
-        if numbers is not None:
-            check_writable(numbers)
-            if not numbers.lower().endswith(".json") and not is_stream(numbers):
-                raise InputError(
-                    f"--out {numbers!r}: the numbers are written as JSON, so end its name in .json."
-                )
-        if folder is not None:
-            check_folder_writable(folder)
+        if out is None:
+            return
+        if not endings or (folder and is_folder(out)):
+            check_folder_writable(out)
+            return
+        self.ending = ".json" if is_stream(out) else Path(out).suffix.lower()
+        check_writable(out)
+        if self.ending not in endings:
+            either = ", or give a folder" if folder else ""
+            raise InputError(f"--out {out!r}: end its name in {', '.join(endings)}{either}.")
 
     def finish(
         self,
         content: Content,
         show: Callable[[], None],
         *,
-        plots: Sequence[Callable[[str], object]] = (),
         save: Callable[[Any], object] | None = None,
         files: str = "",
+        plots: Sequence[Callable[[str], object]] = (),
     ) -> None:
-        """Print the result and write its files: one plot for each figure; ``save`` writes ``files`` to the folder."""
-        if self.folder is not None and save is not None:
-            save(self.folder)
-            note(f"Wrote {self.folder}: {files}")
-        if self.numbers is not None and callable(content):
+        """Print the result, then write its files: ``save`` writes ``out`` (``files``, if that is a folder), by default
+        as JSON; ``plots`` draw the figures."""
+        if self.out is not None and save is None and callable(content):
             content = content()
-        emit(content, as_json=self.as_json, show=show, out=self.numbers)
-        if self.numbers is not None:
-            write_json(self.numbers, content)
+        emit(content, as_json=self.as_json, show=show, out=self.out)
+        if self.out is not None:
+            (save or (lambda path: write_json(path, content)))(self.out)
+            if self.out != STANDARD_OUTPUT:
+                note(f"Wrote {self.out}" + ("" if self.ending else f": {files}"))
         for path, plot in zip(self.figures, plots, strict=True):
             if path is not None:
                 plot(path)
@@ -219,10 +251,7 @@ def emit(content: Content, *, as_json: bool, show: Callable[[], None], out: Targ
         sys.stdout.write(json.dumps(plain(found), indent=indent, allow_nan=False) + "\n")
         sys.stdout.flush()
         return
-    if out is None or os.fspath(out) != STANDARD_OUTPUT:
-        show()
-        return
-    console.stderr = True
+    console.stderr = out is not None and os.fspath(out) == STANDARD_OUTPUT
     try:
         show()
     finally:
@@ -249,25 +278,22 @@ def is_stream(out: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or out.startswith(("/dev/", "/proc/"))
 
 
-def check_figure(path: str | None) -> None:
-    """Raise ``InputError``, before anything is computed, if a figure cannot be drawn there."""
-    if path is not None:
-        from headtrace.figures.style import figure_kind
+def is_folder(out: str) -> bool:
+    """Whether a name is that of a folder: it exists as one, ends in a slash or has no extension."""
+    return os.path.isdir(out) or ends_like_a_folder(out) or (not Path(out).suffix and not is_stream(out))
 
-        figure_kind(path)
-        check_writable(path)
+
+def check_figure(path: str) -> None:
+    """Raise ``InputError``, before anything is computed, if a figure cannot be drawn there."""
+    from headtrace.figures.style import figure_kind
+
+    figure_kind(path)
+    check_writable(path)
 
 
 def write_json(path: str, content: Any) -> None:
     """Numbers as a file that people can read as well."""
-    text = json.dumps(plain(content), indent=1, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be written
-        text = json.dumps(plain(content), indent=1)
-    write_text(path, text + "\n")
-    if path != STANDARD_OUTPUT:
-        note(f"Wrote {path}")
+    write_report(path, plain(content))
 
 
 def plain(value: Any) -> Any:

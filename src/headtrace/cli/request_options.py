@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -18,8 +19,9 @@ from headtrace.cli.options import OptionGroup
 from headtrace.cli.output import warn
 from headtrace.errors import InputError
 from headtrace.lines import Lines
-from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest, read_requests
+from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest
 from headtrace.roots import ROOTS
+from headtrace.roots.base import ANSWERS
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -42,10 +44,6 @@ Strict = Annotated[
 NOT_OPTIONS = ("prompt", "text", "about", "method_options", "id", "labels", "roles")
 """Fields of a request without an option of their own: the prompt has several (-p, --tokens ...), the options of roots
 and methods have their names, and the others belong to one line of a file of prompts."""
-ANSWERS = ("answer", "wrong")
-"""Options of roots that may be repeated, and given as token ids."""
-ROOT_TYPES: dict[str, type] = {"top_k": int, "top_p": float, "layer": int, "position": int}
-"""Options of roots that are numbers. Others are read as JSON if they are that, and else taken as text."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,13 @@ class Declared:
     type: Any
     option: Any
     default: Any = None
-    zero_is_none: bool = False
+    read: Callable[[Any], Any] | None = None
+    """From what is given to what a request has, if that differs."""
+
+
+def declared_options() -> list[Declared]:
+    """All options, in the order in which help shows them."""
+    return [*_of_roots(), *_of_fields(), *_of_methods()]
 
 
 class RequestOptions(OptionGroup):
@@ -75,28 +79,23 @@ class RequestOptions(OptionGroup):
         self.settings: dict[str, Any] = {}
         """Settings of a ``Tracer`` that differ from their defaults."""
         method_options: dict[str, Any] = {}
-        for each in _declared():
+        for each in declared_options():
             if each.name not in given or given[each.name] in (each.default, None, []):
                 continue
-            value = given[each.name]
-            if each.zero_is_none and value == 0:
-                value = None
+            value = given[each.name] if each.read is None else each.read(given[each.name])
             if each.where == "method":
                 method_options[each.field] = value
             elif each.field in TRACER_SETTINGS:
                 self.settings[each.field] = value
+            elif each.field in self.options:
+                raise InputError(f"Give the {each.field} as text or as a token id, not both.")
             else:
-                self._add(each.field, _read(each.field, value) if each.where == "root" else value)
+                self.options[each.field] = value
         if method_options:
             self.settings["method_options"] = method_options
         from headtrace.tracing import make_method
 
         make_method(TraceRequest("checks the settings", **self.settings).method, **method_options)
-
-    def _add(self, name: str, value: Any) -> None:
-        if name in self.options:
-            raise InputError(f"Give the {name} as text or as a token id, not both.")
-        self.options[name] = value
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
@@ -107,7 +106,7 @@ class RequestOptions(OptionGroup):
                 default=each.default,
                 annotation=Annotated[each.type, each.option],
             )
-            for each in _declared()
+            for each in declared_options()
             if not cls.only
             or (each.where == "field" and each.field in cls.only)
             or (each.where == "method" and "method" in cls.only)
@@ -127,36 +126,29 @@ class ExplainOptions(RequestOptions):
     only = ("method", "patterns", "bos")
 
 
-def _declared() -> list[Declared]:
-    """All options, in the order in which help shows them."""
-    return [*_of_roots(), *_of_fields(), *_of_methods()]
-
-
-def _of_roots() -> list[Declared]:
-    found: list[Declared] = []
+def _of_roots() -> Iterator[Declared]:
     for name in ROOT_OPTIONS:
-        helps = {kind: root.options[name] for kind, root in ROOTS.items() if name in root.options}
-        words = max(helps.values(), key=len)
-        words = f"{words[0].upper()}{words[1:]}."
-        flag = f"--{name.replace('_', '-')}"
-        if name in ANSWERS:
+        same = [root.options[name] for root in ROOTS.values() if name in root.options]
+        words, kind = max((each.help for each in same), key=len), same[0].type
+        flag, words = f"--{name.replace('_', '-')}", f"{words[0].upper()}{words[1:]}."
+        if kind == ANSWERS:
             texts = typer.Option(flag, help=f"{words} Repeat it for alternatives.")
             ids = typer.Option(f"{flag}-id", help=f"As --{name}, but a token id.")
-            found.append(Declared(name, "root", name, list[str] | None, texts))
-            found.append(Declared(f"{name}_id", "root", name, list[int] | None, ids))
-            continue
-        if name == "direction":
+            yield Declared(name, "root", name, list[str] | None, texts)
+            yield Declared(f"{name}_id", "root", name, list[int] | None, ids)
+        elif kind == list[float]:
             words = f"A file (.json, .npy or .safetensors) with {words[0].lower()}{words[1:]}"
-        elif name == "heads":
-            words = "Start from these heads at the last token: L9H9,L10H0."
-        option = typer.Option(flag, help=words, metavar="FILE" if name == "direction" else None)
-        found.append(Declared(name, "root", name, ROOT_TYPES.get(name, str) | None, option))
-    return found
+            option = typer.Option(flag, help=words, metavar="FILE")
+            yield Declared(name, "root", name, str | None, option, read=read_vector)
+        elif kind == list[str]:
+            option = typer.Option(flag, help=words)
+            yield Declared(name, "root", name, str | None, option, read=lambda text: text.split(","))
+        else:
+            yield Declared(name, "root", name, kind | None, typer.Option(flag, help=words))
 
 
-def _of_fields() -> list[Declared]:
+def _of_fields() -> Iterator[Declared]:
     hints = get_type_hints(TraceRequest, localns={"Method": str})
-    found: list[Declared] = []
     for each in fields(TraceRequest):
         if each.name in NOT_OPTIONS:
             continue
@@ -167,8 +159,8 @@ def _of_fields() -> list[Declared]:
         flag = f"--{each.name.replace('_', '-')}"
         option = typer.Option(f"{flag}/--no-{flag[2:]}" if kind is bool else flag, help=words)
         hint: Any = kind if each.default is not None else kind | None
-        found.append(Declared(each.name, "field", each.name, hint, option, each.default, limitless))
-    return found
+        read = (lambda value: value or None) if limitless else None
+        yield Declared(each.name, "field", each.name, hint, option, each.default, read)
 
 
 def _of_methods() -> list[Declared]:
@@ -191,23 +183,6 @@ def _of_methods() -> list[Declared]:
             option = typer.Option(flag, help=words)
             found.setdefault(name, Declared(parameter, "method", each.name, each.type | None, option))
     return list(found.values())
-
-
-# -- values of options -------------------------------------------------------------------------------------------
-
-
-def _read(name: str, value: Any) -> Any:
-    """An option of a root as a request has it."""
-    if name == "direction":
-        return read_vector(value)
-    if name == "heads":
-        return value.split(",")
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
 
 
 def read_vector(path: str) -> list[float]:
@@ -237,17 +212,7 @@ def read_vector(path: str) -> list[float]:
     return [float(x) for x in found]
 
 
-# -- files of prompts --------------------------------------------------------------------------------------------
-
-
-def read_prompt_file(path: str, *, strict: bool = False, chat: bool = False) -> Lines[TraceRequest]:
-    """The prompts of a file; lines that cannot be read are reported."""
-    lines = read_requests(path, strict=strict, chat=chat)
-    report_skipped(lines)
-    return lines
-
-
 def report_skipped(lines: Lines[Any]) -> None:
-    """How many lines were skipped, and why the first few were."""
+    """How many lines of a file of prompts were skipped, and why the first few were."""
     for line in lines.report().splitlines():
         warn(line)

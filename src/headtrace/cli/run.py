@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headtrace.cli import options
 from headtrace.cli.output import emit, note, say
 from headtrace.cli.progress import progress_bar
-from headtrace.cli.request_options import PromptsFile, RequestOptions, Strict, read_prompt_file
+from headtrace.cli.request_options import PromptsFile, RequestOptions, Strict, report_skipped
 from headtrace.errors import InputError
-from headtrace.request import TraceRequest
+from headtrace.request import TraceRequest, read_requests
 from headtrace.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -24,31 +24,24 @@ if TYPE_CHECKING:
 def run(
     *,
     model: options.ModelName,
-    out: Annotated[
-        str,
-        typer.Option(help="A folder, or a URL such as s3://bucket/ioi; an existing run there is resumed."),
-    ],
-    task: Annotated[
-        str | None, typer.Option(help=f"A task: {', '.join(TASKS)} (see `headtrace tasks`).")
-    ] = None,
+    out: str = typer.Option(
+        help="A folder, or a URL such as s3://bucket/ioi; an existing run there is resumed."
+    ),
+    task: str | None = typer.Option(None, help=f"A task: {', '.join(TASKS)} (see `headtrace tasks`)."),
     prompts: PromptsFile = None,
     chat: options.Chat = False,
-    number: Annotated[
-        int | None,
-        typer.Option("--number", "-n", min=1, help="With --task: how many prompts in all, balanced."),
-    ] = None,
-    variant: Annotated[str, typer.Option(help="With --task: a variant of it, such as flipped.")] = "standard",
-    seed: Annotated[int, typer.Option(help="With --task: the same seed gives the same prompts.")] = 0,
+    number: int | None = typer.Option(
+        None, "--number", "-n", min=1, help="With --task: how many prompts in all, balanced."
+    ),
+    variant: str = typer.Option("standard", help="With --task: a variant of it, such as flipped."),
+    seed: int = typer.Option(0, help="With --task: the same seed gives the same prompts."),
     strict: Strict = False,
     request: RequestOptions,
-    signals: Annotated[
-        bool,
-        typer.Option("--signals", help="Keep the signals as vectors (a further forward pass per prompt)."),
-    ] = False,
+    signals: bool = typer.Option(
+        False, "--signals", help="Keep the signals as vectors (a further forward pass per prompt)."
+    ),
     engine: options.EngineOptions,
-    shard_size: Annotated[
-        int, typer.Option(min=1, help="Prompts per shard: what a kill loses at most.")
-    ] = 64,
+    shard_size: int = typer.Option(64, min=1, help="Prompts per shard: what a kill loses at most."),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -59,9 +52,7 @@ def run(
     Examples:
 
       headtrace run builtin --task ioi -n 300 --out runs/ioi
-
       headtrace run smollm2-135m --prompts prompts.jsonl --paths complete --out runs/mine
-
       headtrace run smollm2-135m --task ioi -n 3000 --engine ray --workers 8 --out s3://bucket/ioi
     """
     if (task is None) == (prompts is None):
@@ -74,7 +65,9 @@ def run(
         )
     TraceRequest.create("checks the options", **request.options)
     processes = engine.check()
-    lines = None if prompts is None else read_prompt_file(prompts, strict=strict, chat=chat)
+    lines = None if prompts is None else read_requests(prompts, strict=strict, chat=chat)
+    if lines is not None:
+        report_skipped(lines)
     from headtrace.runs.manifest import check_place
     from headtrace.runs.store import open_store
 
@@ -130,7 +123,7 @@ def _run(model: Model, examples: Any, out: str, seed: int | None, how: dict[str,
 
 
 def runs(
-    place: Annotated[str, typer.Argument(metavar="DIR", help="The folder or URL of a run.")],
+    place: str = typer.Argument(metavar="DIR", help="The folder or URL of a run."),
     json: options.Json = False,
 ) -> None:
     """
@@ -139,7 +132,6 @@ def runs(
     Examples:
 
       headtrace runs runs/ioi
-
       headtrace runs s3://bucket/ioi --json
     """
     from headtrace.runs import open_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,30 +25,24 @@ PORT = 8642
 def serve(
     *,
     model: options.ModelName,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; one that other machines can reach needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")
-    ] = PORT,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HEADTRACE_TOKEN",
-            show_envvar=True,
-            help="What clients must know; beyond this machine one is made if none is given.",
-        ),
-    ] = None,
-    beside: Annotated[
-        str | None, typer.Option(metavar="MODEL2", help="A second model to put beside the first.")
-    ] = None,
-    atlas: Annotated[
-        str | None, typer.Option(metavar="DIR", help="An atlas or interpretation folder: words for channels.")
-    ] = None,
-    run: Annotated[str | None, typer.Option(metavar="DIR", help="A run folder, for its cluster map.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens that a prompt may have.")] = 512,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Computations that may wait in the queue.")] = 32,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
+    host: str = typer.Option(
+        "127.0.0.1", help="Address to listen on; one that other machines can reach needs a token."
+    ),
+    port: int = typer.Option(PORT, min=0, max=65535, help="Port to listen on; 0: any that is free."),
+    token: str | None = typer.Option(
+        None,
+        envvar="HEADTRACE_TOKEN",
+        show_envvar=True,
+        help="What clients must know; beyond this machine one is made if none is given.",
+    ),
+    beside: str | None = typer.Option(None, metavar="MODEL2", help="A second model to put beside the first."),
+    atlas: str | None = typer.Option(
+        None, metavar="DIR", help="An atlas or interpretation folder: words for channels."
+    ),
+    run: str | None = typer.Option(None, metavar="DIR", help="A run folder, for its cluster map."),
+    max_tokens: int = typer.Option(512, min=1, help="Tokens that a prompt may have."),
+    max_waiting: int = typer.Option(32, min=1, help="Computations that may wait in the queue."),
+    open_page: bool = typer.Option(True, "--open/--no-open", help="Open it in a browser."),
     place: options.ModelOptions,
 ) -> None:
     """
@@ -57,11 +51,8 @@ def serve(
     Examples:
 
       headtrace serve builtin
-
       headtrace serve smollm2-135m --port 0 --no-open
-
       headtrace serve EleutherAI/pythia-160m --beside ./my-checkpoint --run runs/ioi --atlas atlas/pythia
-
       HEADTRACE_TOKEN=... headtrace serve smollm2-135m --host 0.0.0.0
     """
     require("fastapi", "uvicorn", "sse_starlette", extra="serve", what="The explorer")

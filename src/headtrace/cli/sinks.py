@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,32 +18,26 @@ from headtrace.tasks import TASKS
 if TYPE_CHECKING:
     from headtrace.models import Model
 
+TASK_NAMES = ", ".join(TASKS)
+
 
 def sinks(
     *,
     model: options.ModelName,
-    task: Annotated[
-        list[str] | None,
-        typer.Option("--task", help=f"A task: {', '.join(TASKS)}. Repeatable."),
-    ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompts", metavar="FILE.jsonl", help="Prompts of your own, as for trace and run. Repeatable."
-        ),
-    ] = None,
-    number: Annotated[
-        int, typer.Option("--number", "-n", min=1, help="Prompts of each task, and of each file.")
-    ] = 100,
-    threshold: Annotated[
-        float, typer.Option(help="Mean incoming attention from which a token is a sink wherever it stands.")
-    ] = 0.3,
-    firings: Annotated[int, typer.Option(help="Firings that are traced of each head, at most.", min=2)] = 24,
-    directions: Annotated[
-        str, typer.Option(help="How many common directions are removed: 1,4,16 (empty: none).")
-    ] = "1,4,16",
-    seed: Annotated[int, typer.Option(help="Seed of prompts, firings and random directions.")] = 0,
-    out: Annotated[str | None, typer.Option(help="Folder for sinks.json, tables and figures.")] = None,
+    task: list[str] | None = typer.Option(None, "--task", help=f"A task: {TASK_NAMES}. Repeatable."),
+    prompts: list[str] | None = typer.Option(
+        None, "--prompts", metavar="FILE.jsonl", help="Prompts of your own, as for trace and run. Repeatable."
+    ),
+    number: int = typer.Option(100, "--number", "-n", min=1, help="Prompts of each task, and of each file."),
+    threshold: float = typer.Option(
+        0.3, help="Mean incoming attention from which a token is a sink wherever it stands."
+    ),
+    firings: int = typer.Option(24, help="Firings that are traced of each head, at most.", min=2),
+    directions: str = typer.Option(
+        "1,4,16", help="How many common directions are removed: 1,4,16 (empty: none)."
+    ),
+    seed: int = typer.Option(0, help="Seed of prompts, firings and random directions."),
+    out: str | None = typer.Option(None, help="Folder for sinks.json, tables and figures."),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -53,9 +47,7 @@ def sinks(
     Examples:
 
       headtrace sinks smollm2-135m --task ioi -n 100 --out sinks
-
       headtrace sinks builtin --task ioi --task facts -n 10 --directions 1 --json
-
       headtrace sinks smollm2-135m --prompts mine.jsonl --out sinks
     """
     from headtrace.sinks import find_sinks
@@ -71,7 +63,7 @@ def sinks(
             raise InputError(
                 f"There is no task {name!r}. Use one of {', '.join(TASKS)}, or --prompts FILE.jsonl."
             )
-    output = Output(json, folder=out)
+    output = Output(json, out)
     counts = options.parse_ids(directions)
     loaded = place.load(model)
     sets = _prompts_by_task(loaded, tasks, files, number, seed)

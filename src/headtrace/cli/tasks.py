@@ -118,7 +118,7 @@ def accuracy(
     from headtrace.tasks import accuracy as measure
     from headtrace.tasks import load_task
 
-    output = Output(json, numbers=out)
+    output = Output(json, out, [".json"])
     loaded = options.load_model(model)
     task_set = load_task(task, loaded.tokenizer, n_per_cell=number, seed=seed, variant=variant)
     with progress_bar(f"{model} on {task_set.task}", len(task_set)) as progress:
@@ -132,13 +132,9 @@ def _show_accuracy(model: str, result: Accuracy) -> None:
     measured += [
         (label, value, each) for label, values in result.by_label.items() for value, each in values.items()
     ]
-    rows: list[tuple[str, ...]] = []
-    for label, value, each in measured:
-        low, high = each.interval
-        counts = (str(each.count), str(each.total), f"{each.value:.1%}", f"{low:.1%} to {high:.1%}")
-        rows.append((escape(label), escape(value), *counts))
-    names = ("", "value", "right", "of", "rate", "Wilson 95%")
-    show_table(names, rows, title=f"{model} on {result.task}", left=2)
+    columns = {"": "{0[0]}", "value": "{0[1]}", "right": "{0[2].count}", "of": "{0[2].total}"}
+    columns |= {"rate": "{0[2].value:.1%}", "Wilson 95%": "{0[2].interval[0]:.1%} to {0[2].interval[1]:.1%}"}
+    show_table(measured, columns, title=f"{model} on {result.task}", left=2)
     console.print(f"Mean logit difference {result.mean_logit_difference:.2f}", highlight=False)
 
 

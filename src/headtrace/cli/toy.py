@@ -31,9 +31,7 @@ def toy(
     Examples:
 
       headtrace toy single --quick
-
       headtrace toy robustness --seed 7 --out results/
-
       headtrace toy theorems
     """
     from headtrace.toy.experiments import EXPERIMENTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -42,13 +42,10 @@ def trace(
     prompts: PromptsFile = None,
     strict: Strict = False,
     request: RequestOptions,
-    out: Annotated[
-        str | None,
-        typer.Option(help="What its end says: .json, .parquet, .html (a page), .graphml, .dot, or a folder."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file even by an empty circuit.")
-    ] = False,
+    out: str | None = typer.Option(
+        None, help="What its end says: .json, .parquet, .html (a page), .graphml, .dot, or a folder."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace an existing file even by an empty circuit."),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -56,15 +53,11 @@ def trace(
     Examples:
 
       headtrace trace smollm2-135m -p "When Mary and John went to the store, John gave a drink to"
-      --answer " Mary" --wrong " John" --out circuit.json
-
+          --answer " Mary" --wrong " John" --out circuit.json
       headtrace trace builtin -p "When Mary and John went to the store, John gave a drink to"
-      --answer " Mary" --wrong " John" --paths complete --out complete.html
-
+          --answer " Mary" --wrong " John" --paths complete --out complete.html
       headtrace trace path/to/model --tokens 5,17,42 --answer-id 7 --wrong-id 9
-
       headtrace trace smollm2-135m --prompts prompts.jsonl --out circuits.parquet
-
       headtrace trace smollm2-135m --prompt-file question.txt --chat --answer "Paris" --json
     """
     if prompt.given + (prompts is not None) != 1:
@@ -121,7 +114,7 @@ def _show_circuit(circuit: Circuit) -> None:
 def explain(
     *,
     model: options.ModelName,
-    firing: Annotated[str, typer.Option(help="Layer and head : destination : source, like L9H6:14:3.")],
+    firing: str = typer.Option(help="Layer and head : destination : source, like L9H6:14:3."),
     prompt: options.PromptOptions,
     request: ExplainOptions,
     out: options.NumbersFile = None,
@@ -132,10 +125,9 @@ def explain(
     Examples:
 
       headtrace explain smollm2-135m -p "When Mary and John went to the store, John gave a drink to" --firing L20H0:13:9
-
       headtrace explain builtin -p "When Mary and John went to" --firing L1H0:5:2 --json
     """
-    output = Output(json, numbers=out)
+    output = Output(json, out, [".json"])
     given = prompt.read()
     tracer = request.tracer(place.load(model))
     with notes.status("Tracing the firing"):

@@ -36,24 +36,20 @@ EXIT_CODES = {"PASS": 0, "FAIL": 1, REFUSED: 2, "NOTHING TO VERIFY": 3}
 def verify(
     *,
     circuit: options.CircuitSource,
-    edges: Annotated[
-        str, typer.Option(help="Edges to measure: all, none, top:N (heaviest) or random:N.")
-    ] = "all",
-    controls: Annotated[int, typer.Option(help="Random-channel draws per edge.", min=0)] = 8,
+    edges: str = typer.Option("all", help="Edges to measure: all, none, top:N (heaviest) or random:N."),
+    controls: int = typer.Option(8, help="Random-channel draws per edge.", min=0),
     reach: ReachChoice = "local",
     scope: ScopeChoice = "claim",
-    seed: Annotated[int, typer.Option(help="Seed of the random channels.")] = 0,
-    show: Annotated[int, typer.Option(help="How many of the strongest edges to list.", min=0)] = 10,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder for verification.json, edges.parquet, circuit.json and effects.png; for many circuits, "
-            "one folder each in it."
-        ),
-    ] = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Write the measured effects into the circuit file itself.")
-    ] = False,
+    seed: int = typer.Option(0, help="Seed of the random channels."),
+    show: int = typer.Option(10, help="How many of the strongest edges to list.", min=0),
+    out: str | None = typer.Option(
+        None,
+        help="Folder for verification.json, edges.parquet, circuit.json and effects.png; for many circuits, "
+        "one folder each in it.",
+    ),
+    update: bool = typer.Option(
+        False, "--update", help="Write the measured effects into the circuit file itself."
+    ),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -69,11 +65,8 @@ def verify(
     Examples:
 
       headtrace verify circuit.json
-
       headtrace verify circuits.parquet --edges none
-
       headtrace verify circuit.json --edges top:20 --controls 4 --out verification
-
       headtrace verify circuit.json --reach global --scope token --update
     """
     from headtrace.causal import verify as verify_circuit
@@ -160,23 +153,19 @@ def _show(tested: Sequence[Tested], count: int) -> None:
     assert report is not None
     say(report.summary())
     if count and report.effects:
-        rows = [
-            (
-                effect.source,
-                effect.target,
-                effect.edge.side,
-                f"{effect.edge.weight:.4f}",
-                number(effect.ablate_attention, "+.4f"),
-                number(mean(effect.control_ablate_attention), "+.4f"),
-                number(effect.ablate_metric, "+.4f"),
-                number(mean(effect.control_ablate_metric), "+.4f"),
-            )
-            for effect in report.strongest(count)
-        ]
         metric = "" if report.metric is None else f" and {report.metric} (metric)"
         title = f"Change of attention{metric} when ablated, and with random channels (mean)"
-        names = ("from", "into", "side", "weight", "attention", "random", "metric", "random")
-        show_table(names, rows, title=title, left=3)
+        columns = {
+            "from": "{0.source}",
+            "into": "{0.target}",
+            "side": "{0.edge.side}",
+            "weight": "{0.edge.weight:.4f}",
+            "attention": "{0.ablate_attention:+.4f}",
+            "attention,\nrandom": lambda effect: number(mean(effect.control_ablate_attention), "+.4f"),
+            "metric": "{0.ablate_metric:+.4f}",
+            "metric,\nrandom": lambda effect: number(mean(effect.control_ablate_metric), "+.4f"),
+        }
+        show_table(report.strongest(count), columns, title=title, left=3)
 
 
 # -- what is written -----------------------------------------------------------------------------------------

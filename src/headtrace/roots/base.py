@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from headtrace.errors import InputError
@@ -41,6 +42,19 @@ def words(ids: Ids, tokens: Words | None, joint: str = " / ") -> str:
     return joint.join(tokens or [f"token {i}" for i in ids])
 
 
+@dataclass(frozen=True)
+class RootOption:
+    """What a request may say about a root."""
+
+    help: str
+    type: Any
+    """What it is: ``ANSWERS``, int, float, ``list[str]`` (names) or ``list[float]`` (a vector)."""
+
+
+ANSWERS = list[str | int]
+"""The type of options that are texts or token ids."""
+
+
 class BaseRoot(ABC):
     """What a circuit explains: a number that the model computes from a prompt."""
 
@@ -48,8 +62,8 @@ class BaseRoot(ABC):
     """The word that files and options use."""
     measure: ClassVar[str]
     """The name of its number."""
-    options: ClassVar[Mapping[str, str]]
-    """What a request for this root may say, each with one line of help."""
+    options: ClassVar[Mapping[str, RootOption]]
+    """What a request for this root may say."""
     value: Any
     """The number in the traced run; None before tracing."""
     position: Any

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headtrace.errors import InputError
-from headtrace.roots.base import BaseRoot, Quote, quoted
+from headtrace.roots.base import BaseRoot, Quote, RootOption, quoted
 from headtrace.validation import Index, Number, Text, Written, checked, fail
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ class Direction(BaseRoot):
     """What the direction stands for, in words."""
     kind: Written[Literal["direction"]] = "direction"
     measure: ClassVar[str] = "projection"
-    options: ClassVar[Mapping[str, str]] = {
-        "direction": "a vector of d_model numbers",
-        "layer": "the layer at whose input it is read (the number of layers: before the final norm)",
-        "position": "the position at which it is read (default: the last)",
+    options: ClassVar[Mapping[str, RootOption]] = {
+        "direction": RootOption("a vector of d_model numbers", list[float]),
+        "layer": RootOption(
+            "the layer at whose input it is read (the number of layers: before the final norm)", int
+        ),
+        "position": RootOption("the position at which it is read (default: the last)", int),
     }
 
     def question(self, quote: Quote = quoted) -> str:
@@ -102,7 +104,8 @@ class Direction(BaseRoot):
         from headtrace.tracing.attribute_root import RootAttribution, RootPart
 
         point, vector = readings[0].point, readings[0].direction
-        value, size = float(point.residual @ vector), float(point.residual.norm() * vector.norm())
+        value = float(point.residual @ vector)
+        size = max(float(point.residual.norm() * vector.norm()), float(written[0].abs().sum()))
         point.require_sum(float(written[0].sum()), value, size)
         root = replace(self, value=value, position=point.position)
         return RootAttribution(root, (RootPart(point, vector, contributions=written[0]),), size)

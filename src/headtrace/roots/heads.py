@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from headtrace.errors import InputError
-from headtrace.roots.base import BaseRoot, Quote, quoted
+from headtrace.roots.base import BaseRoot, Quote, RootOption, quoted
 from headtrace.validation import Index, Number, Words, Written, checked, fail
 from headtrace.vocabulary import Firing, Site, head_name, parse_head
 
@@ -37,7 +37,9 @@ class Heads(BaseRoot):
     """Where they attend from."""
     kind: Written[Literal["heads"]] = "heads"
     measure: ClassVar[str] = "attention"
-    options: ClassVar[Mapping[str, str]] = {"heads": "names of heads, such as L9H9"}
+    options: ClassVar[Mapping[str, RootOption]] = {
+        "heads": RootOption("start from these heads at the last token, such as L9H9,L10H0", list[str])
+    }
     has_directions: ClassVar[bool] = False
 
     def question(self, quote: Quote = quoted) -> str:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from headtrace.errors import InputError
-from headtrace.roots.base import BaseRoot, Quote, quoted, require_tokens, several, single_tokens, words
+from headtrace.roots.base import (
+    ANSWERS,
+    BaseRoot,
+    Quote,
+    RootOption,
+    quoted,
+    require_tokens,
+    several,
+    single_tokens,
+    words,
+)
 from headtrace.validation import LARGEST, Flag, Ids, Index, Number, Words, Written, checked, fail
 
 if TYPE_CHECKING:
@@ -52,10 +62,12 @@ class Likelihood(BaseRoot):
     wrong: None = None
     kind: Written[Literal["probability"]] = "probability"
     measure: ClassVar[str] = "log-likelihood"
-    options: ClassVar[Mapping[str, str]] = {
-        "answer": "the answer: text (of several tokens, too), a token id, or several alternatives",
-        "top_k": "explain the k likeliest next tokens together",
-        "top_p": "explain the likeliest next tokens up to this probability together",
+    options: ClassVar[Mapping[str, RootOption]] = {
+        "answer": RootOption(
+            "the answer: text (of several tokens, too), a token id, or several alternatives", ANSWERS
+        ),
+        "top_k": RootOption("explain the k likeliest next tokens together", int),
+        "top_p": RootOption("explain the likeliest next tokens up to this probability together", float),
     }
     integrates_gradients: ClassVar[bool] = True
 

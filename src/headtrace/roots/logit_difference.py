@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from headtrace.errors import InputError
-from headtrace.roots.base import BaseRoot, Quote, quoted, require_tokens, single_tokens, words
+from headtrace.roots.base import (
+    ANSWERS,
+    BaseRoot,
+    Quote,
+    RootOption,
+    quoted,
+    require_tokens,
+    single_tokens,
+    words,
+)
 from headtrace.validation import Ids, Index, Number, Words, Written, checked
 
 if TYPE_CHECKING:
@@ -44,9 +53,9 @@ class LogitDifference(BaseRoot):
     """What the output's own biases give of the value, whatever the prompt."""
     kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
-    options: ClassVar[Mapping[str, str]] = {
-        "answer": "the answer: text, a token id, or several alternatives",
-        "wrong": "the wrong answer to compare with",
+    options: ClassVar[Mapping[str, RootOption]] = {
+        "answer": RootOption("the answer: text, a token id, or several alternatives", ANSWERS),
+        "wrong": RootOption("the wrong answer to compare with", ANSWERS),
     }
 
     def question(self, quote: Quote = quoted) -> str:
@@ -102,7 +111,7 @@ class LogitDifference(BaseRoot):
         point, uncapped = readings[0].point, readings[0].point.uncapped_logits()
         contributions = point.add_logit_rounding(written[0], self.difference)
         bias = float(self.difference(recording.model.weights.output_bias))
-        size = float(uncapped.abs().max())
+        size = max(float(uncapped.abs().max()), float(contributions.abs().sum()))
         point.require_sum(float(contributions.sum()) + bias, float(self.difference(uncapped)), size)
         value = float(self.difference(recording.logits_at(point.prompt, point.position)))
         root = replace(self, value=value, position=point.position, bias=bias)

@@ -31,7 +31,7 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
         for cause in part.in_graph
     ]
     sites = {ROOT} | {cause.site for cause, *_ in found} | {target for _, target, _ in found}
-    numbers = {site: i for i, site in enumerate(sorted(sites, key=_order))}
+    numbers = {site: i for i, site in enumerate(sorted(sites, key=site_order))}
     edges: list[Edge] = []
     for cause, target, side in found:
         through = trace.mlp_signals.get((cause.site, target, side)) if trace.mlp_signals else None
@@ -60,7 +60,7 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
     )
 
 
-def _order(site: Site) -> tuple[int, ...]:
+def site_order(site: Site) -> tuple[int, ...]:
     """The root first, then layer by layer from the top; within a layer by kind and place."""
     place = (site.head, site.dest, site.src)
     layer = -1 if site.layer is None else site.layer
@@ -71,6 +71,7 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
     extra: dict[str, Any] = {}
     if site.kind == "head":
         extra = {"attention": trace.attention.get(site), "threshold": trace.thresholds.get(site)}
+        extra["group"] = trace.groups.get(site)
     found = trace.causes.get(site)
     if found is not None and site != ROOT:
         predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}

@@ -144,6 +144,14 @@ def _of_logits(
     return RootDifference(values[0], values[1], size * len(places), tuple(reads))
 
 
+def logit_multiplier(flow: DifferenceFlow, prompt: int, ids: Sequence[int]) -> Float[Tensor, " d_model"]:
+    """The multiplier of the final residual at the last position for the mean logit of some tokens."""
+    weights = flow.recording.logits.new_zeros(flow.recording.model.d_vocab)
+    weights[list(ids)] = 1 / len(ids)
+    places = [(flow.recording.lengths[prompt] - 1, weights)]
+    return _of_logits(flow.recording, flow.other, prompt, places, logs=False).residuals[0].multiplier
+
+
 # -- the sweep -----------------------------------------------------------------------------------------------
 
 
@@ -198,6 +206,8 @@ class DifferenceFlow:
     """In half precision, ``D`` of what rounding added to the residual in each layer."""
     error: float
     """The largest error of the identity at any cut, relative to the sum of magnitudes there."""
+    strongest: tuple[dict[Site, tuple[float, float]], ...]
+    """By pair, the head components of each layer with the largest flows: what each moves, and attends, differently."""
 
     def __repr__(self) -> str:
         return (
@@ -277,6 +287,39 @@ class DifferenceFlow:
             float(getattr(found, f.name)[prompt, site.head or 0, 0, site.src or 0]) for f in fields(found)
         ]
 
+    def head_flow(self, prompt: int, site: Site) -> tuple[float, float]:
+        """What one head component moves differently, and what it gives by attending differently."""
+        found = self.strongest[prompt].get(site)
+        if found is None:
+            layer, head, dest, src = site.layer or 0, site.head or 0, site.dest or 0, site.src or 0
+            own, kv = self.layers[layer], head // self.recording.model.weights.group
+            softmax, _ = own.row(prompt, head, dest)
+            values = self.recording.values[layer], self.other.values[layer]
+            moved = (values[0] - values[1])[prompt, kv, src] @ self.onto[layer][prompt, head, dest]
+            attends = self.pattern_multiplier(prompt, site) * softmax.difference[src]
+            found = float(softmax.mean[src] * moved), float(attends)
+        return found
+
+    def differences(self, prompt: int, sites: Sequence[Site]) -> Float[Tensor, "site d_model"]:
+        """``D`` of what components write at their places."""
+        run, other = self.recording, self.other
+        found: list[Tensor] = []
+        for site in sites:
+            layer, dest = site.layer or 0, site.dest or 0
+            if site.kind == "embedding":
+                found.append(run.embedding[prompt, dest] - other.embedding[prompt, dest])
+            elif site.kind == "mlp":
+                found.append(run.mlp_writes[layer, prompt, dest] - other.mlp_writes[layer, prompt, dest])
+            else:
+                head, src, own = site.head or 0, site.src or 0, self.layers[layer]
+                softmax, _ = own.row(prompt, head, dest)
+                pair = [each.bare_values[layer][head, prompt, src] for each in (run, other)]
+                mixed = softmax.mean[src] * (pair[0] - pair[1])
+                mixed = mixed + softmax.difference[src] * (pair[0] + pair[1]) / 2
+                write = mixed @ raw_weights(run.model).W_O[layer, head]
+                found.append(write if own.after is None else own.after.at(prompt, dest).forward(write))
+        return torch.stack(found)
+
     # -- edges -----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -298,15 +341,15 @@ class DifferenceFlow:
         if site.kind != "head" or site.head is None or site.src is None:
             return []
         own, head, src = self.layers[layer], site.head, site.src
-        query, keys, seen = self._of_logits(prompt, site)
+        query, keys, seen = self.of_scores(prompt, site)
         found: list[tuple[Side, Tensor, Tensor]] = []
         if channels is None:
-            strength = own.rows(slice(dest, dest + 1)).softmax.mean[prompt, head, 0, src]
+            strength = own.row(prompt, head, dest)[0].mean[src]
             found.append(
                 ("value", seen.new_tensor([src]), strength * self.onto[layer][prompt, head, dest][None])
             )
         else:
-            to_query, to_key = self._bases(layer, head)
+            to_query, to_key = self.bases(layer, head)
             query = (query @ to_key)[channels] @ to_query[:, channels].T
             keys = (keys @ to_query)[:, channels] @ to_key[:, channels].T
         found.append(("query", seen.new_tensor([dest]), query[None]))
@@ -323,20 +366,26 @@ class DifferenceFlow:
             ]
         return result
 
-    def _of_logits(self, prompt: int, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def of_scores(self, prompt: int, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         """Through one head component: the multiplier of its query, those of the keys it sees, and where these are."""
         layer, head, dest, src = site.layer or 0, site.head or 0, site.dest or 0, site.src or 0
-        own, onto = self.layers[layer], self.onto[layer]
-        rows = own.rows(slice(dest, dest + 1))
-        patterns = own.of_patterns(onto, rows, self.patterns_read)
-        only = torch.zeros_like(patterns)
-        only[prompt, head, 0, src] = patterns[prompt, head, 0, src]
-        logits = (rows.softmax(only) * rows.slope)[prompt, head, 0]
+        own = self.layers[layer]
+        softmax, slope = own.row(prompt, head, dest)
+        only = torch.zeros_like(softmax.mean)
+        only[src] = self.pattern_multiplier(prompt, site)
+        logits = softmax(only) * slope
         seen = self.recording.visible[layer][prompt, dest].nonzero()[:, 0]
         query = logits @ own.keys[prompt, head]
         return query, logits[seen, None] * own.queries[prompt, head, dest], seen
 
-    def _bases(self, layer: int, head: int) -> tuple[Tensor, Tensor]:
+    def pattern_multiplier(self, prompt: int, site: Site) -> Float[Tensor, ""]:
+        """The multiplier of one attention weight: ``v~ . g``, and one more where the root reads the weight itself."""
+        layer, head, dest, src = site.layer or 0, site.head or 0, site.dest or 0, site.src or 0
+        found = self.layers[layer].values[prompt, head, src] @ self.onto[layer][prompt, head, dest]
+        read = sum(at == prompt and firing.site == site for at, firing in self.patterns_read)
+        return found + read
+
+    def bases(self, layer: int, head: int) -> tuple[Tensor, Tensor]:
         channels = exact_channels(self.recording.model).at(layer, head)
         return channels.to_query.to(self.residual), channels.to_key.to(self.residual)
 
@@ -346,8 +395,8 @@ class DifferenceFlow:
         layer, head, dest = site.layer or 0, site.head or 0, site.dest or 0
         own, group = self.layers[layer], self.recording.model.weights.group
         dq, dk, _ = own.forward(self.recording.residuals[layer] - self.other.residuals[layer])
-        query, keys, seen = self._of_logits(prompt, site)
-        to_query, to_key = self._bases(layer, head)
+        query, keys, seen = self.of_scores(prompt, site)
+        to_query, to_key = self.bases(layer, head)
         if side == "query":
             mine, whole = (
                 (query @ to_key) * (dq[prompt, head, dest] @ to_query),
@@ -469,8 +518,9 @@ def difference_flow(recording: Recording, other: Recording, root: Root | Sequenc
     if recording.model.half:
         for run in (recording, other):
             _refuse_more_than_rounding(run)
-    read = tuple(root_difference(each, recording, other, i) for i, each in enumerate(roots))
-    return _Sweep(recording, other, read).run()
+    with recording.model.assume_weights_unchanged():
+        read = tuple(root_difference(each, recording, other, i) for i, each in enumerate(roots))
+        return _Sweep(recording, other, read).run()
 
 
 def _require_pair(recording: Recording, other: Recording, n_roots: int) -> None:
@@ -499,6 +549,7 @@ class _Sweep:
         self.recording, self.other, self.roots = recording, other, roots
         model, residuals = recording.model, recording.residuals
         self.allowed, self.error = tolerance_for(model.dtype), 0.0
+        self.strongest = [dict[Site, tuple[float, float]]() for _ in roots]
         self.residual = torch.zeros_like(residuals)
         self.rounding = residuals.new_zeros(residuals.shape[:-1])
         self.patterns = [(prompt, firing) for prompt, root in enumerate(roots) for firing in root.patterns]
@@ -536,6 +587,7 @@ class _Sweep:
                 left[layer] = run.residuals[layer + 1] - other.residuals[layer + 1] - dx - written
                 left[layer] -= writes[0] - writes[1]
                 self.rounding[layer] += (left[layer] * g).sum(-1)
+                assert mlp.writes is not None
                 self.rounding[layer] += ((written - mlp.writes) * g).sum(-1)
                 moved = read[0] - read[1]
                 normed = moved if mlp.before is None else mlp.before.forward(moved)
@@ -560,7 +612,21 @@ class _Sweep:
             self.rounding,
             left,
             self.error,
+            tuple(self.strongest),
         )
+
+    def _keep_strongest(self, layer: int, first: int, found: HeadFlow) -> None:
+        """Remember the head components of a layer, from some destination on, with the largest flows."""
+        flows, shape = found.flow.flatten(1), found.flow.shape[1:]
+        places = flows.abs().topk(min(STRONGEST, flows.shape[1])).indices
+        parts = torch.stack((found.moved.flatten(1), found.attends.flatten(1)), dim=-1)
+        for mine, row, both in zip(self.strongest, places, parts, strict=True):
+            heads, dests, sources = (each.tolist() for each in torch.unravel_index(row, shape))
+            for head, dest, src, (moved, attends) in zip(
+                heads, dests, sources, both[row].tolist(), strict=True
+            ):
+                if moved or attends:
+                    mine[Site("head", layer, head, first + dest, src)] = moved, attends
 
     def _round_logits(self) -> None:
         """What rounding did to the output logits, at the position where they are read first."""
@@ -592,6 +658,7 @@ class _Sweep:
                 found.value.abs() + found.query.abs() + found.key.abs() + (patterns * rows.softmax.mean).abs()
             )
             self._conserve_heads(own.layer, found.flow - entering, sizes.sum(-1, keepdim=True))
+            self._keep_strongest(own.layer, rows.some.start, found)
             total = total + found.flow.sum((1, 2, 3))
             size = size + (found.moved.abs() + found.attends.abs()).sum((1, 2, 3))
         keys, values = (

@@ -15,21 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from headtrace.circuits import Circuit, MethodInfo, PromptInfo
+from headtrace.circuits import Circuit, ComparedPrompt, MethodInfo, ModelInfo, PromptInfo
 from headtrace.errors import InputError, deprecated
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import roundings_of
 from headtrace.models.integrity import require_same_weights
 from headtrace.progress import Progress, scaled
+from headtrace.prompts.encoding import decoded
 from headtrace.request import (
+    AUTO,
     TRACER_SETTINGS,
     PatternsKept,
     ResolvedRequest,
     TraceRequest,
     batch_requests,
-    check_counterfactuals,
     split_prompts,
     takes_request_options,
 )
@@ -40,9 +41,18 @@ from headtrace.tracing.causes import Causes, Explanation
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep
 from headtrace.tracing.components import Firings
 from headtrace.tracing.content import Content, add_amounts
+from headtrace.tracing.difference_circuit import (
+    MOST_NODES,
+    FlowBudget,
+    Pair,
+    PairFlow,
+    difference_circuit,
+    trace_pairs,
+)
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.readings import Composer
+from headtrace.tracing.replacements import Measured, Replacement, measure
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
 from headtrace.vocabulary import Firing, Prompt
 
@@ -50,15 +60,20 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 
+PAIRS_AT_ONCE, PAIR_TOKENS = 16, 512
+"""Pairs of prompts that are recorded together for difference circuits, and their tokens in all."""
+
+
 class Tracer:
     """Traces prompts of one model. Keeps composed weights, so one tracer for many prompts is fastest.
 
     ``method`` is a name (``"acc++"``, the default, ``"acc"``, ``"svt"``, or what another package registered) with its
     ``options``, such as ``tau``, a number or a function of the number of visible keys (default
-    ``min(1, 2.5 / keys)``); or a method object (`headtrace.tracing.methods`). ``max_firings`` and ``min_influence``
+    ``min(0.9, 2.5 / keys)``); or a method object (`headtrace.tracing.methods`). ``max_firings`` and ``min_influence``
     are the budget that keeps circuits readable (by default the influence that is followed is at least 0 for attention
-    and 0.02 for content and complete circuits). ``patterns`` says whether attention patterns are kept in memory
-    (``"keep"``) or computed again where they are read (``"recompute"``; ``"auto"``: by their size).
+    and 0.02 for content and complete circuits; difference circuits count flow instead: at most 100 components that
+    carry nine tenths of it, none with less than 0.01 of the difference). ``patterns`` says whether attention patterns
+    are kept in memory (``"keep"``) or computed again where they are read (``"recompute"``; ``"auto"``: by their size).
     """
 
     def __init__(
@@ -104,9 +119,12 @@ class Tracer:
 
         ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
         moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
-        signal. With a ``counterfactual`` prompt of the same length, content is what this prompt has and that one has
-        not. With ``neurons``, each MLP of a content or complete circuit lists as many of its hidden units, those that
-        contribute most. ``progress`` is called with the number of firings traced and the number known to be needed.
+        signal; ``"difference"``, what changed the root between the prompt and a ``counterfactual`` of the same length
+        (several: the mean; ``"auto"``, or none: natural changes that flip the answer, found by the model itself, as are
+        the answer and its rival where none is given). With ``neurons``, each MLP of a content or complete circuit lists
+        as many of its hidden units, those that contribute most.
+
+        ``progress`` is called with the number of firings traced and the number known to be needed.
         ``on_partial`` is called with the circuit as far as it is known, again and again while it is traced: what is
         not followed yet is not ``expanded``. An exception raised by either ends the trace and is passed on.
         """
@@ -123,7 +141,7 @@ class Tracer:
         answer: Answer | None = None,
         wrong: Answer | None = None,
         *,
-        counterfactual: Sequence[Prompt] | None = None,
+        counterfactual: Sequence[Prompt] | Literal["auto"] | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> list[Circuit]:
@@ -131,10 +149,11 @@ class Tracer:
 
         Prompts with answers of their own are mappings in the JSON form of a request, with ``text`` (or ``tokens``, or
         ``messages``), ``answer``, ``wrong``, ``counterfactual`` ..., or examples of a task, or requests; ``answer`` and
-        ``wrong`` here hold for all others. ``counterfactual`` has one prompt for each.
+        ``wrong`` here hold for all others. ``counterfactual`` has one prompt for each, or is ``"auto"``.
         """
         given = split_prompts(prompts)
-        others = [None] * len(given) if counterfactual is None else list(counterfactual)
+        same = counterfactual is None or counterfactual == AUTO
+        others: list[Any] = [counterfactual] * len(given) if same else list(counterfactual or ())
         if len(others) != len(given):
             raise InputError(
                 f"{len(others)} counterfactual prompts for {len(given)} prompts: give one for each."
@@ -149,7 +168,6 @@ class Tracer:
         self, requests: Sequence[ResolvedRequest], progress: Progress | None = None
     ) -> list[Circuit]:
         """Circuits of requests that are resolved for this model, in batches of similar length."""
-        check_counterfactuals(requests)
         circuits: dict[int, Circuit] = {}
         for batch in batch_requests(requests):
             inside = scaled(progress, len(circuits), len(batch), len(requests))
@@ -228,6 +246,8 @@ class Tracer:
         """Circuits of prompts that are recorded together; ``on_partial`` is shown that of the first."""
         first = requests[0].request
         paths, patterns = first.paths, first.patterns
+        if paths == "difference":
+            return self._trace_differences(requests, progress)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
         least = first.min_influence
         if least is None:
@@ -258,20 +278,91 @@ class Tracer:
             if paths == "attention":
                 traces = sweep(recording, roots, self.method, budget, self.composer, progress, show)
             else:
-                others = [each.counterfactual for each in requests if each.counterfactual is not None]
-                other = self.model.record(others, last_logits=1, patterns=patterns) if others else None
-                content = self._content(recording, requests, roots, other, steps)
+                content = self._content(recording, requests, roots, steps)
                 complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
                 traces = complete.run(progress, show)
                 add_amounts(content, traces, first.neurons)
         return [assembled(place, trace) for place, trace in enumerate(traces)]
+
+    def _trace_differences(
+        self, requests: Sequence[ResolvedRequest], progress: Progress | None
+    ) -> list[Circuit]:
+        """Difference circuits: every prompt beside those that it is compared with, pairs in batches."""
+        first, model, info = requests[0].request, self.model, model_info(self.model)
+        nodes = MOST_NODES if first.max_firings == Budget.max_firings else first.max_firings
+        least = first.min_influence
+        budget = FlowBudget(nodes) if least is None else FlowBudget(nodes, least, carried=1.0)
+        pairs: list[list[Pair]] = []
+        found: list[Measured | None] = []
+        for place, each in enumerate(requests):
+            measured = None
+            others: list[tuple[Sequence[int], Replacement | None]] = [
+                (ids, None) for ids in each.counterfactuals
+            ]
+            if each.request.automatic:
+                measured = measure(model, each, progress=scaled(progress, place, 1, len(requests)))
+                others = [(change.ids, change) for change in measured.counterfactuals()]
+            found.append(measured)
+            pairs.append([self._pair(each, list(ids), change) for ids, change in others])
+        every = [pair for some in pairs for pair in some]
+        size = max(1, min(PAIRS_AT_ONCE, PAIR_TOKENS // max(len(pair.ids) for pair in every)))
+        circuits: list[Circuit] = []
+        ready: list[PairFlow] = []
+        waiting = iter(zip(requests, pairs, found, strict=True))
+        for start in range(0, len(every), size):
+            ready += trace_pairs(model, every[start : start + size], first.patterns)
+            while len(circuits) < len(requests) and len(ready) >= len(pairs[len(circuits)]):
+                each, some, measured = next(waiting)
+                mine, ready = ready[: len(some)], ready[len(some) :]
+                circuits.append(self._difference_circuit(each, info, mine, budget, measured))
+                if progress is not None:
+                    progress(len(circuits), len(requests))
+        return circuits
+
+    def _pair(self, request: ResolvedRequest, other: list[int], change: Replacement | None) -> Pair:
+        text = None
+        if change is not None:
+            text = change.text
+        elif self.model.tokenizer is not None:
+            text = decoded(self.model.tokenizer, other)
+        compared = ComparedPrompt(text, tuple(other), 0.0)
+        if change is not None:
+            compared = replace(
+                compared, change=str(change), flips=change.flips, naturalness=change.naturalness
+            )
+        return Pair(request.ids, other, request.root, compared)
+
+    def _difference_circuit(
+        self,
+        request: ResolvedRequest,
+        info: ModelInfo,
+        flows: Sequence[PairFlow],
+        budget: FlowBudget,
+        measured: Measured | None,
+    ) -> Circuit:
+        settings: dict[str, Any] = {
+            "paths": "difference",
+            "max_nodes": budget.nodes,
+            "min_flow": budget.least,
+        }
+        if self.model.half:
+            settings["dtype"] = self.model.own_dtype
+        method = MethodInfo("difference", version=self.method.describe().version, settings=settings)
+        prompt = PromptInfo(request.text, tuple(request.ids), self.model.token_labels(request.ids))
+        note = None
+        if measured is not None:
+            prompt = replace(prompt, importance=measured.by_token(len(request.ids)))
+            if not measured.flips:
+                note = "No change that was tried flips the answer: these are the strongest."
+        return difference_circuit(
+            info, prompt, method, flows, budget, automatic=measured is not None, note=note
+        )
 
     def _content(
         self,
         recording: Recording,
         requests: Sequence[ResolvedRequest],
         roots: list[Seeds],
-        other: Recording | None,
         steps: int,
     ) -> Content:
         """Contributions to each root; none where there is nothing to explain, or where heads are the root."""
@@ -282,7 +373,7 @@ class Tracer:
         ]
         found = attribute_roots(read, recording, steps)
         parts = {place: each.parts for (place, _), each in zip(read, found, strict=True)}
-        return Content.of(recording, [parts.get(place, ()) for place in range(len(requests))], other)
+        return Content.of(recording, [parts.get(place, ()) for place in range(len(requests))])
 
     def _described(self, request: ResolvedRequest, budget: Budget, rounding: float | None) -> MethodInfo:
         """The method's own options, the budget, and the steps of a likelihood's integrated gradients."""
@@ -293,8 +384,6 @@ class Tracer:
         }
         if request.request.paths != "attention":
             settings["paths"] = request.request.paths
-        if request.counterfactual is not None:
-            settings["counterfactual"] = " ".join(map(str, request.counterfactual))
         if rounding is not None:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
         steps = IG_STEPS if info.ig_steps is None and request.root.integrates_gradients else info.ig_steps

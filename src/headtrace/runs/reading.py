@@ -166,7 +166,7 @@ class Run:
 
     def circuit(self, which: str | int) -> Circuit:
         """The circuit of a prompt: by id, by the beginning of an id that no other has, or by number, its ``index``."""
-        row = self._find(which)
+        row = self.find(which)
         (found,) = self._circuits(row["shard"], [row["id"]]) or [None]
         if found is None:
             raise InputError(
@@ -183,26 +183,22 @@ class Run:
 
     def items(self, filter: Filter = None) -> Iterator[tuple[str, Circuit]]:
         """As ``circuits``, each with the id of its prompt."""
-        chosen = self._select(filter).select("id", "shard").collect()
+        if filter is None:
+            filter = pl.col("status") == DONE
+        elif not isinstance(filter, pl.Expr):
+            unknown = sorted(set(filter) - set(self._keys["id"]))
+            if unknown:
+                raise self._unknown(unknown[0])
+            filter = pl.col("id").is_in(list(filter))
+        chosen = self.prompts.filter(filter).select("id", "shard").collect()
         for (shard,), group in chosen.group_by("shard", maintain_order=True):
             yield from self._circuits(int(shard), group["id"].to_list())
 
-    def _select(self, filter: Filter) -> pl.LazyFrame:
-        if filter is None:
-            return self.prompts.filter(pl.col("status") == DONE)
-        if isinstance(filter, pl.Expr):
-            return self.prompts.filter(filter)
-        unknown = sorted(set(filter) - set(self._keys["id"]))
-        if unknown:
-            raise self._unknown(unknown[0])
-        return self.prompts.filter(pl.col("id").is_in(list(filter)))
-
-    def _find(self, which: str | int) -> dict[str, Any]:
-        """The row of a prompt: a whole id comes before a number, a number before the beginning of an id."""
+    def find(self, which: str | int) -> dict[str, Any]:
+        """The id, index, shard, status and reason of a prompt, by its id, its index, or the beginning of its id."""
         text = str(which)
-        tried = [pl.col("id") == text]
-        tried.append(pl.col("index") == int(text) if text.isdecimal() else pl.col("id").str.starts_with(text))
-        for condition in tried:
+        number = pl.col("index") == int(text) if text.isdecimal() else pl.col("id").str.starts_with(text)
+        for condition in (pl.col("id") == text, number):
             found = self._keys.filter(condition).head(2).to_dicts() if text else []
             if len(found) == 1:
                 return found[0]
@@ -258,6 +254,9 @@ class Run:
             for name, file in record.files.items():
                 bytes_[name] += file.bytes
                 rows[name] += file.rows
+        kind = pl.col("reason").str.split(":").list.first().alias("kind")
+        failed = self.prompts.filter(pl.col("status") == FAILED).sort("index")
+        first = failed.group_by(kind, maintain_order=True).first().select("kind", "id", "reason")
         damaged = sorted(self._written - {record.shard for record in whole})
         prompts = sum(record.prompts for record in whole)
         return RunStatus(
@@ -268,16 +267,10 @@ class Run:
             shards_done=len(whole),
             damaged=tuple(damaged),
             failures=dict(failures.most_common()),
-            examples=self._examples() if failures else {},
+            examples={kind: f"{id}: {why}" for kind, id, why in first.collect().rows()} if failures else {},
             bytes=dict(bytes_),
             rows=dict(rows),
         )
-
-    def _examples(self) -> dict[str, str]:
-        kind = pl.col("reason").str.split(":").list.first().alias("kind")
-        found = self.prompts.filter(pl.col("status") == FAILED).sort("index")
-        first = found.group_by(kind, maintain_order=True).first().select("kind", "id", "reason").collect()
-        return {kind: f"{name}: {reason}" for kind, name, reason in first.rows()}
 
     @cached_property
     def _sizes(self) -> dict[str, int]:

@@ -102,9 +102,8 @@ function edgeFacts(graph, edge) {
 /** What an edge weighs. Weight is attention, or a contribution; of a node that wrote signals it stands for these, too. */
 function weightRow(graph, edge) {
   if (SIDES[edge.side].attention) return ["weight", `${number(edge.weight)} (attention)`];
-  const contrast = graph.data.method.settings?.counterfactual != null;
-  if (!edge.mixed && !contrast) return contributionRow(graph, edge.weight);
-  return ["weight", `${number(edge.weight)} (${contrast ? "against the counterfactual prompt" : edge.contribution == null ? "for signals" : "for signals as well as content"})`];
+  if (!edge.mixed) return contributionRow(graph, edge.weight);
+  return ["weight", `${number(edge.weight)} (${edge.contribution == null ? "for signals" : "for signals as well as content"})`];
 }
 
 /** What holds up a signal that an MLP wrote. */

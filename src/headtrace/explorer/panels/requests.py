@@ -107,7 +107,7 @@ LIMITED: dict[str, Any] = {
     "direction": Annotated[list[_Finite], Field(min_length=1, max_length=MAX_TEXT)],
     "layer": Position,
     "position": Annotated[int, Field(ge=-1_000_000, le=1_000_000)],
-    "counterfactual": Text | TokenIds,
+    "counterfactual": Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=16)],
     "neurons": Annotated[int, Field(ge=0, le=1_000)],
     "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],
     "method_options": dict[str, bool | int | float | str],
@@ -116,7 +116,7 @@ LIMITED: dict[str, Any] = {
 }
 """What the server accepts in fields where the library would accept more, or any Python object."""
 
-_HELP = {name: text for root in ROOTS.values() for name, text in root.options.items()} | {
+_HELP = {name: option.help for root in ROOTS.values() for name, option in root.options.items()} | {
     each.name: each.metadata.get("help") for each in fields(TraceRequest)
 }
 

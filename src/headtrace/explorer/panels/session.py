@@ -240,11 +240,6 @@ class Session:
         An answer of several tokens makes the prompt longer, up to the limit.
         """
         served = self.models[model]
-        other = request.counterfactual
-        if other is not None:
-            self._check_length(
-                len(served.to_ids(other, bos=request.bos) if isinstance(other, str) else other)
-            )
         resolved = request.resolve(served)
         self._check_length(len(resolved.ids), "prompt and the answer have")
         return resolved

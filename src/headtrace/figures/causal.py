@@ -10,26 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-<<<<<<< HEAD
 from headtrace.figures import style
 from headtrace.figures.style import BLUE, GREY, INK, ORANGE, SEQUENCE, VERMILION
-=======
-from headtrace.figures.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    SEQUENCE,
-    VERMILION,
-    headline,
-    house_style,
-    log_scale,
-    new_figure,
-    save,
-    token_label,
-    with_unit,
-)
->>>>>>> difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -312,11 +294,11 @@ def _line(axis: Axes, curve: Curve, name: str, colour: str, width: float) -> Non
         axis.plot(*zip(*beyond, strict=True), color=colour, linewidth=width, linestyle=(0, (3, 2)))
 
 
-@house_style()
+@style.house_style()
 def importance_bars(found: Importance, path: str | Path | None = None) -> Figure:
     """The mean loss of each word over its replacements, every replacement as a dot; those that flip are filled."""
     words = found.words
-    figure, [[axis]] = new_figure(max(4.5, 0.62 * len(words) + 1.5), 3.6)
+    figure, [[axis]] = style.new_figure(max(4.5, 0.62 * len(words) + 1.5), 3.6)
     for place, word in enumerate(words):
         colour = GREY if word.kind != "content" else BLUE if word.mean >= 0 else VERMILION
         axis.bar(place, word.mean, color=colour, width=0.7, alpha=0.85)
@@ -326,15 +308,15 @@ def importance_bars(found: Importance, path: str | Path | None = None) -> Figure
                 [place], [change.effect], s=11, facecolor=face, edgecolor=INK, linewidth=0.6, zorder=3
             )
     axis.axhline(0, color=INK, linewidth=0.6)
-    labels = [token_label(word.text) for word in words]
+    labels = [style.token_label(word.text) for word in words]
     axis.set_xticks(range(len(words)), labels, rotation=45, ha="right")
-    axis.set_ylabel(f"lost {with_unit(found.root.measure)}")
-    headline(
+    axis.set_ylabel(f"lost {style.with_unit(found.root.measure)}")
+    return style.save(
         figure,
+        path,
         f"What matters for {found.question} ({found.value:.2f})",
         "bar: mean over replacements; dots: each replacement, filled where it flips the answer; grey: function words",
     )
-    return save(figure, path)
 
 
 COMPARED = {

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.prompts import encode
-from headtrace.request import Paths, ResolvedRequest, TraceRequest, check_counterfactuals, split_prompts
+from headtrace.request import Paths, ResolvedRequest, TraceRequest, split_prompts
 from headtrace.runs.manifest import LABEL, ROLE, PlanInfo, plan_schema
 from headtrace.tasks.build import place_roles
 from headtrace.tasks.jsonl import spans_of
@@ -97,7 +97,6 @@ def make_plan(
         rows.append(row | {"index": index})
     if not resolved:
         raise InputError(f"None of the {len(rows)} prompts can be traced. The first: {rows[0]['problem']}")
-    check_counterfactuals(resolved)
 
     seen: Counter[str] = Counter()
     for row in rows:

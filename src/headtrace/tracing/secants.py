@@ -250,9 +250,27 @@ class MlpSecant:
             writes,
         )
 
+    def at(self, *place: Tensor | int) -> MlpSecant:
+        """The secant at some of its places (batch, token), one row each."""
+
+        def some(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[place]
+
+        return replace(
+            self,
+            before=None if self.before is None else self.before.at(*place),
+            up=self.up[place],
+            gate=some(self.gate),
+            routed=some(self.routed),
+            toward=some(self.toward),
+            after=None if self.after is None else self.after.at(*place),
+            inputs=self.inputs[place],
+            writes=some(self.writes),
+        )
+
     def back(
-        self, g: Float[Tensor, "batch token d_model"]
-    ) -> tuple[Float[Tensor, "batch token d_model"], Float[Tensor, "batch token d_model"]]:
+        self, g: Float[Tensor, "*place d_model"]
+    ) -> tuple[Float[Tensor, "*place d_model"], Float[Tensor, "*place d_model"]]:
         """A multiplier of what the MLP writes, as one of the residual that it reads; and of that behind its norm."""
         units = (g if self.after is None else self.after.back(g)) @ self.W_out.T
         read = (units * self.up) @ self.W_in.T

@@ -14,7 +14,7 @@ Firing(layer=2, head=0, dest=14, src=10)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from headtrace.circuits import Circuit, ComparedPrompt, MethodInfo, ModelInfo, PromptInfo
@@ -62,6 +62,24 @@ if TYPE_CHECKING:
 
 PAIRS_AT_ONCE, PAIR_TOKENS = 16, 512
 """Pairs of prompts that are recorded together for difference circuits, and their tokens in all."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt beside those that it is compared with."""
+
+    request: ResolvedRequest
+    circuit: Circuit
+    flows: list[PairFlow]
+    measured: Measured | None
+    """The changed prompts that were run, where headtrace found the counterfactuals itself."""
+
+
+def _flow_budget(request: TraceRequest) -> FlowBudget:
+    """The budget of a difference circuit: components by flow, unless the request says otherwise."""
+    nodes = MOST_NODES if request.max_firings == Budget.max_firings else request.max_firings
+    least = request.min_influence
+    return FlowBudget(nodes) if least is None else FlowBudget(nodes, least, carried=1.0)
 
 
 class Tracer:
@@ -177,6 +195,32 @@ class Tracer:
                 progress(len(circuits), len(requests))
         return [circuits[place] for place in range(len(requests))]
 
+    @takes_request_options
+    def difference_flows(
+        self,
+        prompt: Any,
+        answer: Answer | None = None,
+        wrong: Answer | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> list[PairFlow]:
+        """What a difference circuit is made from: the flows between the prompt and each prompt that it is compared
+        with, before the budget chooses what to show. Options mean what they mean in ``trace``."""
+        return self.compare(
+            self.request(prompt, answer=answer, wrong=wrong, paths="difference", **options), progress
+        ).flows
+
+    def compare(self, request: TraceRequest, progress: Progress | None = None) -> Comparison:
+        """One prompt beside those that it is compared with: flows, circuit, and the changed prompts that were run."""
+        resolved = request.resolve(self.model)
+        pairs, measured = self._pairs(resolved, progress)
+        flows = trace_pairs(self.model, pairs, request.patterns)
+        circuit = self._difference_circuit(
+            resolved, model_info(self.model), flows, _flow_budget(request), measured
+        )
+        return Comparison(resolved, circuit, flows, measured)
+
     def request(self, prompt: Any, **options: Any) -> TraceRequest:
         """The request that ``trace`` makes of a prompt and its options, with the settings of this tracer.
 
@@ -289,21 +333,13 @@ class Tracer:
     ) -> list[Circuit]:
         """Difference circuits: every prompt beside those that it is compared with, pairs in batches."""
         first, model, info = requests[0].request, self.model, model_info(self.model)
-        nodes = MOST_NODES if first.max_firings == Budget.max_firings else first.max_firings
-        least = first.min_influence
-        budget = FlowBudget(nodes) if least is None else FlowBudget(nodes, least, carried=1.0)
+        budget = _flow_budget(first)
         pairs: list[list[Pair]] = []
         found: list[Measured | None] = []
         for place, each in enumerate(requests):
-            measured = None
-            others: list[tuple[Sequence[int], Replacement | None]] = [
-                (ids, None) for ids in each.counterfactuals
-            ]
-            if each.request.automatic:
-                measured = measure(model, each, progress=scaled(progress, place, 1, len(requests)))
-                others = [(change.ids, change) for change in measured.counterfactuals()]
+            some, measured = self._pairs(each, scaled(progress, place, 1, len(requests)))
             found.append(measured)
-            pairs.append([self._pair(each, list(ids), change) for ids, change in others])
+            pairs.append(some)
         every = [pair for some in pairs for pair in some]
         size = max(1, min(PAIRS_AT_ONCE, PAIR_TOKENS // max(len(pair.ids) for pair in every)))
         circuits: list[Circuit] = []
@@ -318,6 +354,19 @@ class Tracer:
                 if progress is not None:
                     progress(len(circuits), len(requests))
         return circuits
+
+    def _pairs(
+        self, request: ResolvedRequest, progress: Progress | None
+    ) -> tuple[list[Pair], Measured | None]:
+        """The prompts that one prompt is compared with: as given, or found by exchanging words."""
+        measured = None
+        others: list[tuple[Sequence[int], Replacement | None]] = [
+            (ids, None) for ids in request.counterfactuals
+        ]
+        if request.request.automatic:
+            measured = measure(self.model, request, progress=progress)
+            others = [(change.ids, change) for change in measured.counterfactuals()]
+        return [self._pair(request, list(ids), change) for ids, change in others], measured
 
     def _pair(self, request: ResolvedRequest, other: list[int], change: Replacement | None) -> Pair:
         text = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         families,
         figures,
         interpret,
+        mechanism,
         models,
         prompts,
         runs,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from headtrace.causal import Importance, importance, sufficiency, verify
     from headtrace.circuits import Circuit, load_circuit
     from headtrace.families import compare_signals, find_families
+    from headtrace.mechanism import Mechanism, load_mechanism, why
     from headtrace.models import Model, Recording, load
     from headtrace.runs import Network, Run, load_network, merge, open_run, run
     from headtrace.sinks import Sinks, find_sinks, load_sinks
@@ -47,6 +49,7 @@ _HOME = {
     "Component": "vocabulary",
     "Firing": "vocabulary",
     "Importance": "causal",
+    "Mechanism": "mechanism",
     "Model": "models",
     "Network": "runs",
     "Recording": "models",
@@ -60,6 +63,7 @@ _HOME = {
     "importance": "causal",
     "load": "models",
     "load_circuit": "circuits",
+    "load_mechanism": "mechanism",
     "load_network": "runs",
     "load_sinks": "sinks",
     "merge": "runs",
@@ -67,6 +71,7 @@ _HOME = {
     "run": "runs",
     "sufficiency": "causal",
     "verify": "causal",
+    "why": "mechanism",
 }
 _ROOMS = (
     "causal",
@@ -77,6 +82,7 @@ _ROOMS = (
     "families",
     "figures",
     "interpret",
+    "mechanism",
     "models",
     "prompts",
     "runs",
@@ -91,6 +97,7 @@ __all__ = [
     "Component",
     "Firing",
     "Importance",
+    "Mechanism",
     "Model",
     "Network",
     "Recording",
@@ -113,8 +120,10 @@ __all__ = [
     "interpret",
     "load",
     "load_circuit",
+    "load_mechanism",
     "load_network",
     "load_sinks",
+    "mechanism",
     "merge",
     "models",
     "open_run",
@@ -127,6 +136,7 @@ __all__ = [
     "toy",
     "tracing",
     "verify",
+    "why",
 ]
 
 

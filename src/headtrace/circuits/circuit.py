@@ -36,6 +36,8 @@ from headtrace.vocabulary import ATTENTION_SIDES, SIDES
 if TYPE_CHECKING:
     import networkx as nx
 
+    from headtrace.mechanism import Mechanism
+
 
 @checked
 class Circuit:
@@ -184,6 +186,15 @@ class Circuit:
     def with_edges(self, edges: tuple[Edge, ...]) -> Circuit:
         """The same circuit with other edges (measured effects or descriptions added, say)."""
         return replace(self, edges=edges)
+
+    def mechanism(self) -> Mechanism:
+        """What the circuit does, in at most seven steps, from what the circuit itself holds.
+
+        ``headtrace.why`` does more with the model at hand: exact flows between heads, and a measurement of each step.
+        """
+        from headtrace.mechanism.mechanism import of_circuit
+
+        return of_circuit(self)
 
     # Showing and keeping
 

@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Trace a prompt (or many) to its circuit: which signals cause the heads to attend where they do.",
     ),
     "explain": ("trace", "Why does this head attend here? The signals that cause one firing, side by side."),
+    "why": (
+        "why",
+        "Why the model answers as it does: a sentence, its steps, and what the model does without each of them.",
+    ),
     "matters": (
         "matters",
         "What matters in a prompt, measured: exchange each word for others like it, see what the answer does.",

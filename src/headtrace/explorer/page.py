@@ -12,30 +12,61 @@ from collections.abc import Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import to_json
 from headtrace.circuits.summary import html_table, question, size
 from headtrace.errors import InputError
 from headtrace.explorer.document import document, inline_modules, part, scripts
+from headtrace.validation import plain
 from headtrace.writing import write_text
 
-
-def write_page(circuits: Circuit | Sequence[Circuit], path: str | Path, compare: bool = False) -> Path:
-    """Write the page of one or several circuits; with ``compare``, two of them side by side at once."""
-    return write_text(path, page(circuits, compare))
+if TYPE_CHECKING:
+    from headtrace.mechanism import Mechanism
 
 
-def page(circuits: Circuit | Sequence[Circuit], compare: bool = False) -> str:
-    """The page as text."""
+def write_page(
+    circuits: Circuit | Sequence[Circuit],
+    path: str | Path,
+    compare: bool = False,
+    mechanism: Mechanism | None = None,
+) -> Path:
+    """Write the page of one or several circuits; with ``compare``, two of them side by side at once; with the
+    ``mechanism`` of the circuit, the page opens on it."""
+    return write_text(path, page(circuits, compare, mechanism))
+
+
+def page(
+    circuits: Circuit | Sequence[Circuit], compare: bool = False, mechanism: Mechanism | None = None
+) -> str:
+    """The page as text. That of a single difference circuit opens on its mechanism."""
     several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
     if not several:
         raise InputError("A page needs at least one circuit; none was given.")
-    data = {"circuits": [page_data(circuit) for circuit in several], "compare": compare}
+    data: dict[str, Any] = {"circuits": [page_data(circuit) for circuit in several], "compare": compare}
+    if mechanism is None and len(several) == 1 and several[0].difference is not None and several[0].edges:
+        mechanism = several[0].mechanism()
+    if mechanism is not None:
+        data["mechanism"] = mechanism_data(mechanism)
     title = question(several[0]) if len(several) == 1 else f"{len(several)} circuits"
     style = part("theme.css") + part("style.css")
     return document(part("template.html"), title=title, style=style, script=_script(), data=data)
+
+
+def mechanism_data(mechanism: Mechanism) -> dict[str, Any]:
+    """A mechanism for its view: what its file says, in words and as a drawing."""
+    return {
+        "sentence": mechanism.sentence,
+        "origin": mechanism.origin,
+        "clauses": [plain(clause) for clause in mechanism.clauses],
+        "steps": [plain(step) for step in mechanism.steps],
+        "ledger": [plain(line) for line in mechanism.ledger],
+        "test": None if mechanism.test is None else plain(mechanism.test),
+        "whole": mechanism.whole,
+        "chosen": list(mechanism.chosen),
+        "svg": mechanism.to_svg(),
+    }
 
 
 @cache
@@ -47,10 +78,10 @@ def page_data(circuit: Circuit) -> dict[str, Any]:
     """A circuit file's data, with what the page would have to compute: the influence of each edge, names, words."""
     data = to_json(circuit)
     flows = circuit.flows()
-    for edge, plain in zip(circuit.edges, data["edges"], strict=True):
-        plain["flow"] = flows[edge]
-    for node, plain in zip(circuit.nodes, data["nodes"], strict=True):
-        plain["name"] = node.name
+    for edge, row in zip(circuit.edges, data["edges"], strict=True):
+        row["flow"] = flows[edge]
+    for node, row in zip(circuit.nodes, data["nodes"], strict=True):
+        row["name"] = node.name
     return data | {
         "question": question(circuit, _quoted),
         "title": (circuit.prompt.text or " ".join(circuit.prompt.tokens))[:200],

@@ -52,7 +52,7 @@ from headtrace.tracing.difference_circuit import (
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import Method, make_method
 from headtrace.tracing.readings import Composer
-from headtrace.tracing.replacements import Measured, Replacement, measure
+from headtrace.tracing.replacements import BUDGET, Measured, Replacement, measure
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
 from headtrace.vocabulary import Firing, Prompt
 
@@ -211,13 +211,22 @@ class Tracer:
             self.request(prompt, answer=answer, wrong=wrong, paths="difference", **options), progress
         ).flows
 
-    def compare(self, request: TraceRequest, progress: Progress | None = None) -> Comparison:
-        """One prompt beside those that it is compared with: flows, circuit, and the changed prompts that were run."""
-        resolved = request.resolve(self.model)
-        pairs, measured = self._pairs(resolved, progress)
-        flows = trace_pairs(self.model, pairs, request.patterns)
+    def compare(
+        self,
+        request: TraceRequest | ResolvedRequest,
+        progress: Progress | None = None,
+        *,
+        budget: int = BUDGET,
+        seed: int = 0,
+    ) -> Comparison:
+        """One prompt beside those that it is compared with: flows, circuit, and the changed prompts that were run (at
+        most ``budget``, where they are to be found)."""
+        resolved = request.resolve(self.model) if isinstance(request, TraceRequest) else request
+        asked = resolved.request
+        pairs, measured = self._pairs(resolved, progress, budget, seed)
+        flows = trace_pairs(self.model, pairs, asked.patterns)
         circuit = self._difference_circuit(
-            resolved, model_info(self.model), flows, _flow_budget(request), measured
+            resolved, model_info(self.model), flows, _flow_budget(asked), measured
         )
         return Comparison(resolved, circuit, flows, measured)
 
@@ -356,7 +365,11 @@ class Tracer:
         return circuits
 
     def _pairs(
-        self, request: ResolvedRequest, progress: Progress | None
+        self,
+        request: ResolvedRequest,
+        progress: Progress | None,
+        budget: int = BUDGET,
+        seed: int = 0,
     ) -> tuple[list[Pair], Measured | None]:
         """The prompts that one prompt is compared with: as given, or found by exchanging words."""
         measured = None
@@ -364,7 +377,7 @@ class Tracer:
             (ids, None) for ids in request.counterfactuals
         ]
         if request.request.automatic:
-            measured = measure(self.model, request, progress=progress)
+            measured = measure(self.model, request, budget=budget, seed=seed, progress=progress)
             others = [(change.ids, change) for change in measured.counterfactuals()]
         return [self._pair(request, list(ids), change) for ids, change in others], measured
 

@@ -3,6 +3,7 @@
 import { createAddress, wholeNumber } from "./address.js";
 import { byId, el } from "./dom.js";
 import { indexCircuit } from "./graph.js";
+import { createTabs } from "./mechanism.js";
 import { inert, shorten } from "./text.js";
 import { createTheme } from "./theme.js";
 import { createView } from "./view.js";
@@ -15,6 +16,7 @@ export function start() {
   const theme = el("button", { type: "button", id: "theme", class: "icon" });
   const view = createView(byId("view"), { frame: { before: [choice], after: [theme] }, drawing, remember });
   const address = createAddress(restore);
+  const container = byId("view");
   createTheme();
 
   function drawing(busy) {
@@ -52,7 +54,7 @@ export function start() {
 
   function remember(step = false) {
     const circuits = String(chosen()) === String(atFirst) ? null : chosen().map((i) => i + 1).join();
-    address.write({ circuits, ...view.tell() }, step);
+    address.write({ circuits, tab: container.dataset.tab === "mechanism" ? null : (container.dataset.tab ?? null), ...view.tell() }, step);
   }
 
   function restore(values) {
@@ -65,6 +67,11 @@ export function start() {
   }
 
   fillChoices();
-  restore(address.read());
+  const asked = address.read();
+  restore(asked);
+  if (data.mechanism) {
+    const showTab = createTabs(container, data.mechanism, data.circuits[0], () => remember());
+    showTab(["graph", "table"].includes(asked.tab) ? asked.tab : "mechanism");
+  }
   return view;
 }

@@ -1,0 +1,301 @@
+"""A mechanism as a drawing: tokens at the bottom, the answer on top, steps as cards in rows between them.
+
+The drawing is one SVG without scripts or styles from elsewhere. Colours are CSS variables with a default, so that a
+page can show it in light and dark; cards, arrows and tokens carry ``data-step`` and ``data-token`` for whoever wants to
+light them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+from headtrace.mechanism.mechanism import Mechanism
+from headtrace.mechanism.parts import Arrow, Step
+from headtrace.mechanism.steps import MLPS, heads_phrase
+
+WIDTH = 1120
+CARD, GAP, ROW_GAP = 262, 20, 74
+PAD = 12
+TITLE, SMALL = 14, 12
+"""Sizes of text in pixels."""
+SHORT_TOKENS = 40
+"""Longer prompts show the tokens that take part, with one more on either side."""
+
+
+@dataclass
+class _Box:
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
+
+
+def text_width(text: str, size: float) -> float:
+    """At most how wide text is in the usual sans-serif fonts."""
+    narrow = sum(c in " .,:;'|!ijlt()[]" for c in text)
+    wide = sum(c in "MWmw%@" for c in text)
+    return size * (0.63 * (len(text) - narrow - wide) + 0.36 * narrow + 0.95 * wide)
+
+
+def wrapped(text: str, width: float, size: float) -> list[str]:
+    """Text in lines that fit a width."""
+    lines, line = list[str](), ""
+    for word in text.split(" "):
+        longer = f"{line} {word}".strip()
+        if line and text_width(longer, size) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = longer
+    return [*lines, line]
+
+
+def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
+    """The drawing as text."""
+    steps = [step for step in mechanism.steps if not step.hidden]
+    cards = {step.id: _card_lines(step) for step in steps}
+    rows = _rows(steps, max(1, int((width + GAP) // (CARD + GAP))))
+    boxes: dict[int, _Box] = {}
+    y = 64.0 + ROW_GAP
+    for row in reversed(rows):
+        tall = max(_height(cards[step.id]) for step in row)
+        x = (width - len(row) * CARD - (len(row) - 1) * GAP) / 2
+        for step in row:
+            boxes[step.id] = _Box(x, y, CARD, _height(cards[step.id]))
+            x += CARD + GAP
+        y += tall + ROW_GAP
+    tokens = _tokens(mechanism, y, width)
+    root = _Box(width / 2 - 190, 12, 380, 46)
+    height = y + 52
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" '
+        f'font-family="system-ui, sans-serif" aria-label={quoteattr(_plain(mechanism.sentence))}>',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" '
+        'markerUnits="userSpaceOnUse" markerWidth="10" markerHeight="10" orient="auto">'
+        '<path d="M0,0.5 L8,4 L0,7.5 z" fill="var(--muted, #667)"/></marker></defs>',
+    ]
+    parts += _token_lines(mechanism.arrows, boxes, {place: box for place, (box, _) in tokens.items()})
+    parts += _step_arrows(mechanism.arrows, boxes)
+    parts += _root_arrows(steps, boxes, root)
+    parts += [_card(step, boxes[step.id], cards[step.id]) for step in steps]
+    parts += [_token(place, box, text) for place, (box, text) in tokens.items()]
+    parts.append(_root(mechanism, root))
+    return "".join([*parts, "</svg>"])
+
+
+def _plain(text: str) -> str:
+    return text.replace("*", "")
+
+
+def _rows(steps: Sequence[Step], most: int) -> list[list[Step]]:
+    """Steps of one stage beside each other, the lowest first; a stage that is too wide takes two rows."""
+    rows: list[list[Step]] = []
+    for stage in sorted({step.stage for step in steps}):
+        mine = [step for step in steps if step.stage == stage]
+        mine.sort(key=lambda step: (step.dest if step.dest is not None else 0, step.src or 0, step.id))
+        count = -(-len(mine) // most)
+        size = -(-len(mine) // count)
+        rows += [mine[i : i + size] for i in range(0, len(mine), size)]
+    return rows
+
+
+# -- cards ---------------------------------------------------------------------------------------------------
+
+
+def _card_lines(step: Step) -> list[tuple[str, int, str, str]]:
+    """The lines of a card: text, size, weight, colour."""
+    title = _plain(step.title)
+    room = CARD - 2 * PAD - 26
+    lines = [
+        (line, TITLE, "600", "--ink, #1c1f24") for line in wrapped(title[:1].upper() + title[1:], room, TITLE)
+    ]
+    names = heads_phrase(step, 5)
+    if names:
+        found = wrapped(names, CARD - 2 * PAD, SMALL)
+        lines += [(line, SMALL, "400", "--muted, #5a616b") for line in found]
+    amount = f"carries {step.flow:+.2f}" + (
+        f", {step.root:+.2f} of it straight into the answer" if step.root else ""
+    )
+    if step.role == MLPS:
+        amount = f"{step.root:+.2f} straight into the answer"
+    lines += [(line, SMALL, "400", "--ink, #1c1f24") for line in wrapped(amount, CARD - 2 * PAD, SMALL)]
+    badge = "○ not measured" if step.measured is None else f"● {step.measured.text}"
+    lines += [(line, SMALL, "400", "--ink, #1c1f24") for line in wrapped(badge, CARD - 2 * PAD, SMALL)]
+    return lines
+
+
+def _height(lines: Sequence[tuple[str, int, str, str]]) -> float:
+    return 2 * PAD + sum(size + 5 for _, size, _, _ in lines)
+
+
+def _card(step: Step, box: _Box, lines: Sequence[tuple[str, int, str, str]]) -> str:
+    against = step.root < 0 if step.root else step.flow < 0
+    edge = "var(--against, #c0392b)" if against else "var(--for, #1f6fb2)"
+    found = [
+        f'<g class="card" data-step="{step.id}" tabindex="0" role="button" '
+        f"aria-label={quoteattr(f'Step {step.id}: {_plain(step.title)}')}>"
+        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="8" '
+        f'fill="var(--card, #fff)" stroke="{edge}" stroke-width="1.5"/>'
+        f'<circle cx="{box.x + box.width - PAD - 6:.1f}" cy="{box.y + PAD + 8:.1f}" r="11" fill="{edge}"/>'
+        f'<text x="{box.x + box.width - PAD - 6:.1f}" y="{box.y + PAD + 12.5:.1f}" text-anchor="middle" '
+        f'font-size="13" font-weight="700" fill="var(--paper, #fff)">{step.id}</text>'
+    ]
+    y = box.y + PAD
+    for text, size, weight, colour in lines:
+        y += size + 5
+        found.append(
+            f'<text x="{box.x + PAD:.1f}" y="{y - 5:.1f}" font-size="{size}" font-weight="{weight}" '
+            f'fill="var({colour})">{escape(text)}</text>'
+        )
+    return "".join([*found, "</g>"])
+
+
+# -- tokens and the answer -----------------------------------------------------------------------------------
+
+
+def involved_tokens(mechanism: Mechanism) -> list[int]:
+    """Positions that shown steps read, write to, or take from directly."""
+    steps = [step for step in mechanism.steps if not step.hidden]
+    ids = {step.id for step in steps}
+    found = {place for step in steps for head in step.heads for place in (head.dest, head.src)}
+    found |= {arrow.token for arrow in mechanism.arrows if arrow.token is not None and arrow.target in ids}
+    found |= {step.dest for step in steps if step.dest is not None}
+    return sorted(found)
+
+
+def _tokens(mechanism: Mechanism, y: float, width: float) -> dict[int, tuple[_Box, str]]:
+    """Tokens from left to right: those that take part at full width, the others small; gaps in long prompts."""
+    tokens, part = mechanism.circuit.prompt.tokens, involved_tokens(mechanism)
+    n = len(tokens)
+    shown = range(n)
+    if n > SHORT_TOKENS:
+        shown = sorted({near for place in part for near in (place - 1, place, place + 1) if 0 <= near < n})
+    items: list[tuple[int, str, float]] = []
+    for before, place in zip([-1, *shown], shown, strict=False):
+        if place - before > 1:
+            items.append((-place - 1, f"… {place - before - 1} …", text_width("… 999 …", SMALL) + 10))
+        word = tokens[place].strip() or "␣"
+        size = TITLE if place in part else SMALL
+        items.append((place, word, text_width(word, size) + 16))
+    total = sum(each for _, _, each in items)
+    scale = min(1.0, width / total) if total else 1.0
+    x, found = (width - total * scale) / 2, dict[int, tuple[_Box, str]]()
+    for place, word, wide in items:
+        found[place] = (_Box(x, y, wide * scale, 30), word)
+        x += wide * scale
+    return found
+
+
+def _token(place: int, box: _Box, word: str) -> str:
+    attributes = f'data-token="{place}"' if place >= 0 else ""
+    return (
+        f'<g class="token" {attributes}><text x="{box.middle:.1f}" y="{box.y + 20:.1f}" text-anchor="middle" '
+        f'font-size="{SMALL + 1}" fill="var(--ink, #1c1f24)">{escape(word)}</text></g>'
+    )
+
+
+def _root(mechanism: Mechanism, box: _Box) -> str:
+    text = f"{mechanism.question} {mechanism.whole:+.2f}"
+    return (
+        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="23" '
+        f'fill="var(--ink, #1c1f24)"/><text x="{box.middle:.1f}" y="{box.y + 29:.1f}" text-anchor="middle" '
+        f'font-size="16" font-weight="600" fill="var(--paper, #fff)">{escape(text)}</text>'
+    )
+
+
+# -- lines ---------------------------------------------------------------------------------------------------
+
+
+def _curve(x1: float, y1: float, x2: float, y2: float, flow: float, extra: str, dash: str = "") -> str:
+    bend = (y1 - y2) * 0.45
+    style = f' stroke-dasharray="{dash}"' if dash else ""
+    colour = "var(--against, #c0392b)" if flow < 0 else "var(--muted, #667)"
+    return (
+        f'<path d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 - bend:.1f} {x2:.1f},{y2 + bend:.1f} {x2:.1f},{y2:.1f}" '
+        f'fill="none" stroke="{colour}"{style} {extra}/>'
+    )
+
+
+DASHES = {"query": "5 4", "key": "1.5 3"}
+
+
+def _token_lines(arrows: Sequence[Arrow], boxes: dict[int, _Box], tokens: dict[int, _Box]) -> list[str]:
+    found: list[str] = []
+    for arrow in arrows:
+        if arrow.token is None or arrow.target not in boxes or arrow.token not in tokens:
+            continue
+        box, word = boxes[arrow.target], tokens[arrow.token]
+        extra = f'stroke-width="1" opacity="0.55" data-step="{arrow.target}" data-token="{arrow.token}"'
+        found.append(
+            _curve(
+                word.middle,
+                word.y,
+                box.middle,
+                box.y + box.height,
+                arrow.flow,
+                extra,
+                DASHES.get(arrow.side, ""),
+            )
+        )
+    return found
+
+
+def _step_arrows(arrows: Sequence[Arrow], boxes: dict[int, _Box]) -> list[str]:
+    lines: list[str] = []
+    labels: list[_Box] = list(boxes.values())
+    texts: list[str] = []
+    strongest = max((abs(arrow.flow) for arrow in arrows if arrow.step is not None), default=1.0)
+    leaving: dict[int, int] = {}
+    for arrow in arrows:
+        if arrow.step is None or arrow.step not in boxes or arrow.target not in boxes:
+            continue
+        low, high = boxes[arrow.step], boxes[arrow.target]
+        place = leaving[arrow.step] = leaving.get(arrow.step, -1) + 1
+        x1 = low.middle + (-1) ** place * 22 * ((place + 1) // 2)
+        wide = 1.2 + 3 * abs(arrow.flow) / strongest
+        extra = f'stroke-width="{wide:.1f}" marker-end="url(#tip)" data-from="{arrow.step}" data-step="{arrow.target}"'
+        x2, y2 = high.middle, high.y + high.height + 3
+        lines.append(_curve(x1, low.y, x2, y2, arrow.flow, extra, DASHES.get(arrow.side, "")))
+        text = f"{arrow.words} {arrow.flow:+.2f}"
+        size = text_width(text, SMALL)
+        for share in (0.5, 0.36, 0.64, 0.22, 0.78):
+            x, y = x1 + (x2 - x1) * share, low.y + (y2 - low.y) * share
+            box = _Box(x - size / 2 - 3, y - 9, size + 6, 17)
+            if not any(_overlap(box, other) for other in labels):
+                labels.append(box)
+                texts.append(
+                    f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" font-size="{SMALL}" '
+                    f'fill="var(--ink, #1c1f24)" stroke="var(--paper, #fff)" stroke-width="4" paint-order="stroke" '
+                    f'data-from="{arrow.step}" data-step="{arrow.target}">{escape(text)}</text>'
+                )
+                break
+    return lines + texts
+
+
+def _overlap(one: _Box, two: _Box) -> bool:
+    return (
+        one.x < two.x + two.width
+        and two.x < one.x + one.width
+        and one.y < two.y + two.height
+        and two.y < one.y + one.height
+    )
+
+
+def _root_arrows(steps: Sequence[Step], boxes: dict[int, _Box], root: _Box) -> list[str]:
+    speaking = [step for step in steps if step.root]
+    strongest = max((abs(step.root) for step in speaking), default=1.0)
+    found: list[str] = []
+    order = sorted(speaking, key=lambda step: boxes[step.id].middle)
+    for place, step in enumerate(order):
+        box = boxes[step.id]
+        wide = 1.2 + 3 * abs(step.root) / strongest
+        extra = f'stroke-width="{wide:.1f}" opacity="0.8" data-step="{step.id}"'
+        x = root.x + root.width * (place + 1) / (len(order) + 1)
+        found.append(_curve(box.middle, box.y, x, root.y + root.height + 2, step.root, extra))
+    return found

@@ -1,0 +1,311 @@
+"""A circuit that a person can read: steps with names and measurements, arrows, a ledger that closes, a sentence.
+
+>>> import headtrace
+>>> model = headtrace.load("builtin")
+>>> found = headtrace.why(model, "When Mary and John went to the store, John gave a drink to", budget=40)
+>>> found.question
+'"Mary" rather than "John"'
+>>> abs(sum(line.amount for line in found.ledger) - found.whole) < 1e-3 * abs(found.whole)
+True
+>>> len(found.steps) <= 7 and found.sentence.endswith(".")
+True
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.circuits import Circuit
+from headtrace.circuits.files import from_json, to_json
+from headtrace.errors import InputError
+from headtrace.mechanism.backbone import fold_circuit
+from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
+from headtrace.mechanism.steps import Reading, heads_phrase, make_clauses, make_ledger, make_steps
+from headtrace.notebook import paragraph, table
+from headtrace.validation import Text, checked, document, fail, file_text, parse, plain, read_object
+from headtrace.writing import write_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SCHEMA = "headtrace.mechanism/1"
+
+
+@checked
+class Mechanism:
+    """What a circuit does, in at most seven steps. Made by `headtrace.why` or `Circuit.mechanism`."""
+
+    circuit: Circuit
+    """The circuit that it reads."""
+    steps: tuple[Step, ...]
+    """From what notices something in the prompt up to what speaks to the answer."""
+    arrows: tuple[Arrow, ...]
+    """What flows between steps, then from tokens into steps; the strongest first."""
+    ledger: tuple[LedgerLine, ...]
+    """What comes straight into the root; the lines add up to `whole`."""
+    whole: float
+    """J - J', what changed the root's number between the runs; J where the circuit is of one run."""
+    test: MechanismTest | None = None
+    """All shown heads together, removed and kept alone; none where nothing was measured."""
+    chosen: tuple[Text, ...] = ()
+    """What headtrace chose itself: the answer, its rival, the prompts to compare with."""
+
+    @property
+    def question(self) -> str:
+        """The answer and its rival in words."""
+        return self.circuit.root.question()
+
+    @property
+    def clauses(self) -> tuple[Clause, ...]:
+        """The sentence, clause by clause, each with the step that it speaks of."""
+        if not self.steps:
+            return (Clause(self.circuit.reason or "No head carries enough of it to be named."),)
+        return make_clauses(self.steps)
+
+    @property
+    def sentence(self) -> str:
+        """What the circuit does. Tokens of the prompt stand between stars."""
+        return " ".join(clause.text for clause in self.clauses)
+
+    @property
+    def shown(self) -> float:
+        """The share of the whole that the shown steps bring straight into the root."""
+        rest = sum(line.amount for line in self.ledger if line.step is None)
+        return 1 - rest / self.whole if self.whole else 0.0
+
+    def step(self, which: int) -> Step:
+        """A step by its number."""
+        found = next((step for step in self.steps if step.id == which), None)
+        if found is None:
+            raise InputError(f"There is no step {which}: this mechanism has {len(self.steps)}.")
+        return found
+
+    # Changing what is shown
+
+    def rename(self, which: int, name: str) -> Mechanism:
+        """The same mechanism with another name for a step; it is kept in the file."""
+        return self._with(replace(self.step(which), name=name))
+
+    def hide(self, which: int) -> Mechanism:
+        """The same mechanism without a step in its views; the step stays in the file and in the ledger."""
+        return self._with(replace(self.step(which), hidden=True))
+
+    def _with(self, changed: Step) -> Mechanism:
+        return replace(self, steps=tuple(changed if step.id == changed.id else step for step in self.steps))
+
+    # Showing
+
+    @property
+    def origin(self) -> str:
+        """What was compared, in one line."""
+        compared, measure = self.circuit.difference, self.circuit.root.measure
+        if compared is None:
+            return f"{measure} {self.whole:.2f}, one run"
+        changes = ", ".join(each.change or each.text or "another prompt" for each in compared.prompts)
+        mean = " on average" if len(compared.prompts) > 1 else ""
+        return (
+            f"{measure} {compared.value:.2f}; {compared.other_value:.2f}{mean} with {changes}: "
+            f"a difference of {self.whole:+.2f}"
+        )
+
+    def summary(self) -> str:
+        """The sentence, the steps with their measurements, and the ledger: one terminal screen."""
+        prompt = self.circuit.prompt
+        lines = [prompt.text or " ".join(prompt.tokens), f"Why {self.question}? ({self.origin})"]
+        lines += [f"  {note}" for note in self.chosen]
+        if self.circuit.difference is not None and self.circuit.difference.note:
+            lines.append(f"  {self.circuit.difference.note}")
+        lines += ["", self.sentence]
+        if self.steps:
+            lines.append("")
+        for step in self.steps:
+            if step.hidden:
+                continue
+            badge = "not measured" if step.measured is None else step.measured.text
+            lines.append(f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {badge}")
+        lines += ["", *self._ledger_lines()]
+        if self.test is not None:
+            test = self.test
+            lines.append(
+                f"All shown heads removed: {test.before:.2f} -> {test.without:.2f} (random heads "
+                f"{test.random_without:.2f}); kept alone: {test.kept:.2f} (random heads {test.random_kept:.2f}, none "
+                f"{test.other:.2f})"
+            )
+        return "\n".join(lines)
+
+    def _ledger_lines(self) -> list[str]:
+        terms = [
+            f"{line.amount:+.2f} {'step ' + str(line.step) if line.step is not None else line.text}"
+            for line in self.ledger
+        ]
+        return [f"Straight into the answer: {'  '.join(terms)}  = {self.whole:+.2f}"]
+
+    def __repr__(self) -> str:
+        return f"Mechanism({self.question}: {len(self.steps)} steps, {self.whole:+.2f})"
+
+    def frame(self, of: str = "steps") -> pl.DataFrame:
+        """A row per step; or, with ``of``, per ``"heads"``, ``"arrows"`` or ``"ledger"`` line."""
+        import polars as pl
+
+        if of == "heads":
+            rows = [
+                {"step": step.id, "role": step.role, **_flat(head)}
+                for step in self.steps
+                for head in step.heads
+            ]
+        elif of == "arrows":
+            rows = [_flat(arrow) | {"words": arrow.words} for arrow in self.arrows]
+        elif of == "ledger":
+            rows = [_flat(line) for line in self.ledger]
+        elif of == "steps":
+            rows = [_step_row(step) for step in self.steps]
+        else:
+            raise InputError(f"of={of!r}: choose steps, heads, arrows or ledger.")
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                step.id,
+                step.title,
+                heads_phrase(step, 6),
+                step.flow,
+                "not measured" if step.measured is None else step.measured.text,
+            )
+            for step in self.steps
+            if not step.hidden
+        ]
+        titles = ("", "step", "heads", "flow", "measured")
+        return (
+            paragraph(self.origin, bold=f"Why {self.question}?")
+            + paragraph(self.sentence)
+            + table(rows, titles)
+            + paragraph(self._ledger_lines()[0])
+        )
+
+    def to_markdown(self) -> str:
+        """The mechanism as Markdown: the sentence, a table of steps, the ledger."""
+        prompt = self.circuit.prompt
+        lines = [f"**Why {self.question}?** {prompt.text or ' '.join(prompt.tokens)}", "", self.sentence, ""]
+        lines += ["| | step | heads | flow | measured |", "|---|---|---|---|---|"]
+        for step in self.steps:
+            if not step.hidden:
+                badge = "not measured" if step.measured is None else step.measured.text
+                title = step.title.replace("|", "\\|")
+                lines.append(
+                    f"| {step.id} | {title} | {heads_phrase(step, 6)} | {step.flow:+.2f} | {badge} |"
+                )
+        return "\n".join([*lines, "", *self._ledger_lines(), "", f"({self.origin})", ""])
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the page: the mechanism first, then the circuit as a graph and a table, in one file."""
+        from headtrace.explorer.page import write_page
+
+        return write_page(self.circuit, path, mechanism=self)
+
+    def to_svg(self) -> str:
+        """The drawing: tokens at the bottom, steps as cards, the answer on top."""
+        from headtrace.mechanism.drawing import to_svg
+
+        return to_svg(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the mechanism and its circuit as one JSON file (`headtrace.load_mechanism` reads it)."""
+        return write_text(path, document(mechanism_json(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, as the file has it."""
+        return mechanism_json(self)
+
+
+def _flat(part: Any) -> dict[str, Any]:
+    found = {name: getattr(part, name) for name in type(part).__dataclass_fields__}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def _step_row(step: Step) -> dict[str, Any]:
+    measured = step.measured
+    return {
+        "step": step.id,
+        "stage": step.stage,
+        "role": step.role,
+        "text": step.title,
+        "heads": [f"{head.name} {head.dest}->{head.src}" for head in step.heads],
+        "dest": step.dest,
+        "src": step.src,
+        "flow": step.flow,
+        "root": step.root,
+        "before": None if measured is None else measured.before,
+        "without": None if measured is None else measured.without,
+        "random": None if measured is None else measured.random,
+    }
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def mechanism_json(mechanism: Mechanism) -> dict[str, Any]:
+    """The mechanism as JSON data: what it says first, the circuit last."""
+    data = plain(replace(mechanism))
+    data.pop("circuit")
+    said = {"question": mechanism.question, "sentence": mechanism.sentence}
+    return {"schema": SCHEMA, **said, **data, "circuit": to_json(mechanism.circuit)}
+
+
+def load_mechanism(path: str | Path) -> Mechanism:
+    """Read a mechanism file. A damaged one gets an error that names the field."""
+    text = file_text(path, "a mechanism file", f"`headtrace why ... --out {path}` writes one.")
+    try:
+        return mechanism_from_json(parse(text, "a mechanism file"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def mechanism_from_json(data: Any) -> Mechanism:
+    """A mechanism from the data of its file. What it says is checked against its own steps."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        fail("schema", f'"{SCHEMA}"', data.get("schema") if isinstance(data, dict) else data)
+    fields = {key: value for key, value in data.items() if key not in ("schema", "sentence", "question")}
+    fields["circuit"] = from_json(fields.get("circuit"))
+    found = read_object(Mechanism, fields)
+    total = sum(line.amount for line in found.ledger)
+    if abs(total - found.whole) > 1e-6 * max(1.0, abs(found.whole)):
+        raise InputError(f"ledger: its lines add up to {total:.6g}, but whole is {found.whole:.6g}")
+    ids = {step.id for step in found.steps}
+    for place, arrow in enumerate(found.arrows):
+        if arrow.target not in ids or (arrow.step is not None and arrow.step not in ids):
+            raise InputError(f"arrows[{place}]: names a step that is not there")
+    return found
+
+
+# -- from a circuit ------------------------------------------------------------------------------------------
+
+
+def of_circuit(circuit: Circuit) -> Mechanism:
+    """The mechanism of a circuit as it stands in its file, without the model: nothing of it is measured anew."""
+    backbone = fold_circuit(circuit)
+    steps, arrows = make_steps(circuit, backbone, Reading.of_circuit(circuit))
+    return Mechanism(circuit, steps, arrows, make_ledger(backbone, steps), backbone.whole)
+
+
+def save_as(mechanism: Mechanism, path: str | Path) -> Path:
+    """Write a mechanism in the form that the path's ending names."""
+    forms = {
+        ".json": mechanism.save,
+        ".html": mechanism.to_html,
+        ".md": lambda to: write_text(to, mechanism.to_markdown()),
+        ".svg": lambda to: write_text(to, mechanism.to_svg()),
+    }
+    form = forms.get(Path(path).suffix.lower())
+    if form is None:
+        raise InputError(f"{path}: end its name in {', '.join(forms)}.")
+    return form(path)
+
+
+def listed(mechanisms: Sequence[Mechanism]) -> str:
+    """Mechanisms as JSON lines."""
+    return "".join(json.dumps(mechanism_json(each), ensure_ascii=False) + "\n" for each in mechanisms)

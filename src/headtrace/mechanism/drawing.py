@@ -90,7 +90,9 @@ def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
 
 
 def _plain(text: str) -> str:
-    return text.replace("*", "")
+    """Text in which tokens stand between quotation marks instead of stars."""
+    parts = text.split("*")
+    return "".join(part if i % 2 == 0 else f"\u201c{part}\u201d" for i, part in enumerate(parts))
 
 
 def _rows(steps: Sequence[Step], most: int) -> list[list[Step]]:

@@ -16,8 +16,7 @@ export function createMechanism(data) {
   const root = el(
     "div",
     { class: "mechanism", tabindex: 0, "aria-label": "Mechanism; arrow keys go from step to step" },
-    el("p", { class: "origin" }, inert(data.origin)),
-    ...data.chosen.map((note) => el("p", { class: "origin" }, inert(note))),
+    el("p", { class: "origin" }, inert([data.origin, ...data.chosen].join(". ").replaceAll("..", "."))),
     sentence,
     el("div", { class: "mechanism-row" }, figure, details),
     list,
@@ -43,7 +42,7 @@ export function createMechanism(data) {
   }
 
   function title(step) {
-    return inert(step.name ?? step.text).replaceAll("*", "");
+    return inert(step.name ?? step.text).split("*").map((part, i) => (i % 2 ? `\u201c${part}\u201d` : part)).join("");
   }
 
   function card(step) {
@@ -80,7 +79,7 @@ export function createMechanism(data) {
 
   function light(step) {
     const on = step !== null;
-    root.classList.toggle("lit", on);
+    root.classList.toggle("highlighting", on);
     const tokens = new Set((steps.get(step)?.heads ?? []).flatMap((head) => [String(head.dest), String(head.src)]));
     for (const node of root.querySelectorAll("[data-step], [data-token], [data-from]")) {
       const own = node.dataset.step === String(step) || node.dataset.from === String(step);

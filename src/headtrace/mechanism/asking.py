@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headtrace.mechanism.backbone import Backbone, fold_flows
+from headtrace.mechanism.backbone import Backbone
 from headtrace.mechanism.evidence import measure_steps
+from headtrace.mechanism.folding import fold_flows
 from headtrace.mechanism.mechanism import Mechanism
 from headtrace.mechanism.rules import TOP_RAISED
 from headtrace.mechanism.steps import Reading, make_ledger, make_steps

@@ -1,0 +1,94 @@
+"""The page of a mechanism in a real browser: the sentence first, cards that light, a list on a phone."""
+
+from __future__ import annotations
+
+import pytest
+
+import headtrace
+from headtrace.circuits import Circuit
+
+pytestmark = pytest.mark.browser
+
+MARY = "When Mary and John went to the store, John gave a drink to"
+
+
+@pytest.fixture(scope="module")
+def mechanism() -> headtrace.Mechanism:
+    return headtrace.why(headtrace.load("builtin"), MARY, budget=40)
+
+
+@pytest.fixture
+def page(open_page, mechanism):
+    return open_page(mechanism.circuit, width=1440, height=900, mechanism=mechanism).page
+
+
+def test_the_page_opens_on_the_sentence_with_a_chip_for_each_step(page, mechanism) -> None:
+    assert page.locator(".sentence").inner_text().replace("\n", " ").count(";") >= 1
+    chips = page.locator(".sentence .step-chip").all_inner_texts()
+    assert sorted(map(int, chips)) == [step.id for step in mechanism.steps]
+    assert page.locator(".mechanism-drawing .card").count() == len(mechanism.steps)
+    assert page.locator("#charts").is_hidden()
+    ledger = page.locator(".ledger").first.inner_text()
+    assert f"= +{mechanism.whole:.2f}" in ledger
+
+
+def test_the_graph_and_the_table_are_one_click_away(page, mechanism) -> None:
+    page.click("#tab-graph")
+    assert page.locator("#charts").is_visible()
+    assert page.locator(".mechanism").is_hidden()
+    page.click("#tab-table")
+    assert page.locator(".edge-table tbody tr").count() == len(mechanism.circuit.edges)
+    page.wait_for_function("location.hash.includes('tab=table')")
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator(".edge-table").is_visible(), "the address keeps what is shown"
+
+
+def test_a_chip_lights_its_card_and_unfolds_its_heads(page, mechanism) -> None:
+    step = next(step for step in mechanism.steps if step.heads)
+    page.locator(f'.step-chip[data-step="{step.id}"]').click()
+    lit = page.locator(".mechanism-drawing .card.on").evaluate_all(
+        "nodes => nodes.map((n) => n.dataset.step)"
+    )
+    assert lit == [str(step.id)]
+    details = page.locator(".step-details").inner_text()
+    for head in step.heads:
+        assert head.name in details
+    assert step.measured is not None
+    assert f"{step.measured.without:.2f}" in details
+
+
+def test_arrow_keys_go_from_step_to_step(page, mechanism) -> None:
+    page.locator(".mechanism").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".step-details h3").inner_text().startswith("1.")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".step-details h3").inner_text().startswith("2.")
+    page.keyboard.press("Escape")
+    assert page.locator(".step-details").inner_text() == ""
+
+
+def test_on_a_phone_cards_are_a_list_and_nothing_is_wider_than_the_window(open_page, mechanism) -> None:
+    page = open_page(mechanism.circuit, width=390, height=800, mechanism=mechanism).page
+    assert page.locator(".mechanism-list .step-card").first.is_visible()
+    assert page.locator(".mechanism-drawing").is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_text_is_smaller_than_eleven_pixels(open_page, mechanism, scheme) -> None:
+    page = open_page(mechanism.circuit, width=1440, height=900, scheme=scheme, mechanism=mechanism).page
+    sizes = page.evaluate(
+        """() => [...document.querySelectorAll(".mechanism *")]
+          .filter((n) => [...n.childNodes].some((c) => c.nodeType === 3 && c.data.trim()) && n.getBoundingClientRect().width)
+          .map((n) => parseFloat(getComputedStyle(n).fontSize) * (n.ownerSVGElement
+            ? n.ownerSVGElement.getBoundingClientRect().width / n.ownerSVGElement.viewBox.baseVal.width : 1))"""
+    )
+    assert sizes
+    assert min(sizes) >= 11
+
+
+def test_a_difference_circuit_alone_opens_on_its_mechanism(open_page, mechanism) -> None:
+    circuit: Circuit = mechanism.circuit
+    page = open_page(circuit, width=1440, height=900).page
+    assert page.locator(".badge.hollow").count() >= 1, "nothing was measured, and that is said"

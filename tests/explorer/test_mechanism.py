@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from playwright.sync_api import expect
 
 import headtrace
 from headtrace.circuits import Circuit
@@ -38,7 +41,7 @@ def test_the_graph_and_the_table_are_one_click_away(page, mechanism) -> None:
     assert page.locator(".mechanism").is_hidden()
     page.click("#tab-table")
     assert page.locator(".edge-table tbody tr").count() == len(mechanism.circuit.edges)
-    page.wait_for_function("location.hash.includes('tab=table')")
+    expect(page).to_have_url(re.compile("tab=table"))
     page.reload()
     page.wait_for_selector("html[data-ready]")
     assert page.locator(".edge-table").is_visible(), "the address keeps what is shown"

@@ -206,23 +206,25 @@ def causes_alone(
     written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
     left = (written @ directions[..., None])[..., 0]
     found: list[list[CauseAlone]] = [[] for _ in places]
-    for row, n in (left < HALF).nonzero().tolist():
-        taken = 1 - float(left[row, n])
-        back = _secant_back(mlp.at([row]), removed[row, n], directions[row])
-        found[row].append(CauseAlone(Cause(sites[row][n], taken), back))
+    chosen = (left < HALF).nonzero().tolist()
+    if chosen:  # all together: each by itself would be waited for
+        rows, ns = [row for row, _ in chosen], [n for _, n in chosen]
+        backs = _secant_back(mlp.at(rows), removed[rows, ns], directions[rows])
+        for (row, n), taken, back in zip(chosen, (1 - left[rows, ns]).tolist(), backs, strict=True):
+            found[row].append(CauseAlone(Cause(sites[row][n], taken), back))
     return [tuple(mine) for mine in found]
 
 
 def _secant_back(
-    mlp: FrozenMLP, removed: Float[Tensor, " d_model"], direction: Float[Tensor, " d_model"]
-) -> Float[Tensor, " d_model"]:
-    """A direction of what the MLP writes as one of the residual that it reads, through the secants of its hidden units
+    mlp: FrozenMLP, removed: Float[Tensor, "place d_model"], directions: Float[Tensor, "place d_model"]
+) -> Float[Tensor, "place d_model"]:
+    """Directions of what the MLP writes as those of the residual that it reads, through the secants of its hidden units
     between its recorded input and that without a component (a router's choice stays as it was)."""
-    parts, before = mlp.parts, mlp.inputs[0]
-    after = before - mlp.before.forward(removed[None])[0]
-    units = mlp.after.back(direction[None])[0] @ parts.W_out.T
+    parts, before = mlp.parts, mlp.inputs
+    after = before - mlp.before.forward(removed)
+    units = mlp.after.back(directions) @ parts.W_out.T
     if parts.route is not None:
-        units = units * parts.route(mlp.inputs)[0]
+        units = units * parts.route(mlp.inputs)
 
     def read(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
         return x @ W if b is None else x @ W + b
@@ -236,7 +238,7 @@ def _secant_back(
         back = (units * opened) @ parts.W_in.T
         slope = activation_slope(parts.activation, *gates)
         back = back + (units * (inputs[0] + inputs[1]) / 2 * slope) @ parts.W_gate.T
-    return mlp.before.back(back[None])[0]
+    return mlp.before.back(back)
 
 
 def longest_writes(

@@ -204,14 +204,14 @@ def causes_alone(
         [recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)]
     )
     written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
-    left = (written @ directions[..., None])[..., 0]
+    left = (written @ directions[..., None])[..., 0].tolist()
     found: list[list[CauseAlone]] = [[] for _ in places]
-    chosen = (left < HALF).nonzero().tolist()
+    chosen = [(row, n) for row, mine in enumerate(left) for n, rest in enumerate(mine) if rest < HALF]
     if chosen:  # all together: each by itself would be waited for
-        rows, ns = [row for row, _ in chosen], [n for _, n in chosen]
-        backs = _secant_back(mlp.at(rows), removed[rows, ns], directions[rows])
-        for (row, n), taken, back in zip(chosen, (1 - left[rows, ns]).tolist(), backs, strict=True):
-            found[row].append(CauseAlone(Cause(sites[row][n], taken), back))
+        rows, numbers = [row for row, _ in chosen], [n for _, n in chosen]
+        backs = _secant_back(mlp.at(rows), removed[rows, numbers], directions[rows])
+        for (row, n), back in zip(chosen, backs, strict=True):
+            found[row].append(CauseAlone(Cause(sites[row][n], 1 - left[row][n]), back))
     return [tuple(mine) for mine in found]
 
 
@@ -275,8 +275,9 @@ def _require_whole(
     """Frozen shares and the MLP's own biases sum to the whole signal, which is one by definition."""
     total, size = part.shares.sum(1) + constant, part.shares.abs().sum(1).clamp_min(1.0)
     error = torch.nan_to_num((total - 1).abs() / size, nan=torch.inf)
-    worst, allowed = int(error.argmax()), tolerance_for(recording.model.dtype)
-    if float(error[worst]) > allowed:
+    allowed = tolerance_for(recording.model.dtype)
+    if bool((error > allowed).any()):
+        worst = int(error.argmax())
         signal = signals[worst]
         raise IdentityError(
             f"The frozen shares of the {signal.side} signal from {signal.source} to {signal.target} (prompt "

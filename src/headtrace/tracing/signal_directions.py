@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.errors import IdentityError
@@ -195,7 +195,7 @@ def causes_alone(
 
     A direction measures the whole write as one.
     """
-    numbers, index = longest_writes(recording, places, REMOVED_ALONE)
+    numbers, read, index = longest_writes(recording, places, REMOVED_ALONE)
     sites = [
         [index.component(number).at(place.position) for number in mine]
         for place, mine in zip(places, numbers.tolist(), strict=True)
@@ -203,6 +203,7 @@ def causes_alone(
     removed = torch.stack(
         [recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)]
     )
+    removed = removed * read[..., None]
     written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
     left = (written @ directions[..., None])[..., 0].tolist()
     found: list[list[CauseAlone]] = [[] for _ in places]
@@ -243,8 +244,9 @@ def _secant_back(
 
 def longest_writes(
     recording: Recording, places: Sequence[Place], k: int
-) -> tuple[Int[Tensor, "place k"], ComponentIndex]:
-    """The numbers of the components that write most at each place (by the length of what they write)."""
+) -> tuple[Int[Tensor, "place k"], Bool[Tensor, "place k"], ComponentIndex]:
+    """The numbers of the components that write most at each place (by the length of what they write), and which of
+    them the place reads: where there are fewer than ``k``, the others are not among what is read there."""
     top, length = max(p.attention_layers for p in places), max(p.position for p in places) + 1
     index = ComponentIndex.of(recording.model, top, length)
     device = recording.token_ids.device
@@ -263,7 +265,8 @@ def longest_writes(
         if recording.post_norm_scales is not None:
             heads = heads / recording.post_norm_scales[:top, b, t].T[..., None, None]
         size[:, index.n_non_head :] = (heads * attention[..., None, None]).flatten(1)
-    return size.topk(min(k, index.n_components), dim=1).indices, index
+    found = size.topk(min(k, index.n_components), dim=1)
+    return found.indices, found.values > 0, index
 
 
 def _require_whole(

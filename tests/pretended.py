@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import pytest
@@ -163,7 +162,6 @@ def pretended_devices(
     if not hasattr(torch._C, "_acc"):
         pytest.skip("this PyTorch has no devices that are written in Python")
     global _inside
-    _register()
     _inside = True
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
@@ -178,9 +176,9 @@ def pretended_devices(
 _inside = False
 
 
-@cache
 def _register() -> None:
-    """PyTorch's place for the devices of others, with what indexing asks of it; outside, it says it is not there."""
+    """PyTorch's place for the devices of others, with what indexing and autograd ask of it; outside, it says it is not
+    there. Autograd counts devices when it first runs in a process, so this is done when the module is read."""
     from torch.utils import backend_registration
 
     class Module(backend_registration._DummyBackendModule):
@@ -191,6 +189,11 @@ def _register() -> None:
         def is_available(self) -> bool:
             return _inside
 
+    torch.utils.rename_privateuse1_backend(KIND)  # its own name: without one, autograd says there is no such device
     torch._register_device_module(KIND, Module())
     torch._C._acc.register_python_privateuseone_hook(Hook())
     torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
+
+
+if hasattr(torch._C, "_acc"):
+    _register()

@@ -31,7 +31,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "text": MARY,
         "answer": " Mary",
         "wrong": " John",
-        "paths": "complete",
+        "paths": "difference",
         "counterfactual": TOM,
     },
     "neurons": {"text": MARY, "answer": " Mary", "wrong": " John", "paths": "content", "neurons": 2},
@@ -46,7 +46,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"method": "svt", "method_options": {"channels": "all"}},
-    {"method_options": {"tau": 0.3, "ig_steps": 16}, "max_firings": 3, "patterns": "recompute"},
+    {"method_options": {"tau": 0.3, "ig_steps": 16}, "max_firings": 8, "patterns": "recompute"},
 ]
 
 
@@ -142,7 +142,7 @@ def test_workers_trace_requests_as_this_process_does(
     run = headtrace.run(model, fields, out=tmp_path / "run", shard_size=1, **settings, **engine)
     for index, each in enumerate(fields):
         assert run.circuit(index) == expected_of(model, each, settings)
-    assert "counterfactual" in (run.circuit(0).method.settings or {})
+    assert run.circuit(0).difference is not None
 
 
 def test_ids_and_labels_of_prompts_are_found_in_the_tables_for_failed_prompts_too(
@@ -232,6 +232,8 @@ FIELDS = st.fixed_dictionaries(
 @settings(max_examples=200, deadline=None)
 @given(FIELDS)
 def test_the_json_form_says_everything(fields: dict[str, Any]) -> None:
+    if "counterfactual" in fields:
+        fields["paths"] = "difference"
     request = TraceRequest.from_json(fields)
     written = json.loads(json.dumps(request.to_json()))
     assert TraceRequest.from_json(written) == request

@@ -165,6 +165,32 @@ def test_files_of_version_1_pass_on_the_model_they_were_traced_on(builtin) -> No
     assert set(verdicts.values()) == {"PASS"}
 
 
+def test_a_contrast_of_version_0_2_passes_and_says_what_is_not_checked(builtin) -> None:
+    """Its weights are differences from a counterfactual prompt; its contributions are those of any content."""
+    model, _ = builtin
+    circuit = load_circuit(DATA / "contrast-2.json")
+    report = verified(circuit, model)
+    assert not report.failures
+    assert report.checked["contribution"] > 20
+    assert any("contrast" in what for what in report.not_checked)
+    node = next(node for node in circuit.nodes if node.kind == "mlp")
+    lying = with_node(circuit, node, contribution=node.contribution + 0.1)
+    assert {failure.field for failure in verified(lying, model).failures} == {"contribution"}
+
+
+@pytest.mark.parametrize("tau", [None, 0.3])
+def test_firings_of_layer_0_are_judged_by_the_version_that_traced_them(builtin, tau: float | None) -> None:
+    """Up to 0.2 they were left as they were; a file that expands some is of a later one."""
+    model, _ = builtin
+    circuit = headtrace.Tracer(model, tau=tau).trace(IOI, answer=" Mary", wrong=" John")
+    assert any(node.expanded for node in circuit.heads() if node.layer == 0)
+    first = next(node for node in circuit.heads() if node.layer == 0 and node.expanded)
+    into = [edge for edge in circuit.edges if edge.target == first.id]
+    cut = circuit.with_edges(tuple(edge for edge in circuit.edges if edge not in into))
+    cut = with_node(cut, first, expanded=False, predicted=None, elsewhere=None)
+    assert "expanded" in {failure.field for failure in verified(cut, model).failures}
+
+
 def test_a_method_that_is_not_known_is_said_to_be_unchecked(builtin) -> None:
     model, circuit = builtin
     report = verified(replace(circuit, method=MethodInfo("someone's own")), model)
@@ -362,7 +388,9 @@ def test_results_are_short_in_a_notebook(builtin) -> None:
 
     model, circuit = builtin
     report = headtrace.verify(circuit, model, edges="top:3", controls=1)
-    assert repr(report).startswith("Report(PASS: 0 failures, 12 predictions")
+    predictions = sum(len(node.predicted or {}) for node in circuit.nodes)
+    assert predictions > 12  # also those of layer 0
+    assert repr(report).startswith(f"Report(PASS: 0 failures, {predictions} predictions")
     edge = circuit.top(1)[0]
     results = [
         report,

@@ -125,9 +125,8 @@ LINE = {
     "answer": " Mary",
     "wrong": " John",
     "root": "linear",
-    "paths": "content",
+    "paths": "difference",
     "counterfactual": TOM,
-    "neurons": 1,
     "bos": True,
     "method": "acc++",
     "max_firings": 200,
@@ -142,7 +141,8 @@ LINE = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prompts")
-    other = {**LINE, "text": TOM, "counterfactual": MARY, "answer": " Tom", "wrong": " Anna", "id": "tom"}
+    other = {**LINE, "text": TOM, "answer": " Tom", "wrong": " Anna", "id": "tom"}
+    other |= {"paths": "content", "neurons": 1, "counterfactual": None}
     lines = [json.dumps(LINE), "{broken", json.dumps(other), json.dumps({"text": MARY, "anwser": " Mary"})]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
     model = headtrace.load("builtin")

@@ -185,14 +185,14 @@ def test_there_is_no_job_and_no_circuit_of_what_does_not_exist(server: Live) -> 
 
 def test_a_trace_that_fails_says_why(server: Live) -> None:
     wrong(server.about("trace", {"text": LONG_PROMPT}, TRACE), 422, "input", "40 are served")
-    long = TRACE | {"paths": "complete", "counterfactual": LONG_PROMPT}
+    long = TRACE | {"paths": "difference", "counterfactual": LONG_PROMPT}
     job = good(server.about("trace", PROMPT, long), 202)
     assert list(server.events(job["id"]))[-1][1:] == (
         "failed",
         {"error": good(server.get(f"/api/jobs/{job['id']}"))["error"]},
     )
-    assert "40 are served" in good(server.get(f"/api/jobs/{job['id']}"))["error"]
-    wrong(server.get(f"/api/jobs/{job['id']}/circuit"), 409, "failed", "40 are served")
+    assert "equally long" in good(server.get(f"/api/jobs/{job['id']}"))["error"]
+    wrong(server.get(f"/api/jobs/{job['id']}/circuit"), 409, "failed", "equally long")
 
 
 def test_interventions_change_what_the_api_says_they_change(server: Live, builtin) -> None:

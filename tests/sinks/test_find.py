@@ -126,12 +126,16 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path) -> None:
         ([[5, 6, 7], [6, 7, 8]], {"threshold": 0}, "threshold=0"),
         ([[5, 6, 7], [6, 7, 8]], {"firings_per_head": 1}, "firings_per_head=1"),
         ([[5, 6, 7], [6, 7, 8]], {"directions": (0,)}, "at least 1"),
-        ([[5, 6], [6, 7]], {}, "No head"),
     ],
 )
 def test_what_cannot_be_studied_is_an_error_that_says_why(model, given, how, said) -> None:
     with pytest.raises(InputError, match=said):
         find_sinks(model, given, **how)
+
+
+def test_heads_that_attend_too_little_are_an_error_that_says_so(model) -> None:
+    with pytest.raises(InputError, match="No head"):
+        find_sinks(model, [[5, 6], [6, 7]], tracer=headtrace.Tracer(model, tau=1.0))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3", "gemma2", "olmo2"])

@@ -120,6 +120,16 @@ def test_a_batch_gives_what_single_prompts_give(tracer: headtrace.Tracer) -> Non
             assert one.weight == pytest.approx(two.weight, abs=1e-4)
 
 
+def test_prompts_of_a_batch_may_bring_their_counterfactuals_or_not(tracer: headtrace.Tracer) -> None:
+    """One each (a line of JSONL), or none: then it is found. Attention has no use for them."""
+    asked = {"text": MARY, "answer": " Mary", "wrong": " John"}
+    given, found = tracer.trace_batch([{**asked, "counterfactual": OTHERS}, asked], paths="difference")
+    assert given == trace(tracer, OTHERS)
+    assert found == trace(tracer, "auto")
+    assert (given.difference.automatic, found.difference.automatic) == (False, True)
+    assert tracer.trace({**asked, "counterfactual": OTHERS}) == tracer.trace(asked)
+
+
 def test_the_file_says_what_was_compared(tracer: headtrace.Tracer, tmp_path: Path) -> None:
     found = trace(tracer, [FLIPPED, OTHERS])
     path = found.save(tmp_path / "c.json")

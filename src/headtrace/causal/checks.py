@@ -75,6 +75,18 @@ class Checking:
         """Whether the threshold of every firing follows from the file: not where it was a function of the user's."""
         return self.method is not None and self.circuit.method.tau not in (CUSTOM, None)
 
+    @cached_property
+    def expands_layer_0(self) -> bool | None:
+        """Whether the file's headtrace expanded firings of layer 0, as those after 0.2 do; None where it does not say.
+
+        The default threshold changed at the same time, so a file that names one says it.
+        """
+        info = self.circuit.method
+        if info.tau in THRESHOLD_RULES:
+            return info.tau == next(iter(THRESHOLD_RULES))
+        early = (info.version or "").startswith(("0.1.", "0.2."))
+        return None if early and not any(n.expanded for n in self.circuit.heads() if n.layer == 0) else True
+
     def method_for(self, node: Node) -> Method | None:
         """The method with the threshold that holds for a node."""
         if self.method is None or self.rule_known:
@@ -196,6 +208,8 @@ def _follows(check: Checking, node: Node) -> bool | None:
     row, allowed = check.row(f), check.attention_tolerance(f)
     if row.n_visible < 2:
         return False
+    if f.layer == 0 and not check.expands_layer_0:
+        return check.expands_layer_0
     if node.group is not None:
         limit = method.threshold(row.n_visible, len(node.group))
         held = float(check.recording.attention.row(f.layer, 0, f.head, f.dest)[list(node.group)].sum())
@@ -282,9 +296,19 @@ def check_places(check: Checking) -> None:
             )
 
 
+def is_contrast(circuit: Circuit) -> bool:
+    """Whether weights of content are differences from a counterfactual prompt, which the settings then name."""
+    return (circuit.method.settings or {}).get("counterfactual") is not None
+
+
 def check_root_edges(check: Checking) -> None:
     """What each seed contributes to the root."""
     circuit = check.circuit
+    if is_contrast(circuit):
+        check.ledger.skip(
+            "weights of a contrast with a counterfactual prompt, as headtrace made them up to 0.2: contributions are"
+        )
+        return
     edges = {edge_name(circuit, edge): edge for edge in circuit.edges if edge.side == "root"}
     circuit.root.check_seeds(check, check.root, edges)
 

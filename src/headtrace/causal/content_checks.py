@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headtrace.causal.changes import Intervention, MlpInputEdit
-from headtrace.causal.checks import Checking
+from headtrace.causal.checks import Checking, is_contrast
 from headtrace.causal.execute import Changes
 from headtrace.causal.signals import edge_name
 from headtrace.models.forward import forward
@@ -102,7 +102,7 @@ def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]
         where = edge_name(circuit, edge)
         if edge.contribution is not None:
             yield _Contribution("contribution", where, edge.contribution, measured)
-        if content_only and edge.side != "root":  # the root's own are compared with its other seeds
+        if content_only and edge.side != "root" and not is_contrast(circuit):  # the root's own are compared with its other seeds
             yield _Contribution("weight", where, edge.weight, measured)
 
 

@@ -60,6 +60,7 @@ class WordImportance:
 
     @classmethod
     def of(cls, word: Word, changes: tuple[Replacement, ...]) -> WordImportance:
+        """What the changes of one word cost: mean, least and most."""
         lost = [change.effect for change in changes]
         flips = sum(change.flips for change in changes)
         return cls(word.text, word.positions, word.kind, fmean(lost), min(lost), max(lost), flips, changes)

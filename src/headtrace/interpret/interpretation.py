@@ -80,7 +80,7 @@ def interpret(
 ) -> Interpretation:
     """Describe what the signals of circuits respond to in a corpus, and test the descriptions.
 
-    ``limit`` takes the strongest edges only. With ``out``, the scan and the answers of an endpoint are kept there, and
+    ``limit`` takes the strongest signals only. With ``out``, the scan and the answers of an endpoint are kept there, and
     the same call resumes an interrupted run. ``scanning`` replaces ``headtrace.interpret.scan``.
     """
     from headtrace.causal.opening import require_own_model
@@ -132,7 +132,8 @@ def interpret(
 
 
 def _strongest(circuits: Sequence[Circuit], limit: int | None) -> list[ScoredSignal]:
-    """The signals of all edges, or of the ``limit`` edges of largest weight."""
+    """The signals of all edges, or of those that carry one of the ``limit`` strongest: edges into the same channels of
+    the same head are one signal, as strong as the largest weight among them."""
     ranked: list[tuple[float, str, ScoredSignal]] = []
     for circuit in circuits:
         for signal in circuit_signals(circuit):
@@ -146,7 +147,9 @@ def _strongest(circuits: Sequence[Circuit], limit: int | None) -> list[ScoredSig
         )
     if limit is not None and limit < 1:
         raise InputError(f"limit={limit}: how many signals to explain is at least 1.")
-    return [signal for *_, signal in sorted(ranked, key=lambda each: each[:2])[:limit]]
+    signals = [signal for *_, signal in sorted(ranked, key=lambda each: each[:2])]
+    wanted = set(list(dict.fromkeys(signal.reads for signal in signals))[:limit])
+    return [signal for signal in signals if signal.reads in wanted]
 
 
 def count_signals(circuits: Sequence[Circuit], limit: int | None = None) -> int:

@@ -24,7 +24,7 @@ from headtrace.progress import Progress, scaled
 from headtrace.roots import Heads
 from headtrace.tracing import Tracer
 from headtrace.tracing.replacements import BUDGET, ask
-from headtrace.tracing.tracer import Comparison
+from headtrace.tracing.tracer import PromptComparison
 from headtrace.vocabulary import Firing, Prompt, Site
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def why(
 
 def tell(
     tracer: Tracer,
-    compared: Comparison,
+    compared: PromptComparison,
     *,
     chosen: tuple[str, ...] = (),
     seed: int = 0,
@@ -114,7 +114,7 @@ def _chosen(root: Any, answer: object, wrong: object) -> tuple[str, ...]:
 
 
 @torch.inference_mode()
-def _read(tracer: Tracer, compared: Comparison, backbone: Backbone) -> Reading:
+def _read(tracer: Tracer, compared: PromptComparison, backbone: Backbone) -> Reading:
     """Attention in both runs, what each head's write raises and lowers, and why the strongest ones attend."""
     first = compared.flows[0]
     recording, sites = first.flow.recording[first.prompt], list(backbone.flows)

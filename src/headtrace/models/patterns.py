@@ -224,6 +224,8 @@ class RecomputedPatterns(Patterns):
     ) -> Float[Tensor, "layer head n src"]:
         """The few destinations that weigh most one by one, the others from the largest attention of their blocks."""
         n = weight.shape[-1]
+        if top == 0:  # no layer below
+            return weight.new_empty(0, self.recording.model.n_heads, weight.shape[-2], n)
         blocks = n_blocks(n)
         heaviest = weight.flatten(0, -3).amax(dim=0) if weight.ndim > 2 else weight
         singled = heaviest.topk(min(SINGLED, n), dim=-1).indices

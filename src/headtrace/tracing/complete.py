@@ -316,18 +316,22 @@ class CompleteSweep:
         groups: dict[PromptSite, tuple[int, ...]] = {}
         if not self.attention or not self.method.explains_groups:
             return groups
-        for number, site in sites:
-            visible, strength = self._visible[number, site], self.traces[number].attention[site]
-            row = self.recording.attention.row(layer, number, site.head or 0, site.dest or 0)
-            seen = self.recording.visible[layer][number, site.dest or 0]
-            alike = ((row - strength).abs() <= EQUAL * strength) & seen[: len(row)]
-            group = tuple(alike.nonzero()[:, 0].tolist())
-            together = (number, replace(site, src=group[0])) if group else None
-            enough = 1 < len(group) < visible and float(row[alike].sum()) >= self.method.threshold(
-                visible, len(group)
-            )
-            if enough and together is not None:
-                groups[together] = group
+        if not sites:
+            return groups
+        device = self.recording.model.device
+        rows = [(number, site.head or 0, site.dest or 0) for number, site in sites]
+        prompt, head, dest = torch.tensor(rows, device=device)[..., None].unbind(dim=1)
+        src = torch.arange(self.recording.token_ids.shape[1], device=device)
+        attention = self.recording.attention.at(layer, prompt, head, dest, src)
+        seen = self.recording.visible[layer][prompt, dest, src]
+        own = attention.new_tensor([self.traces[number].attention[site] for number, site in sites])[:, None]
+        alike = ((attention - own).abs() <= EQUAL * own) & seen
+        sums = (attention * alike).sum(dim=1).tolist()
+        for (number, site), mask, together in zip(sites, alike.tolist(), sums, strict=True):
+            group = tuple(position for position, in_it in enumerate(mask) if in_it)
+            visible = self._visible[number, site]
+            if 1 < len(group) < visible and together >= self.method.threshold(visible, len(group)):
+                groups[number, replace(site, src=group[0])] = group
         return groups
 
     def _share_causes(
@@ -342,17 +346,7 @@ class CompleteSweep:
         cause of the firings at those keys.
         """
         found = {first: attended.pop(first) for first in groups}
-
-        def writes_at(cause: Cause, prompt: int, src: int, group: tuple[int, ...]) -> bool:
-            c = cause.component
-            if c.kind != "head" or c.layer is None or c.head is None or c.src is None:
-                return True
-            columns = [torch.full((len(group),), n) for n in (c.layer, prompt, c.head)]
-            strength = self.recording.attention.at(
-                *columns, torch.tensor(group), torch.full((len(group),), c.src)
-            )
-            return float(strength[group.index(src)]) >= EQUAL * float(strength.max())
-
+        writes = self._writes_at_keys(found, groups)
         for number, site in chosen:
             for (prompt, first), group in groups.items():
                 if (number, replace(site, src=first.src)) != (prompt, first) or site.src not in group:
@@ -361,12 +355,31 @@ class CompleteSweep:
                 key = tuple(
                     replace(cause, site=cause.component.at(site.src or 0))
                     for cause in causes.sides["key"].causes
-                    if writes_at(cause, number, site.src or 0, group)
+                    if (strength := writes.get((prompt, first, cause.site))) is None
+                    or strength[group.index(site.src)] >= EQUAL * max(strength)
                 )
                 sides = {**causes.sides, "key": replace(causes.sides["key"], causes=key)}
                 attended[number, site] = replace(causes, site=site, sides=sides)
                 self.traces[number].groups[site] = group
                 self.traces[number].thresholds[site] = causes.threshold or 0.0
+
+    def _writes_at_keys(
+        self, found: Mapping[PromptSite, Causes], groups: Mapping[PromptSite, tuple[int, ...]]
+    ) -> dict[tuple[int, Site, Site], list[float]]:
+        """How strongly each head that reads one source and is a key-side cause of a group writes at each key of it."""
+        asked: list[tuple[int, Site, Site]] = []
+        rows: list[tuple[int, int, int, int, int]] = []
+        for (prompt, first), causes in found.items():
+            for cause in causes.sides["key"].causes:
+                c = cause.component
+                if c.kind == "head" and c.layer is not None and c.head is not None and c.src is not None:
+                    asked.append((prompt, first, cause.site))
+                    rows += [(c.layer, prompt, c.head, dest, c.src) for dest in groups[prompt, first]]
+        if not rows:
+            return {}
+        places = torch.tensor(rows, device=self.recording.model.device).unbind(dim=1)
+        strengths = iter(self.recording.attention.at(*places).tolist())
+        return {each: [next(strengths) for _ in groups[each[:2]]] for each in asked}
 
     def _signals(
         self, attended: dict[PromptSite, Causes]

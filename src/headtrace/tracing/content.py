@@ -260,22 +260,22 @@ def strongest(part: ProjectedWrites, constants: Float[Tensor, " place"] | None =
     held = shares.new_zeros(len(shares)) if constants is None else constants
     k = min(FIRST_LOOK, shares.shape[1])
     largest, smallest = shares.topk(k, dim=1), shares.topk(k, dim=1, largest=False)
-    totals = (shares.clamp_min(0).sum(dim=1) + held.clamp_min(0)).tolist()
-    least = (carries_nothing(shares.dtype) * (shares.abs().sum(dim=1) + held.abs())).tolist()
+    totals = shares.clamp_min(0).sum(dim=1) + held.clamp_min(0)
+    least = carries_nothing(shares.dtype) * (shares.abs().sum(dim=1) + held.abs())
+    values = torch.cat((largest.values.clamp_min(0), smallest.values.clamp_max(0)), dim=1)
     numbers = torch.cat((largest.indices, smallest.indices), dim=1).tolist()
-    values = torch.cat((largest.values.clamp_min(0), smallest.values.clamp_max(0)), dim=1).tolist()
+    rows = torch.cat((torch.stack((totals, least, held), dim=1), values), dim=1).tolist()
     found: list[Strongest] = []
-    for row, place in enumerate(part.places):
+    for place, mine, (total, nothing, own, *weights) in zip(part.places, numbers, rows, strict=True):
         causes = [
             Cause(part.index.component(number).at(place.position), weight)
-            for number, weight in zip(numbers[row], values[row], strict=True)
-            if abs(weight) > least[row]
+            for number, weight in zip(mine, weights, strict=True)
+            if abs(weight) > nothing
         ]
-        own = float(held[row])
-        if abs(own) > least[row]:
+        if abs(own) > nothing:
             offset = Cause(Site("offset", place.layer, dest=place.position), own)
             causes.insert(sum(cause.weight > own for cause in causes if cause.weight > 0), offset)
-        found.append(Strongest(tuple(causes), totals[row]))
+        found.append(Strongest(tuple(causes), total))
     return found
 
 

@@ -385,7 +385,10 @@ class DifferenceFlow:
         read = sum(at == prompt and firing.site == site for at, firing in self.patterns_read)
         return found + read
 
-    def bases(self, layer: int, head: int) -> tuple[Tensor, Tensor]:
+    def bases(
+        self, layer: int, head: int
+    ) -> tuple[Float[Tensor, "d_head channel"], Float[Tensor, "d_head channel"]]:
+        """From what a head's query and key read to their coefficients in its channels."""
         channels = exact_channels(self.recording.model).at(layer, head)
         return channels.to_query.to(self.residual), channels.to_key.to(self.residual)
 

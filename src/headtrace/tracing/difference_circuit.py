@@ -49,7 +49,7 @@ MOST_CHANNELS = 8
 
 
 @dataclass(frozen=True)
-class Pair:
+class PromptPair:
     """A prompt and another one to compare it with, as token ids of the same length."""
 
     ids: list[int]
@@ -179,7 +179,7 @@ class PairFlow:
 # -- from flows to a circuit ---------------------------------------------------------------------------------
 
 
-def trace_pairs(model: Model, pairs: Sequence[Pair], patterns: PatternsKept = "auto") -> list[PairFlow]:
+def trace_pairs(model: Model, pairs: Sequence[PromptPair], patterns: PatternsKept = "auto") -> list[PairFlow]:
     """Record pairs of prompts together, and sweep them."""
     last = max(len(pair.root.answer_prefix) for pair in pairs) + 1
     record: dict[str, Any] = {"last_logits": last, "keep": DIFFERENCE_FIELDS, "patterns": patterns}

@@ -52,17 +52,15 @@ def activation_slope(
     difference, value, value_other = z - other, activation(z), activation(other)
     safe = torch.where(difference == 0, torch.ones_like(difference), difference)
     slope = (value - value_other) / safe
-    near = difference.abs() <= NEAR[z.dtype] * (1 + z.abs())
-    if not bool(near.any()):
-        return slope
-    middle = ((z + other) / 2)[near]
+    # Everywhere, and chosen afterwards: to look for the near ones first would be to wait for the device.
+    middle = (z + other) / 2
     with torch.inference_mode(False), torch.enable_grad():
         leaf = middle.clone().requires_grad_()
         derivative = torch.autograd.grad(activation(leaf).sum(), leaf)[0]
-    left = derivative * difference[near] - (value - value_other)[near]
-    rounding = 16 * torch.finfo(z.dtype).eps * (value[near].abs() + derivative.abs() + middle.abs())
-    slope[near] = torch.where(left.abs() <= rounding, derivative, slope[near])
-    return slope
+    near = difference.abs() <= NEAR[z.dtype] * (1 + z.abs())
+    left = derivative * difference - (value - value_other)
+    rounding = 16 * torch.finfo(z.dtype).eps * (value.abs() + derivative.abs() + middle.abs())
+    return torch.where(near & (left.abs() <= rounding), derivative, slope)
 
 
 def softcap_slope(z: Sequence[Float[Tensor, "*place"]], cap: float | None) -> Float[Tensor, "*place"] | float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.errors import IdentityError
@@ -195,7 +195,7 @@ def causes_alone(
 
     A direction measures the whole write as one.
     """
-    numbers, index = longest_writes(recording, places, REMOVED_ALONE)
+    numbers, read, index = longest_writes(recording, places, REMOVED_ALONE)
     sites = [
         [index.component(number).at(place.position) for number in mine]
         for place, mine in zip(places, numbers.tolist(), strict=True)
@@ -203,26 +203,29 @@ def causes_alone(
     removed = torch.stack(
         [recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)]
     )
+    removed = removed * read[..., None]
     written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
-    left = (written @ directions[..., None])[..., 0]
+    left = (written @ directions[..., None])[..., 0].tolist()
     found: list[list[CauseAlone]] = [[] for _ in places]
-    for row, n in (left < HALF).nonzero().tolist():
-        taken = 1 - float(left[row, n])
-        back = _secant_back(mlp.at([row]), removed[row, n], directions[row])
-        found[row].append(CauseAlone(Cause(sites[row][n], taken), back))
+    chosen = [(row, n) for row, mine in enumerate(left) for n, rest in enumerate(mine) if rest < HALF]
+    if chosen:  # all together: each by itself would be waited for
+        rows, numbers = [row for row, _ in chosen], [n for _, n in chosen]
+        backs = _secant_back(mlp.at(rows), removed[rows, numbers], directions[rows])
+        for (row, n), back in zip(chosen, backs, strict=True):
+            found[row].append(CauseAlone(Cause(sites[row][n], 1 - left[row][n]), back))
     return [tuple(mine) for mine in found]
 
 
 def _secant_back(
-    mlp: FrozenMLP, removed: Float[Tensor, " d_model"], direction: Float[Tensor, " d_model"]
-) -> Float[Tensor, " d_model"]:
-    """A direction of what the MLP writes as one of the residual that it reads, through the secants of its hidden units
+    mlp: FrozenMLP, removed: Float[Tensor, "place d_model"], directions: Float[Tensor, "place d_model"]
+) -> Float[Tensor, "place d_model"]:
+    """Directions of what the MLP writes as those of the residual that it reads, through the secants of its hidden units
     between its recorded input and that without a component (a router's choice stays as it was)."""
-    parts, before = mlp.parts, mlp.inputs[0]
-    after = before - mlp.before.forward(removed[None])[0]
-    units = mlp.after.back(direction[None])[0] @ parts.W_out.T
+    parts, before = mlp.parts, mlp.inputs
+    after = before - mlp.before.forward(removed)
+    units = mlp.after.back(directions) @ parts.W_out.T
     if parts.route is not None:
-        units = units * parts.route(mlp.inputs)[0]
+        units = units * parts.route(mlp.inputs)
 
     def read(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
         return x @ W if b is None else x @ W + b
@@ -236,13 +239,14 @@ def _secant_back(
         back = (units * opened) @ parts.W_in.T
         slope = activation_slope(parts.activation, *gates)
         back = back + (units * (inputs[0] + inputs[1]) / 2 * slope) @ parts.W_gate.T
-    return mlp.before.back(back[None])[0]
+    return mlp.before.back(back)
 
 
 def longest_writes(
     recording: Recording, places: Sequence[Place], k: int
-) -> tuple[Int[Tensor, "place k"], ComponentIndex]:
-    """The numbers of the components that write most at each place (by the length of what they write)."""
+) -> tuple[Int[Tensor, "place k"], Bool[Tensor, "place k"], ComponentIndex]:
+    """The numbers of the components that write most at each place (by the length of what they write), and which of
+    them the place reads: where there are fewer than ``k``, the others are not among what is read there."""
     top, length = max(p.attention_layers for p in places), max(p.position for p in places) + 1
     index = ComponentIndex.of(recording.model, top, length)
     device = recording.token_ids.device
@@ -261,7 +265,8 @@ def longest_writes(
         if recording.post_norm_scales is not None:
             heads = heads / recording.post_norm_scales[:top, b, t].T[..., None, None]
         size[:, index.n_non_head :] = (heads * attention[..., None, None]).flatten(1)
-    return size.topk(min(k, index.n_components), dim=1).indices, index
+    found = size.topk(min(k, index.n_components), dim=1)
+    return found.indices, found.values > 0, index
 
 
 def _require_whole(
@@ -273,8 +278,9 @@ def _require_whole(
     """Frozen shares and the MLP's own biases sum to the whole signal, which is one by definition."""
     total, size = part.shares.sum(1) + constant, part.shares.abs().sum(1).clamp_min(1.0)
     error = torch.nan_to_num((total - 1).abs() / size, nan=torch.inf)
-    worst, allowed = int(error.argmax()), tolerance_for(recording.model.dtype)
-    if float(error[worst]) > allowed:
+    allowed = tolerance_for(recording.model.dtype)
+    if bool((error > allowed).any()):
+        worst = int(error.argmax())
         signal = signals[worst]
         raise IdentityError(
             f"The frozen shares of the {signal.side} signal from {signal.source} to {signal.target} (prompt "

@@ -44,8 +44,8 @@ from headtrace.tracing.content import Content, add_amounts
 from headtrace.tracing.difference_circuit import (
     MOST_NODES,
     FlowBudget,
-    Pair,
     PairFlow,
+    PromptPair,
     difference_circuit,
     trace_pairs,
 )
@@ -65,7 +65,7 @@ PAIRS_AT_ONCE, PAIR_TOKENS = 16, 512
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PromptComparison:
     """One prompt beside those that it is compared with."""
 
     request: ResolvedRequest
@@ -218,7 +218,7 @@ class Tracer:
         *,
         budget: int = BUDGET,
         seed: int = 0,
-    ) -> Comparison:
+    ) -> PromptComparison:
         """One prompt beside those that it is compared with: flows, circuit, and the changed prompts that were run (at
         most ``budget``, where they are to be found)."""
         resolved = request.resolve(self.model) if isinstance(request, TraceRequest) else request
@@ -228,7 +228,7 @@ class Tracer:
         circuit = self._difference_circuit(
             resolved, model_info(self.model), flows, _flow_budget(asked), measured
         )
-        return Comparison(resolved, circuit, flows, measured)
+        return PromptComparison(resolved, circuit, flows, measured)
 
     def request(self, prompt: Any, **options: Any) -> TraceRequest:
         """The request that ``trace`` makes of a prompt and its options, with the settings of this tracer.
@@ -343,7 +343,7 @@ class Tracer:
         """Difference circuits: every prompt beside those that it is compared with, pairs in batches."""
         first, model, info = requests[0].request, self.model, model_info(self.model)
         budget = _flow_budget(first)
-        pairs: list[list[Pair]] = []
+        pairs: list[list[PromptPair]] = []
         found: list[Measured | None] = []
         for place, each in enumerate(requests):
             some, measured = self._pairs(each, scaled(progress, place, 1, len(requests)))
@@ -370,7 +370,7 @@ class Tracer:
         progress: Progress | None,
         budget: int = BUDGET,
         seed: int = 0,
-    ) -> tuple[list[Pair], Measured | None]:
+    ) -> tuple[list[PromptPair], Measured | None]:
         """The prompts that one prompt is compared with: as given, or found by exchanging words."""
         measured = None
         others: list[tuple[Sequence[int], Replacement | None]] = [
@@ -381,7 +381,7 @@ class Tracer:
             others = [(change.ids, change) for change in measured.counterfactuals()]
         return [self._pair(request, list(ids), change) for ids, change in others], measured
 
-    def _pair(self, request: ResolvedRequest, other: list[int], change: Replacement | None) -> Pair:
+    def _pair(self, request: ResolvedRequest, other: list[int], change: Replacement | None) -> PromptPair:
         text = None
         if change is not None:
             text = change.text
@@ -392,7 +392,7 @@ class Tracer:
             compared = replace(
                 compared, change=str(change), flips=change.flips, naturalness=change.naturalness
             )
-        return Pair(request.ids, other, request.root, compared)
+        return PromptPair(request.ids, other, request.root, compared)
 
     def _difference_circuit(
         self,

@@ -83,7 +83,8 @@ def test_no_text_is_smaller_than_eleven_pixels(open_page, mechanism, scheme) -> 
     page = open_page(mechanism.circuit, width=1440, height=900, scheme=scheme, mechanism=mechanism).page
     sizes = page.evaluate(
         """() => [...document.querySelectorAll(".mechanism *")]
-          .filter((n) => [...n.childNodes].some((c) => c.nodeType === 3 && c.data.trim()) && n.getBoundingClientRect().width)
+          .filter((n) => [...n.childNodes].some((c) => c.nodeType === 3 && c.data.trim()))
+          .filter((n) => n.getBoundingClientRect().width)
           .map((n) => parseFloat(getComputedStyle(n).fontSize) * (n.ownerSVGElement
             ? n.ownerSVGElement.getBoundingClientRect().width / n.ownerSVGElement.viewBox.baseVal.width : 1))"""
     )

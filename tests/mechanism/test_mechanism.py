@@ -13,7 +13,7 @@ import headtrace
 from headtrace.causal.changes import OtherRun, Patch
 from headtrace.causal.execute import rerun
 from headtrace.errors import InputError
-from headtrace.mechanism import RULES, Facts, Rule, fold_circuit, fold_flows
+from headtrace.mechanism import RULES, Facts, StepRule, fold_circuit, fold_flows
 from headtrace.mechanism.evidence import MOST_PAIRS
 from headtrace.mechanism.mechanism import mechanism_from_json
 from headtrace.mechanism.rules import role, token_phrase
@@ -207,7 +207,9 @@ def test_a_change_against_the_answer_turns_the_signs() -> None:
 
 
 def test_another_package_can_add_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Rule(5, lambda facts: facts.tokens[facts.src] == " met", lambda facts: "meets", "the token is met")
+    mine = StepRule(
+        5, lambda facts: facts.tokens[facts.src] == " met", lambda facts: "meets", "the token is met"
+    )
     monkeypatch.setattr(RULES, "_known", {**RULES})
     RULES.add("meets", mine)
     assert role(Facts(TOKENS, 8, 5, flow=1.0, whole=10.0)) == "meets"

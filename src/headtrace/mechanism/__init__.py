@@ -21,7 +21,7 @@ from headtrace.mechanism.parts import (
     StepHead,
     StepMeasurement,
 )
-from headtrace.mechanism.rules import RULES, Facts, Rule
+from headtrace.mechanism.rules import RULES, Facts, StepRule
 
 if TYPE_CHECKING:
     from headtrace.mechanism.asking import tell, why
@@ -37,10 +37,10 @@ __all__ = [
     "LedgerLine",
     "Mechanism",
     "MechanismTest",
-    "Rule",
     "Step",
     "StepHead",
     "StepMeasurement",
+    "StepRule",
     "fold_circuit",
     "fold_flows",
     "load_mechanism",

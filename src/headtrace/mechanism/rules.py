@@ -1,7 +1,7 @@
 """What a head component does, by an ordered table of rules. Each rule says what it looks at.
 
 The first rule that holds names the component, and the components of one name and place are one step. A package can add
-a rule of its own (``RULES.add("name", Rule(...))``, or an entry point ``headtrace.rules``); rules are tried in order of
+a rule of its own (``RULES.add("name", StepRule(...))``, or an entry point ``headtrace.rules``); rules are tried in order of
 ``order``.
 
 >>> tokens = (" When", " Mary", " and", " John", ",", " John")
@@ -69,7 +69,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Rule:
+class StepRule:
     """A name for what a head component does."""
 
     order: float
@@ -159,18 +159,18 @@ def _induction(facts: Facts) -> str:
     return f"{_dest(facts)} looks at {_src(facts)}, which followed {earlier}"
 
 
-RULES: Registry[Rule] = Registry(
+RULES: Registry[StepRule] = Registry(
     "rule",
     "headtrace.rules",
     {
-        "against": Rule(
+        "against": StepRule(
             10,
             _against,
             lambda facts: f"works against {_word(facts.answer, 'the answer')} at {_dest(facts)}",
             "its flow (what it brings straight into the root, if that is most of it) has the other sign than the whole",
             by="dest",
         ),
-        "copies": Rule(
+        "copies": StepRule(
             20,
             _copies,
             lambda facts: f"{_dest(facts)} copies *{facts.tokens[facts.src].strip()}*",
@@ -178,7 +178,7 @@ RULES: Registry[Rule] = Registry(
             "the answer's logit rises more than the wrong one's falls",
             by="word",
         ),
-        "lowers": Rule(
+        "lowers": StepRule(
             30,
             _lowers,
             lambda facts: f"{_dest(facts)} reads {_src(facts)} and lowers {_word(facts.wrong, 'the rival')}",
@@ -186,13 +186,13 @@ RULES: Registry[Rule] = Registry(
             "answer's rising",
             by="word",
         ),
-        "passes on": Rule(
+        "passes on": StepRule(
             35,
             lambda facts: facts.speaks and facts.src == facts.dest,
             lambda facts: f"{_dest(facts)} passes on what was gathered there",
             "source and destination are the same position, and it brings something straight into the root",
         ),
-        "raises": Rule(
+        "raises": StepRule(
             40,
             lambda facts: facts.speaks,
             lambda facts: (
@@ -201,39 +201,39 @@ RULES: Registry[Rule] = Registry(
             f"it brings at least {LEAST_ROOT:.0%} of the whole straight into the root",
             by="word",
         ),
-        "finds": Rule(
+        "finds": StepRule(
             50, _finds, _found, "source and destination are the same token, and the source is earlier"
         ),
-        "induction": Rule(
+        "induction": StepRule(
             60, _follows_earlier, _induction, "the token before the source is the same as the destination's"
         ),
-        "previous": Rule(
+        "previous": StepRule(
             70,
             lambda facts: facts.src == facts.dest - 1,
             lambda facts: f"{_dest(facts)} looks one token back, at {_src(facts)}",
             "the source is the token before the destination",
         ),
-        "first token": Rule(
+        "first token": StepRule(
             80,
             lambda facts: facts.src == 0 and facts.dest > 0,
             lambda facts: f"{_dest(facts)} looks at the first token",
             "the source is the first token",
             by="dest",
         ),
-        "itself": Rule(
+        "itself": StepRule(
             90,
             lambda facts: facts.src == facts.dest,
             lambda facts: f"{_dest(facts)} rewrites itself",
             "source and destination are the same position",
         ),
-        "carries": Rule(
+        "carries": StepRule(
             1000,
             lambda _: True,
             lambda facts: f"{_dest(facts)} looks at {_src(facts)}",
             "no other rule holds: it carries something from its source to its destination",
         ),
     },
-    lambda thing: isinstance(thing, Rule),
+    lambda thing: isinstance(thing, StepRule),
 )
 
 

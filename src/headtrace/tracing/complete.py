@@ -185,7 +185,9 @@ class CompleteSweep:
     def _against(self, found: Causes) -> list[float]:
         """How strongly each cause of a site is followed for what it does against the root, in the order of
         ``PromptTrace.follow``: it opposes what the site contributes, or it causes a site that opposes the root."""
-        causes = [(side, cause.weight) for side, part in found.sides.items() for cause in part.in_graph]
+        causes: list[tuple[Side, float]] = [
+            (side, cause.weight) for side, part in found.sides.items() for cause in part.in_graph
+        ]
         influence = self.traces[found.prompt].influence[found.site]
         opposes = self._reason((found.prompt, found.site)).opposing
         totals: dict[Side, float] = {}

@@ -44,8 +44,8 @@ from headtrace.tracing.content import Content, add_amounts
 from headtrace.tracing.difference_circuit import (
     MOST_NODES,
     FlowBudget,
-    Pair,
     PairFlow,
+    PromptPair,
     difference_circuit,
     trace_pairs,
 )
@@ -292,7 +292,7 @@ class Tracer:
         nodes = MOST_NODES if first.max_firings == Budget.max_firings else first.max_firings
         least = first.min_influence
         budget = FlowBudget(nodes) if least is None else FlowBudget(nodes, least, carried=1.0)
-        pairs: list[list[Pair]] = []
+        pairs: list[list[PromptPair]] = []
         found: list[Measured | None] = []
         for place, each in enumerate(requests):
             measured = None
@@ -303,7 +303,7 @@ class Tracer:
                 measured = measure(model, each, progress=scaled(progress, place, 1, len(requests)))
                 others = [(change.ids, change) for change in measured.counterfactuals()]
             found.append(measured)
-            pairs.append([self._pair(each, list(ids), change) for ids, change in others])
+            pairs.append([self._pair(each, list(ids), change, i) for i, (ids, change) in enumerate(others)])
         every = [pair for some in pairs for pair in some]
         size = max(1, min(PAIRS_AT_ONCE, PAIR_TOKENS // max(len(pair.ids) for pair in every)))
         circuits: list[Circuit] = []
@@ -319,18 +319,21 @@ class Tracer:
                     progress(len(circuits), len(requests))
         return circuits
 
-    def _pair(self, request: ResolvedRequest, other: list[int], change: Replacement | None) -> Pair:
-        text = None
+    def _pair(
+        self, request: ResolvedRequest, other: list[int], change: Replacement | None, place: int
+    ) -> PromptPair:
+        given = request.request.counterfactual
+        text: Any = given if isinstance(given, str) or given is None else given[place]
         if change is not None:
             text = change.text
-        elif self.model.tokenizer is not None:
-            text = decoded(self.model.tokenizer, other)
+        elif not isinstance(text, str):
+            text = None if self.model.tokenizer is None else decoded(self.model.tokenizer, other)
         compared = ComparedPrompt(text, tuple(other), 0.0)
         if change is not None:
             compared = replace(
                 compared, change=str(change), flips=change.flips, naturalness=change.naturalness
             )
-        return Pair(request.ids, other, request.root, compared)
+        return PromptPair(request.ids, other, request.root, compared)
 
     def _difference_circuit(
         self,

@@ -23,6 +23,7 @@ from tests.explorer_server.live import Live, live
 
 MARY = "When Mary and John went to the store, John gave a drink to"
 TOM = "When Tom and Anna went to the store, Anna gave a drink to"
+EMMA = "When Mary and John went to the store, Emma gave a drink to"
 IDS = headtrace.load("builtin").to_ids(MARY)
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,20 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "paths": "difference",
         "counterfactual": TOM,
     },
+    "several counterfactuals": {
+        "text": MARY,
+        "answer": " Mary",
+        "paths": "difference",
+        "counterfactual": [TOM, EMMA],
+    },
+    "counterfactual tokens": {
+        "tokens": IDS,
+        "answer": IDS[2],
+        "paths": "difference",
+        "counterfactual": [IDS[:2] + IDS[4:5] + IDS[3:]],
+    },
+    "automatic counterfactuals": {"text": MARY, "paths": "difference", "counterfactual": "auto"},
+    "a difference alone": {"text": MARY, "paths": "difference"},
     "neurons": {"text": MARY, "answer": " Mary", "wrong": " John", "paths": "content", "neurons": 2},
     "no start token": {"text": MARY, "answer": " Mary", "wrong": " John", "bos": False},
     "tokens and alternatives": {"tokens": IDS, "answer": [IDS[2], IDS[4]]},
@@ -143,6 +158,63 @@ def test_workers_trace_requests_as_this_process_does(
     for index, each in enumerate(fields):
         assert run.circuit(index) == expected_of(model, each, settings)
     assert run.circuit(0).difference is not None
+
+
+def test_counterfactuals_on_the_command_line(model: headtrace.Model) -> None:
+    """Once, several times, or found by the model: the option says what the field of a request says."""
+    common = [
+        "trace",
+        "builtin",
+        "-p",
+        MARY,
+        "--answer",
+        " Mary",
+        "--wrong",
+        " John",
+        "--paths",
+        "difference",
+    ]
+    for others in ([TOM], [TOM, EMMA], ["auto"]):
+        options = [part for other in others for part in ("--counterfactual", other)]
+        traced = CliRunner().invoke(app, [*common, *options, "--json"])
+        assert traced.exit_code == 0, traced.output
+        value = others[0] if len(others) == 1 else others
+        fields = {
+            "text": MARY,
+            "answer": " Mary",
+            "wrong": " John",
+            "paths": "difference",
+            "counterfactual": value,
+        }
+        assert loads(traced.stdout) == expected_of(model, fields, {})
+    for paths in ("content", "complete", "attention"):
+        refused = CliRunner().invoke(app, [*common[:-1], paths, "--counterfactual", TOM])
+        assert refused.exit_code == 2
+        assert "--paths difference" in refused.output
+
+
+def test_a_run_of_differences_goes_on_where_it_stopped(model: headtrace.Model, tmp_path: Path) -> None:
+    fields = [
+        REQUESTS["a counterfactual"],
+        REQUESTS["several counterfactuals"],
+        REQUESTS["a difference alone"],
+    ]
+    whole = headtrace.run(model, fields, out=tmp_path / "whole", shard_size=1)
+    out = tmp_path / "stopped"
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done >= 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        headtrace.run(model, fields, out=out, shard_size=1, progress=stop)
+    again = headtrace.run(model, fields, out=out, shard_size=1)
+    for place in range(len(fields)):
+        assert again.circuit(place) == whole.circuit(place)
+        assert again.circuit(place).difference is not None
 
 
 def test_ids_and_labels_of_prompts_are_found_in_the_tables_for_failed_prompts_too(

@@ -54,21 +54,23 @@ def complete_circuit(asked: Asked) -> Circuit:
     return asked.tracer.trace(asked.example, paths="complete")
 
 
-def contrast_circuit(asked: Asked) -> Circuit:
-    """Content that is new against the counterfactual prompt."""
-    return asked.tracer.trace(asked.example, paths="content", counterfactual=asked.counterfactual.token_ids)
+def difference_circuit(asked: Asked) -> Circuit:
+    """What changed the answer against the task's counterfactual prompt, which all methods are measured with."""
+    other = [list(asked.counterfactual.token_ids)]
+    return asked.tracer.trace(asked.example, paths="difference", counterfactual=other)
 
 
-def complete_contrast_circuit(asked: Asked) -> Circuit:
-    return asked.tracer.trace(asked.example, paths="complete", counterfactual=asked.counterfactual.token_ids)
+def automatic_difference_circuit(asked: Asked) -> Circuit:
+    """The same against prompts that the model finds itself: nobody wrote the counterfactual that it is traced with."""
+    return asked.tracer.trace(asked.example, paths="difference", counterfactual="auto")
 
 
 METHODS: dict[str, Callable[[Asked], Ranked]] = {
     "acc++": attention_circuit,
     "content": content_circuit,
     "complete": complete_circuit,
-    "contrast": contrast_circuit,
-    "complete contrast": complete_contrast_circuit,
+    "difference": difference_circuit,
+    "difference, automatic": automatic_difference_circuit,
 }
 """Beside the baselines: a circuit (its heads by falling influence), or head components, most important first."""
 

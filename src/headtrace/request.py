@@ -79,7 +79,7 @@ class TraceRequest:
         default=None,
         metadata={
             "help": "With difference: a prompt of as many tokens to compare with, or auto: prompts that flip the "
-            "answer, found by exchanging words. Several: the mean over them."
+            "answer, found by exchanging words. Repeat it for several: the mean over them."
         },
     )
     neurons: int = field(
@@ -100,11 +100,15 @@ class TraceRequest:
     """The options of the method, such as tau."""
     max_firings: int | None = field(
         default=200,
-        metadata={"help": "Expand at most this many firings per prompt."},
+        metadata={
+            "help": "Expand at most this many firings per prompt (difference: keep as many components, 100 by default)."
+        },
     )
     min_influence: float | None = field(
         default=None,
-        metadata={"help": "Do not expand what has less influence (default: 0 for attention, else 0.02)."},
+        metadata={
+            "help": "Do not expand what has less influence (default: 0 for attention, 0.01 for difference, else 0.02)."
+        },
     )
     patterns: PatternsKept = field(
         default="auto",

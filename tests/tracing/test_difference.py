@@ -14,22 +14,15 @@ from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 from headtrace.tracing.difference import DIFFERENCE_FIELDS, DifferenceFlow, difference_flow
 from headtrace.tracing.secants import NormSecant, SoftmaxSecant, activation_slope, softcap_slope
 from headtrace.vocabulary import ROOT, Component, Site
-from tests.tiny import NAMES, prompts, tiny_hf, tiny_model
+from tests.tiny import MORE, NAMES, prompts, tiny_hf, tiny_model
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 ALLOWED = {torch.float32: 1e-5, torch.float64: 1e-12}
-OTHERS = (
-    "qwen2_moe",
-    "mixtral",
-    "olmoe",
-    "granitemoe",
-    "hyperclovax",
-    "stablelm/parallel",
-    "gptj",
-    "nanochat",
-)
-"""Mixtures with and without a shared expert, multipliers, norms of every kind: one variant of each."""
+OTHERS = tuple(MORE)
+"""Every other family that headtrace reads: mixtures, multipliers, windows, norms of every kind and place."""
+IN_FLOAT32 = ("cohere", "cohere2", "ernie4_5")
+"""These rotate in float32 whatever their dtype is, and are refused in float64."""
 
 
 def roots(model: headtrace.Model) -> dict[str, Root]:
@@ -88,15 +81,29 @@ def test_one_token_that_differs_carries_the_whole_change(name: str, dtype: torch
     torch.testing.assert_close(found.sum(1) / size, changes(flow) / size, rtol=0, atol=ALLOWED[dtype])
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_mixtures_and_other_variants(name: str) -> None:
-    clean, other = pair(name, torch.float64)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in OTHERS
+        for dtype in ALLOWED
+        if dtype == torch.float32 or name not in IN_FLOAT32
+    ],
+    ids=str,
+)
+def test_every_other_family(name: str, dtype: torch.dtype) -> None:
+    """The identity at every cut, conservation at every node, and edges that sum to flows; every root."""
+    clean, other = pair(name, dtype)
     for label, root in roots(clean.model).items():
         flow = difference_flow(clean, other, root)
-        assert flow.error < 1e-12, label
-        torch.testing.assert_close(flow.embedding().sum(1), changes(flow), rtol=1e-11, atol=1e-11)
-        flow.edges(0, Site("mlp", 1, dest=10))
-        flow.edges(0, Site("head", 1, 2, 10, 4))
+        assert flow.error < ALLOWED[dtype], label
+        size = torch.maximum(flow.embedding().abs().sum(1), changes(flow).abs())
+        left = (flow.embedding().sum(1) - changes(flow)).abs() / size
+        assert float(left.max()) < ALLOWED[dtype], label
+    for site in (Site("mlp", 1, dest=10), Site("head", 1, 2, 10, 4)):
+        edges = flow.edges(0, site, strongest=10**9)
+        size = max(sum(abs(edge.flow) for edge in edges), abs(flow.flow(0, site)), 1e-3)
+        assert abs(sum(edge.flow for edge in edges) - flow.flow(0, site)) < ALLOWED[dtype] * size
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
@@ -227,7 +234,22 @@ def test_a_continuation_is_the_sum_over_its_tokens() -> None:
         difference_flow(clean, wrong, Likelihood((11, 12, 13), continuation=True))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma2", "olmo2", "mixtral"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        "gpt_neox",
+        "qwen3",
+        "gemma2",
+        "olmo2",
+        "mixtral",
+        "cohere",
+        "falcon",
+        "phi3",
+        "granite",
+        "nanochat",
+    ],
+)
 def test_in_half_precision_rounding_is_one_part_of_the_flow(name: str) -> None:
     model = headtrace.load(tiny_hf(name).to(torch.bfloat16))
     clean, other = (model.record(prompts(seed), keep=DIFFERENCE_FIELDS) for seed in (0, 1))

@@ -198,3 +198,19 @@ def test_the_word_that_is_longer_is_named() -> None:
         tracer.trace(
             "The Big Tower is in", answer=" the", paths="difference", counterfactual="The Eiffel Tower is in"
         )
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize(
+    ("prompt", "answer", "wrong", "noun"),
+    [("The keys to the cabinet", " are", " is", "keys"), ("The key to the cabinets", " is", " are", "key")],
+)
+def test_the_noun_is_first_in_the_summary(prompt: str, answer: str, wrong: str, noun: str) -> None:
+    """The bars of a circuit are what was measured, and "The" has no part in what changed."""
+    tracer = headtrace.Tracer(headtrace.load("smollm2-135m"))
+    found = tracer.trace(prompt, answer=answer, wrong=wrong, paths="difference")
+    lines = found.summary().splitlines()
+    first = lines[1 + next(i for i, line in enumerate(lines) if line.startswith("What matters"))]
+    assert f'"{noun}"' in first.replace(" ", "").replace('""', '"') or f'" {noun}"' in first
+    flows = found.difference.tokens
+    assert max(range(len(flows)), key=lambda i: flows[i]) == found.prompt.tokens.index(f" {noun}")

@@ -8,7 +8,8 @@ is, ``effects.py`` ablates and boosts edges, ``experiments.py`` has the papers' 
 ``importance.py`` measures what matters in a prompt.
 
 ``verify.py`` puts every claim of a circuit to the test: ``checks.py`` and ``content_checks.py`` compare its numbers
-with the model's, ``claims.py`` computes what is claimed about a firing, ``report.py`` has the result.
+with the model's, ``difference_checks.py`` those of difference circuits, whose components are patched to the other run,
+``claims.py`` computes what is claimed about a firing, ``report.py`` has the result.
 """
 
 from headtrace.causal.changes import (
@@ -25,6 +26,7 @@ from headtrace.causal.changes import (
     edit,
 )
 from headtrace.causal.claims import claim
+from headtrace.causal.difference_checks import PatchedNode, PatchedSet, PatchTest, patch_sets
 from headtrace.causal.effects import EdgeEffect, Intervened, intervene
 from headtrace.causal.execute import Outcome, continued, rerun, run
 from headtrace.causal.importance import Importance, WordImportance, importance
@@ -55,6 +57,9 @@ __all__ = [
     "OtherRun",
     "Outcome",
     "Patch",
+    "PatchTest",
+    "PatchedNode",
+    "PatchedSet",
     "PredictionCheck",
     "Report",
     "Signal",
@@ -72,6 +77,7 @@ __all__ = [
     "metric_of",
     "open_circuit",
     "overall",
+    "patch_sets",
     "rerun",
     "residual_change",
     "run",

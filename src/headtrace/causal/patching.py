@@ -240,9 +240,16 @@ class ComponentRanking:
 def ranked_firings(given: Ranked) -> list[Firing]:
     """Head components in their order: those of a circuit by falling influence.
 
-    Heads that oppose the root carry no influence: they are left out, unless the circuit has no others.
+    Heads that oppose the root carry no influence: they are left out, unless the circuit has no others. The influence
+    of a difference circuit is the size of a flow, so that its heads go by flow: those against the difference are left
+    out as well.
     """
     if isinstance(given, Circuit):
+        if given.difference is not None:
+            sign = 1 if given.difference.change > 0 else -1
+            flows = {node.site.firing: sign * (node.flow or 0.0) for node in given.heads()}
+            carrying = {firing: flow for firing, flow in flows.items() if flow > 0}
+            return sorted(carrying or flows, key=lambda firing: -flows[firing])
         heads = [node for node in given.heads() if node.influence is None or node.influence > 0]
         order = sorted(
             heads or given.heads(), key=lambda n: (-(n.influence or 0.0), -(n.contribution or 0.0), n.id)

@@ -29,6 +29,8 @@ from headtrace.writing import replacing, write_text
 if TYPE_CHECKING:
     import polars as pl
 
+    from headtrace.causal.difference_checks import PatchTest
+
 SCHEMA = "headtrace.verification/2"
 _OPTIONS = ("metric", "clean_metric", "reach", "scope", "controls", "seed")
 Verdict = Literal["PASS", "FAIL", "NOTHING TO VERIFY"]
@@ -172,6 +174,8 @@ class Report:
     seed: int
     left_out: int = 0
     """Offset edges that a global intervention cannot reach: no component writes them."""
+    patches: PatchTest | None = None
+    """Of a difference circuit: its components patched to the other run, beside their flows."""
 
     @property
     def verdict(self) -> Verdict:
@@ -181,7 +185,8 @@ class Report:
         """
         if self.failures:
             return "FAIL"
-        claims = self.predictions or self.checked.get("contribution") or self.checked.get("left")
+        stated = any(self.checked.get(name) for name in ("contribution", "left", "difference.value"))
+        claims = self.predictions or (stated and self.circuit.edges)
         return "PASS" if claims else "NOTHING TO VERIFY"
 
     @property
@@ -190,6 +195,8 @@ class Report:
         compared = sum(self.checked.values())
         if self.failures:
             return f"the model contradicts {len(self.failures)} of {compared:,} numbers and flags in the file"
+        if self.verdict == "PASS" and self.patches is not None:
+            return f"the model gives all {compared:,} numbers in the file: flows, edges and both ends"
         if self.verdict == "PASS" and not self.predictions:
             return f"contributions and all else agree: the model gives all {compared:,} numbers and flags"
         if self.predictions:
@@ -245,6 +252,7 @@ class Report:
                 f"Left out: {self.left_out} edges from offsets, which no component writes (a global intervention has "
                 "nothing to change)"
             )
+        lines += [] if self.patches is None else self.patches.lines()
         effects = self.effects
         if not effects:
             return "\n".join(lines)
@@ -307,6 +315,7 @@ class Report:
             "n_edges": len(self.effects),
             "n_left_out": self.left_out,
             **{name: getattr(self, name) for name in _OPTIONS},
+            **({} if self.patches is None else {"patches": self.patches.to_dict()}),
             "predictions": [_finite({**check.row, "allowed": check.allowed}) for check in self.predictions],
         }
 
@@ -332,7 +341,10 @@ class Report:
         return self.circuit.with_edges(edges)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Ablation and boost of claimed signals beside random channels."""
-        from headtrace.figures.causal import edge_effects
+        """Ablation and boost of claimed signals beside random channels; of a difference circuit, flow and patches."""
+        from headtrace.figures.causal import edge_effects, flow_against_patches
+
+        if self.patches is not None:
+            return flow_against_patches(self, path)
 
         return edge_effects([self], path)

@@ -7,13 +7,14 @@
 The numbers of the file, its graph and its content are compared with the model. For every firing and side, exactly the
 claimed signals are removed in the running model, and the attention it then shows is compared with what the trace
 predicted. For every edge, ablation and boost are measured against random channels. The verdict says whether all agree:
-PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing.
+PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing. A difference circuit is computed again from both
+runs, and its components take what they had in the other one (`headtrace.causal.difference_checks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headtrace.causal.changes import Reach
 from headtrace.causal.checks import (
@@ -31,6 +32,7 @@ from headtrace.causal.checks import (
 )
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.content_checks import check_content
+from headtrace.causal.difference_checks import verify_difference
 from headtrace.causal.effects import (
     EdgeEffect,
     check_options,
@@ -76,6 +78,9 @@ def verify(
     check_options(controls, reach, scope, seed)
     wanted = choose_edges(circuit, edges, seed)
     chosen = within_reach(circuit, wanted, reach) if isinstance(edges, str) else wanted
+    if circuit.difference is not None:
+        how: dict[str, Any] = {"controls": controls, "reach": reach, "scope": scope, "seed": seed}
+        return verify_difference(circuit, model, edges=edges, progress=progress, **how)
     method_of(circuit.method)  # options that cannot be are an error before anything runs
     recording = open_circuit(circuit, model)
     check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())

@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -159,7 +159,9 @@ def _of_fields() -> Iterator[Declared]:
         flag = f"--{each.name.replace('_', '-')}"
         option = typer.Option(f"{flag}/--no-{flag[2:]}" if kind is bool else flag, help=words)
         hint: Any = kind if each.default is not None else kind | None
-        read = (lambda value: value or None) if limitless else None
+        read: Callable[[Any], Any] | None = (lambda value: value or None) if limitless else None
+        if any(get_origin(kind) is tuple for kind in kinds):  # may be repeated; one alone is no list
+            hint, read = list[str] | None, lambda given: given[0] if len(given) == 1 else tuple(given)
         yield Declared(each.name, "field", each.name, hint, option, each.default, read)
 
 

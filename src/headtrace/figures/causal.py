@@ -319,6 +319,32 @@ def importance_bars(found: Importance, path: str | Path | None = None) -> Figure
     )
 
 
+@style.house_style()
+def flow_against_patches(report: Report, path: str | Path | None = None) -> Figure:
+    """Of a difference circuit, the flow of every node and group beside what patching it to the other run takes away."""
+    assert report.patches is not None
+    found = report.patches
+    figure, [[axis]] = style.new_figure(5.2, 4.4)
+    ends: list[float] = [0.0]
+    for some, colour, label in ((found.nodes, BLUE, "a node"), (found.groups, ORANGE, "a group")):
+        known = [(each.flow, each.measured) for each in some if each.flow is not None]
+        x, y = [flow for flow, _ in known], [measured for _, measured in known]
+        ends += [*x, *y]
+        axis.scatter(x, y, s=18, color=colour, alpha=0.8, label=label)
+    random = [(g.flow, g.random) for g in found.groups if g.random is not None and g.flow is not None]
+    if random:
+        axis.scatter(
+            *zip(*random, strict=True), s=18, facecolor="none", edgecolor=GREY, label="as many at random"
+        )
+    axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color=INK, linewidth=0.7, linestyle=":")
+    axis.set_xlabel(f"flow {style.with_unit(report.circuit.root.measure)}")
+    axis.set_ylabel("measured: lost with what the other run had")
+    axis.legend(frameon=False, fontsize=8)
+    how = "" if found.correlation is None else f"correlation {found.correlation:.2f}, "
+    note = f"{how}median residual {found.residual or 0.0:.1%} of the difference; the two agree to first order only"
+    return style.save(figure, path, "Difference flow against patches", note)
+
+
 COMPARED = {
     "random": (GREY, ":"),
     "attention": (GREY, "--"),

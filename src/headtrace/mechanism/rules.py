@@ -1,7 +1,7 @@
 """What a head component does, by an ordered table of rules. Each rule says what it looks at.
 
 The first rule that holds names the component, and the components of one name and place are one step. A package can add
-a rule of its own (``RULES.add("name", StepRule(...))``, or an entry point ``headtrace.rules``); rules are tried in order of
+a rule of its own (``RULES.add("name", StepRule(...))``, or an entry point ``headtrace.rules``). Rules are tried by
 ``order``.
 
 >>> tokens = (" When", " Mary", " and", " John", ",", " John")

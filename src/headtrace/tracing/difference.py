@@ -596,7 +596,10 @@ class _Sweep:
                 normed = moved if mlp.before is None else mlp.before.forward(moved)
                 self.rounding[layer] += ((mlp.inputs - normed) * behind).sum(-1)
             else:
-                self._conserve_mlp(layer, written * g, (read[0] - read[1]) * through[layer])
+                largest = torch.maximum(run.mlp_writes[layer].abs(), other.mlp_writes[layer].abs())
+                self._conserve_mlp(
+                    layer, written * g, (read[0] - read[1]) * through[layer], largest * g.abs()
+                )
             total, size, down, rounding = self._attention(own, onto[layer], dx)
             self.residual[layer] += g + through[layer] + down
             self._cut(layer, f"behind the attention of layer {layer}", dx, g + through[layer], (total, size))
@@ -694,8 +697,11 @@ class _Sweep:
             found, size = found + heads[0], size + heads[1]
         self._require(found - expected, torch.maximum(size, self.size), f"The flows {where}")
 
-    def _conserve_mlp(self, layer: int, out: Tensor, into: Tensor) -> None:
+    def _conserve_mlp(self, layer: int, out: Tensor, into: Tensor, subtracted: Tensor) -> None:
+        """``subtracted``: the larger of the two flows whose difference is ``out``. Where runs differ by the last digit
+        only, what is left of them is rounding, and no part of it must be conserved."""
         size = (out.abs() + into.abs()).sum(-1)
+        size = size + 16 * torch.finfo(out.dtype).eps / self.allowed * subtracted.sum(-1)
         self._require(
             out.sum(-1) - into.sum(-1),
             size + 1e-3 * size.amax(),

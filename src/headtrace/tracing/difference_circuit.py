@@ -243,18 +243,11 @@ def difference_circuit(
             break
         kept.append(site)
         carried += abs(mean[site])
-    found = [each.edges(kept) for each in flows] if kept else []
-    between: dict[tuple[Site, Site, Side], tuple[float, Tensor | None]] = {}
-    for key in dict.fromkeys(key for edges in found for key in edges):
-        parts = [edges[key] for edges in found if key in edges]
-        channels = [part for _, part in parts if part is not None]
-        by_channel = torch.stack(channels).sum(0) / len(flows) if channels else None
-        between[key] = sum(part for part, _ in parts) / len(flows), by_channel
-    between = _strong(between, least)
+    between = _strong(mean_edges(flows, kept) if kept else {}, least)
     sites = [ROOT, *(site for site in kept if any(site in key[:2] for key in between))]
     sites.sort(key=site_order)
     numbers = {site: i for i, site in enumerate(sites)}
-    of_logits = _logits(flows, [source for source, target, _ in between if target == ROOT])
+    of_logits = edge_logits(flows, [source for source, target, _ in between if target == ROOT])
     edges = tuple(
         _edge(numbers[source], numbers[target], side, *between[source, target, side], of_logits.get(source))
         for source, target, side in between
@@ -278,6 +271,20 @@ def _mean_flows(flows: Sequence[PairFlow]) -> dict[Site, float]:
     bound = {site: sum(abs(flow) for flow in some if flow is not None) for site, some in known.items()}
     strong = sorted(bound, key=lambda site: -bound[site])[: 4 * MOST_NODES]
     return {site: fmean(each.of(site) for each in flows) for site in strong}
+
+
+def mean_edges(
+    flows: Sequence[PairFlow], sites: Sequence[Site]
+) -> dict[tuple[Site, Site, Side], tuple[float, Tensor | None]]:
+    """What flows between components and into the root, by channel as well: the mean over the pairs."""
+    found = [each.edges(sites) for each in flows]
+    between: dict[tuple[Site, Site, Side], tuple[float, Tensor | None]] = {}
+    for key in dict.fromkeys(key for edges in found for key in edges):
+        parts = [edges[key] for edges in found if key in edges]
+        channels = [part for _, part in parts if part is not None]
+        by_channel = torch.stack(channels).sum(0) / len(flows) if channels else None
+        between[key] = sum(part for part, _ in parts) / len(flows), by_channel
+    return between
 
 
 def _strong(
@@ -312,7 +319,7 @@ def _edge(
     return Edge(source, target, side, flow, channels, flows, logits if side == "root" else None)
 
 
-def _logits(flows: Sequence[PairFlow], sources: Sequence[Site]) -> dict[Site, tuple[float, float]]:
+def edge_logits(flows: Sequence[PairFlow], sources: Sequence[Site]) -> dict[Site, tuple[float, float]]:
     """What flows from components into the logit of the answer and into that of the wrong answer, apart."""
     root = flows[0].root
     if not isinstance(root, LogitDifference) or root.wrong is None or not sources:

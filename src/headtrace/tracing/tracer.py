@@ -379,14 +379,18 @@ class Tracer:
         if request.request.automatic:
             measured = measure(self.model, request, budget=budget, seed=seed, progress=progress)
             others = [(change.ids, change) for change in measured.counterfactuals()]
-        return [self._pair(request, list(ids), change) for ids, change in others], measured
+        pairs = [self._pair(request, list(ids), change, i) for i, (ids, change) in enumerate(others)]
+        return pairs, measured
 
-    def _pair(self, request: ResolvedRequest, other: list[int], change: Replacement | None) -> PromptPair:
-        text = None
+    def _pair(
+        self, request: ResolvedRequest, other: list[int], change: Replacement | None, place: int
+    ) -> PromptPair:
+        given = request.request.counterfactual
+        text: Any = given if isinstance(given, str) or given is None else given[place]
         if change is not None:
             text = change.text
-        elif self.model.tokenizer is not None:
-            text = decoded(self.model.tokenizer, other)
+        elif not isinstance(text, str):
+            text = None if self.model.tokenizer is None else decoded(self.model.tokenizer, other)
         compared = ComparedPrompt(text, tuple(other), 0.0)
         if change is not None:
             compared = replace(

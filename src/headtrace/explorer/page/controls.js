@@ -196,7 +196,7 @@ function showLegend(legend, active) {
   const entries = [
     edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: what made its query, its key"),
     content && entry("content", [sideSample("value")], "what is moved: into the value of a head, the input of an MLP, the root"),
-    opposing && entry("opposing", [opposingSample()], "opposing: takes away from the root"),
+    opposing && entry("opposing", [opposingSample()], active.some(({ difference }) => difference) ? "opposing: flows against the difference" : "opposing: takes away from the root"),
     active.some(hasWords) && entry("words", [quote("“ ”")], `what a head looks for${edges.some(unsupported) ? "; with “?”: did not pass its test" : ""}`),
   ];
   legend.replaceChildren(...entries.filter(Boolean));

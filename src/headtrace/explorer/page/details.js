@@ -60,6 +60,10 @@ function nodeFacts(graph, node) {
     ...predicted.map(([side, value]) => [`without ${side}`, `${number(value)} (predicted)`]),
     node.influence !== null && ["influence", percent(node.influence), meter(node.influence)],
     node.contribution != null && contributionRow(graph, node.contribution),
+    node.flow != null && flowRow(graph, "flow", node.flow),
+    node.moves != null && ["moves something else", signed(node.moves)],
+    node.attends != null && ["attends differently", `${signed(node.attends)} (attention ${number(node.other_attention)} in the other run)`],
+    node.spread && ["over the prompts", `${signed(node.spread[0])} to ${signed(node.spread[1])}`],
     node.label && ["label", el("bdi", {}, inert(node.label))],
     (unexpanded(node) || (node.kind === "mlp" && !node.expanded && node.contribution != null)) && ["", "not traced further"],
     !node.explained && ["", "unexplained: its attention holds although everything was removed"],
@@ -71,8 +75,32 @@ function contributionRow(graph, value) {
   return ["contribution", `${signed(value)} (${graph.data.root_measure})`, value < 0 ? opposingMark() : ""];
 }
 
+/** What flows of the difference between two runs, and whether it flows against it. */
+function flowRow(graph, name, value) {
+  const { value: clean, other_value: other } = graph.difference;
+  return [name, `${signed(value)} (${graph.data.root_measure})`, value * (clean - other) < 0 ? opposingMark() : ""];
+}
+
 function opposingMark() {
   return el("span", { class: "mark" }, " opposing");
+}
+
+/** What a difference circuit compares, and how much of the difference it shows. */
+function compared(graph) {
+  if (!graph.difference) return null;
+  const { prompts, value, other_value: other, shown, automatic, note } = graph.difference;
+  const mean = prompts.length > 1 ? " (mean)" : "";
+  const rows = prompts.map((prompt) => el("li", {}, el("bdi", {}, inert(prompt.text ?? prompt.token_ids.join(" "))), ` ${signed(prompt.value)}`));
+  return section(
+    automatic ? "Compared with (found by exchanging words)" : "Compared with",
+    el(
+      "div",
+      { class: "compared" },
+      el("ul", {}, ...rows),
+      el("p", {}, `${graph.data.root_measure}: ${number(value)} here, ${number(other)}${mean} there, difference ${signed(value - other)}. What is shown into the root carries ${percent(shown)} of it.`),
+      note ? el("p", {}, inert(note)) : null,
+    ),
+  );
 }
 
 function rootFacts(graph, node) {
@@ -92,15 +120,22 @@ function edgeFacts(graph, edge) {
     ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
     weightRow(graph, edge),
     edge.contribution != null && (edge.mixed || SIDES[edge.side].attention) && contributionRow(graph, edge.contribution),
-    edge.channels && [edge.channels.length === 1 ? "channel" : "channels", edge.channels.join(", ")],
+    edge.channels && [edge.channels.length === 1 ? "channel" : "channels", channelText(edge)],
+    edge.logits && ["into the logits", `answer ${signed(edge.logits[0])}, wrong answer ${signed(edge.logits[1])}`],
     source.attention !== null && ["attention", number(source.attention)],
     ["influence", percent(edge.flow)],
     edge.shared !== undefined && ["", edge.shared ? "in both circuits" : "only in this circuit"],
   ]);
 }
 
+/** The channels of an edge, each with its flow where that is known. */
+function channelText({ channels, flows }) {
+  return channels.map((channel, i) => (flows ? `${channel} (${signed(flows[i])})` : channel)).join(", ");
+}
+
 /** What an edge weighs. Weight is attention, or a contribution; of a node that wrote signals it stands for these, too. */
 function weightRow(graph, edge) {
+  if (graph.difference) return flowRow(graph, "flow", edge.weight);
   if (SIDES[edge.side].attention) return ["weight", `${number(edge.weight)} (attention)`];
   if (!edge.mixed) return contributionRow(graph, edge.weight);
   return ["weight", `${number(edge.weight)} (${edge.contribution == null ? "for signals" : "for signals as well as content"})`];
@@ -133,7 +168,7 @@ function measurements(graph, edge) {
 /** What the number that is told of an edge is measured in. */
 function unitOf(graph, edge) {
   if (edge.mixed && edge.contribution == null) return "share of signals";
-  return SIDES[edge.side].attention ? "attention" : graph.data.root_measure;
+  return SIDES[edge.side].attention && !graph.difference ? "attention" : graph.data.root_measure;
 }
 
 const WORDS = 600; // letters of a description
@@ -211,7 +246,8 @@ export function tokenCard(graph, position) {
       ["position", String(position)],
       ["token id", id],
       ["components", String(here)],
-      amount !== undefined && contributionRow(graph, amount),
+      amount !== undefined && [graph.bars.row, `${signed(amount)} (${graph.data.root_measure})`, amount < 0 ? opposingMark() : ""],
+      position === 0 && graph.bars?.constants != null && ["constants and sinks", `${signed(graph.bars.constants)} (${graph.data.root_measure})`],
     ]),
   ];
 }
@@ -240,7 +276,7 @@ function edgeList(graph, edges, end, choose, name = oneEnd) {
     const node = graph.nodes.get(edge[end]);
     const effect = effectValue(edge);
     const amount = amountOf(edge);
-    const against = !SIDES[edge.side].attention && amount < 0;
+    const against = graph.difference ? edge.opposing : !SIDES[edge.side].attention && amount < 0;
     return el(
       "li",
       {},
@@ -340,7 +376,9 @@ function tokens(graph, choose) {
     const node = [...graph.nodes.values()].find(({ kind, dest }) => kind === "embedding" && dest === position);
     return { what: [token(graph, position), ` ${position}`], value, share, go: node && (() => choose(node.id)) };
   });
-  return rows.length ? section("What each token contributes", amountList(graph, rows)) : null;
+  const { title, constants } = graph.bars;
+  const apart = constants == null ? null : el("p", { class: "kind constants" }, `${signed(constants)}: constants and sinks, which rest on the first token`);
+  return rows.length || apart ? section(title, el("div", {}, rows.length ? amountList(graph, rows) : null, apart)) : null;
 }
 
 function keys() {
@@ -378,6 +416,7 @@ export function overviewPanel(graph, choose) {
       ...wordsFacts(graph),
       data.unexplained.length > 0 && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
     ]),
+    compared(graph),
     tokens(graph, choose),
     seeds.length ? section("Straight into the root", edgeList(graph, seeds, "source", choose)) : null,
     moved.length ? section("Strongest content", edgeList(graph, moved, "source", choose, bothEnds)) : null,

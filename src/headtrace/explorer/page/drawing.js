@@ -177,6 +177,7 @@ export function describeNode(graph, node) {
   const parts = [`${node.name}, ${KINDS[node.kind].words} at ${tokenExact(graph.tokens[node.dest])}`];
   if (node.src !== null) parts.push(`reads ${tokenExact(graph.tokens[node.src])}, attention ${number(node.attention)}`);
   parts.push(`influence ${percent(node.influence)}`);
+  if (node.flow != null) parts.push(`flow ${signed(node.flow)}`);
   if (node.contribution != null) parts.push(`contributes ${signed(node.contribution)}${node.contribution < 0 ? ", opposing" : ""}`);
   parts.push(plural(node.into.length, "cause"), plural(node.from.length, "effect"));
   if (unexpanded(node)) parts.push("not expanded");

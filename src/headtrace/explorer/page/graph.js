@@ -47,10 +47,12 @@ export function indexCircuit(data) {
     nodes.get(edge.source).from.push(edge);
   }
   const root = [...nodes.values()].find((node) => node.kind === "root") ?? null;
-  markContent(edges, data.root.kind);
+  const difference = data.difference ?? null;
+  if (difference) markFlows(edges, difference.value - difference.other_value);
+  else markContent(edges, data.root.kind);
   const heaviest = {
-    attention: largest(edges.filter((edge) => SIDES[edge.side].attention)),
-    root: largest(edges.filter((edge) => !SIDES[edge.side].attention && !edge.mixed)),
+    attention: largest(difference ? edges : edges.filter((edge) => SIDES[edge.side].attention)),
+    root: largest(difference ? edges : edges.filter((edge) => !SIDES[edge.side].attention && !edge.mixed)),
   };
   markLeading(nodes, root, SLIGHT * heaviest.root);
   for (const node of nodes.values()) {
@@ -67,7 +69,8 @@ export function indexCircuit(data) {
     worded: byTurns(firstPerTarget(ranked.filter((edge) => edge.description)), ranked.filter((edge) => !edge.description)),
     root,
     tokens: data.prompt.tokens,
-    amounts: tokenAmounts(data.prompt.contributions ?? null),
+    difference,
+    ...tokenBars(data.prompt, difference),
     caption: fitting(inert(data.question), CAPTION),
     longestHead: Math.max(4, ...data.nodes.map((node) => (node.kind === "head" ? `L${node.layer}H${node.head}`.length : 0))),
     layers: layers.length ? [Math.min(...layers), Math.max(...layers)] : [0, 0],
@@ -88,6 +91,15 @@ function markContent(edges, root) {
     edge.opposing = !SIDES[edge.side].attention && edge.weight < 0;
     edge.mixed = moved && (root === "heads" || !alike(edge.weight, edge.contribution ?? edge.weight));
     edge.strength = SIDES[edge.side].attention ? edge.flow : Math.max(edge.flow, Math.abs(passing(edge)) / whole);
+  }
+}
+
+/** In a difference circuit every edge carries flow in the unit of the root, for the difference or against it. */
+function markFlows(edges, change) {
+  for (const edge of edges) {
+    edge.opposing = edge.weight * change < 0;
+    edge.mixed = false;
+    edge.strength = Math.abs(edge.weight / change);
   }
 }
 
@@ -121,6 +133,18 @@ function alike(a, b) {
 }
 
 const SAID = 0.05; // of the largest amount: less is a bar without a number
+
+/**
+ * The bars over the tokens: what was measured, where it was; else the flow from what differs, or what embeddings
+ * contribute. What a contribution of the first token stands for, constants and sinks, is told apart.
+ */
+function tokenBars({ importance, contributions }, difference) {
+  const bars = (values, title, row, constants = null) => ({ amounts: tokenAmounts(values), bars: { title, row, constants } });
+  if (importance) return bars(importance.map((value) => value ?? 0), "What matters (measured: mean loss when the word is exchanged)", "lost without it");
+  if (difference) return bars(difference.tokens, "Flow from each token that differs", "flow");
+  if (contributions) return bars(contributions.map((value, i) => (i ? value : 0)), "What each token contributes", "contribution", contributions[0]);
+  return { amounts: null, bars: null };
+}
 
 /** What each token contributes: the amount, its share of the largest, and a word where it is large enough for one. */
 function tokenAmounts(contributions) {

@@ -107,7 +107,7 @@ LIMITED: dict[str, Any] = {
     "direction": Annotated[list[_Finite], Field(min_length=1, max_length=MAX_TEXT)],
     "layer": Position,
     "position": Annotated[int, Field(ge=-1_000_000, le=1_000_000)],
-    "counterfactual": Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=16)],
+    "counterfactual": Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=16)],
     "neurons": Annotated[int, Field(ge=0, le=1_000)],
     "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],
     "method_options": dict[str, bool | int | float | str],

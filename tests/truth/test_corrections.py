@@ -21,7 +21,7 @@ def test_a_wrong_fact_about_norms_is_noticed_in_float64(wrong, monkeypatch) -> N
     facts = dict(ARCHITECTURES)
     monkeypatch.setattr(ARCHITECTURES, "_known", {**facts, "llama": replace(facts["llama"], **wrong)})
     model = tiny_model("llama", dtype=torch.float64)
-    with pytest.raises(IdentityError, match="norm=.*gain_offset="):
+    with pytest.raises(IdentityError, match=r"norm=.*gain_offset="):
         model.record(prompts())
 
 

@@ -205,7 +205,7 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
         normed = facts.centred(x) / scale * norm_gain(norm, facts, like=x)
         bias = norm_bias(norm)
         normed = normed if bias is None else normed + bias
-        error = float((normed - own).norm() / own.norm().clamp_min(1e-30))
+        error = float(((normed - own).norm() / own.norm().clamp_min(1e-30)).detach())
         if not error <= NORM_ROUNDING:
             name = next(path for path, module in model.hf.named_modules() if module is norm)
             raise IdentityError(

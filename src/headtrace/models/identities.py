@@ -2,10 +2,10 @@
 
 Tolerances are relative to the size of what is added up, not to what is left of it where terms cancel: for a residual
 the summed norms of all that was written, for attention logits the largest one of a row, for output logits the largest
-one or what such writes could give, whichever is larger. In float32 a residual is a sum of up to a few thousand terms, each rounded at 6e-8, and scores multiply
-two such sums, so errors of 1e-6 to 1e-5 are rounding; 1e-4 leaves a decade and is far below any real mistake (a missing
-bias or a wrong scale gives 1e-2 or more). In float64 the same count gives 1e-14 to 1e-12; 1e-9 leaves room for
-ill-conditioned norms.
+one or what such writes could give, whichever is larger. In float32 a residual is a sum of up to a few thousand terms,
+each rounded at 6e-8, and scores multiply two such sums, so errors of 1e-6 to 1e-5 are rounding; 1e-4 leaves a decade
+and is far below any real mistake (a missing bias or a wrong scale gives 1e-2 or more). In float64 the same count gives
+1e-14 to 1e-12; 1e-9 leaves room for ill-conditioned norms.
 """
 
 from __future__ import annotations

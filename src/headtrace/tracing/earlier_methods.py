@@ -151,7 +151,8 @@ class SVT(Method):
         return FIRES_ABOVE
 
     def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
-        return attention > self.threshold(visible_keys) and firing.src != 0
+        # It looks for upstream heads, and layer 0 has none.
+        return attention > self.threshold(visible_keys) and firing.src != 0 and firing.layer > 0
 
     @torch.inference_mode()
     def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:

@@ -28,7 +28,7 @@ from headtrace.tracing.methods import Method
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.signal_directions import (
     HALF,
-    CauseAlone,
+    RemovedAlone,
     SignalDirection,
     causes_alone,
     mlp_signal_causes,
@@ -185,7 +185,9 @@ class CompleteSweep:
     def _against(self, found: Causes) -> list[float]:
         """How strongly each cause of a site is followed for what it does against the root, in the order of
         ``PromptTrace.follow``: it opposes what the site contributes, or it causes a site that opposes the root."""
-        causes = [(side, cause.weight) for side, part in found.sides.items() for cause in part.in_graph]
+        causes: list[tuple[Side, float]] = [
+            (side, cause.weight) for side, part in found.sides.items() for cause in part.in_graph
+        ]
         influence = self.traces[found.prompt].influence[found.site]
         opposes = self._reason((found.prompt, found.site)).opposing
         totals: dict[Side, float] = {}
@@ -347,10 +349,9 @@ class CompleteSweep:
             c = cause.component
             if c.kind != "head" or c.layer is None or c.head is None or c.src is None:
                 return True
-            columns = [torch.full((len(group),), n) for n in (c.layer, prompt, c.head)]
-            strength = self.recording.attention.at(
-                *columns, torch.tensor(group), torch.full((len(group),), c.src)
-            )
+            rows = torch.tensor([(c.layer, prompt, c.head, key, c.src) for key in group])
+            layer, number, head, dest, source = rows.to(self.recording.model.device).unbind(dim=1)
+            strength = self.recording.attention.at(layer, number, head, dest, source)
             return float(strength[group.index(src)]) >= EQUAL * float(strength.max())
 
         for number, site in chosen:
@@ -451,7 +452,7 @@ class CompleteSweep:
         directions = torch.stack([self.content.gradient(*site) / self._score(site) for site in sites])
         places = [self.content.place(*site) for site in sites]
         for site, alone in zip(sites, causes_alone(self.recording, places, mlp, directions), strict=True):
-            parts[site] += _hidden(parts[site][-1], alone)
+            parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
     def _moved_by_mlps(
         self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
@@ -473,7 +474,7 @@ class CompleteSweep:
         directions = torch.stack([direction for direction, _ in flows.values()])
         hidden = causes_alone(self.recording, [self.content.place(*site) for site in flows], mlp, directions)
         for site, alone in zip(flows, hidden, strict=True):
-            parts[site] += _hidden(parts[site][-1], alone)
+            parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
     def _attention_signals_of_mlps(
         self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
@@ -494,17 +495,24 @@ class CompleteSweep:
         found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], places)
         for (site, influence, signal), causes in zip(wanted, found, strict=True):
             parts[site].append(Part(influence, causes.causes, causes.direction))
-            parts[site] += _hidden(parts[site][-1], causes.alone)
+            parts[site][-1:] = _with_removals(parts[site][-1], causes.alone)
             self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes
 
 
-def _hidden(shown: Part, alone: Sequence[CauseAlone]) -> list[Part]:
-    """Causes whose removal alone takes half away and whose shares do not show it, each followed by its own secant."""
-    shares = {cause.site: cause.weight for cause in shown.causes}
-    return [
+def _with_removals(shown: Part, alone: RemovedAlone) -> list[Part]:
+    """Causes of what an MLP wrote, by their shares through frozen gates, put right by what their removal does.
+
+    Causes whose removal alone changes more than half and whose shares do not show it are added, each followed by its
+    own secant. What opposes by its share, though nothing grows without it, is left out; of a signal, which is no sum
+    that has to be complete, what would not grow by half.
+    """
+    signal = shown.direction is not None
+    kept = tuple(c for c in shown.causes if c.weight >= 0 or not (signal or c.site in alone.not_opposing))
+    shares = {cause.site: cause.weight for cause in kept}
+    return [replace(shown, causes=kept)] + [
         Part(shown.influence, (one.cause,), one.direction)
-        for one in alone
-        if shares.get(one.cause.site, 0.0) < HALF
+        for one in alone.causes
+        if shares.get(one.cause.site, 0.0) * (1 if one.cause.weight > 0 else -1) < HALF
     ]
 
 

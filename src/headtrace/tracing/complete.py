@@ -467,12 +467,14 @@ class CompleteSweep:
         prompts = torch.tensor([number for number, _ in flows], device=device)
         positions = torch.tensor([site.dest or 0 for _, site in flows], device=device)
         mlp = FrozenMLP.of(self.recording, layer, (prompts, positions))
-        pulled = mlp.back(torch.stack([direction for direction, _ in flows.values()])).direction
-        found = self.content.strongest_along([self.content.place(*site) for site in flows], list(pulled))
-        for (site, (_, influence)), strongest, direction in zip(flows.items(), found, pulled, strict=True):
-            parts[site].append(Part(influence, self._strong(strongest, influence), direction))
         directions = torch.stack([direction for direction, _ in flows.values()])
-        hidden = causes_alone(self.recording, [self.content.place(*site) for site in flows], mlp, directions)
+        places, pulled = [self.content.place(*site) for site in flows], mlp.back(directions)
+        found = self.content.strongest_along(places, list(pulled.direction), constants=pulled.constant)
+        for (site, (_, influence)), strongest, into in zip(
+            flows.items(), found, pulled.direction, strict=True
+        ):
+            parts[site].append(Part(influence, self._strong(strongest, influence), into))
+        hidden = causes_alone(self.recording, places, mlp, directions)
         for site, alone in zip(flows, hidden, strict=True):
             parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
@@ -494,7 +496,9 @@ class CompleteSweep:
         places = [self.content.place(*site) for site, *_ in wanted]
         found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], places)
         for (site, influence, signal), causes in zip(wanted, found, strict=True):
-            parts[site].append(Part(influence, causes.causes, causes.direction))
+            offset = Cause(Site("offset", layer, dest=site[1].dest), causes.held)
+            own = (*causes.causes, offset) if causes.held else causes.causes
+            parts[site].append(Part(influence, own, causes.direction))
             parts[site][-1:] = _with_removals(parts[site][-1], causes.alone)
             self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes
 

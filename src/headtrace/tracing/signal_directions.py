@@ -24,7 +24,7 @@ from torch import Tensor
 from headtrace.errors import IdentityError
 from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing.attribute_root import Place, ProjectedWrites, project_writes
+from headtrace.tracing.attribute_root import Place, ProjectedWrites, carries_nothing, project_writes
 from headtrace.tracing.causes import Cause, PromptSite
 from headtrace.tracing.components import ChannelRotary, ComponentIndex, Firings
 from headtrace.tracing.firing import FiringScores, attention_on
@@ -147,6 +147,8 @@ class MlpSignalCauses:
     """With their frozen-gate shares of the signal, in order of removal."""
     alone: RemovedAlone
     """What the removal of single components does to the signal."""
+    held: float
+    """The share that the MLP's own biases hold; 0 where it is of the size of rounding."""
     left: float
     """The share of the signal that the MLP still writes when they are removed from its input."""
     explained: bool
@@ -173,6 +175,9 @@ def mlp_signal_causes(
         constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
     _require_whole(recording, part, constant, signals)
     alone = causes_alone(recording, places, mlp, directions, signals)
+    rounding = carries_nothing(directions.dtype) * (part.shares.abs().sum(dim=1) + constant.abs())
+    held = torch.where(constant.abs() > rounding, constant, 0.0).tolist()
+    least = rounding.tolist()
     n_components = part.shares.shape[1]
     found: dict[int, MlpSignalCauses] = {}
     size, active = FIRST_PREFIX, list(range(len(signals)))
@@ -190,7 +195,8 @@ def mlp_signal_causes(
         written = chosen.write(chosen.inputs[:, None] - chosen.before.forward(removed))
         left = (written @ directions[active][..., None])[..., 0]
         for i, (shares, still) in enumerate(torch.stack((values, left), dim=1).tolist()):
-            row, positive = active[i], sum(share > 0 for share in shares)  # they fall, so these come first
+            row = active[i]
+            positive = sum(share > least[row] for share in shares)  # they fall, so these come first
             end = next((n for n in range(positive) if still[n] < HALF), None)
             if end is None and positive == k < n_components:
                 continue
@@ -198,7 +204,7 @@ def mlp_signal_causes(
             causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], shares[:n], strict=True))
             rest = still[n - 1] if n else 1.0
             found[row] = MlpSignalCauses(
-                signals[row], causes, alone[row], rest, end is not None, pulled.direction[row]
+                signals[row], causes, alone[row], held[row], rest, end is not None, pulled.direction[row]
             )
         active = [row for row in active if row not in found]
         size *= PREFIX_GROWTH

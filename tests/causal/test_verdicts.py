@@ -362,7 +362,7 @@ def test_results_are_short_in_a_notebook(builtin) -> None:
 
     model, circuit = builtin
     report = headtrace.verify(circuit, model, edges="top:3", controls=1)
-    assert repr(report).startswith("Report(PASS: 0 failures, 12 predictions")
+    assert repr(report).startswith("Report(PASS: 0 failures, 36 predictions")
     edge = circuit.top(1)[0]
     results = [
         report,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import headtrace
-from headtrace.vocabulary import ROOT
+from headtrace.vocabulary import ROOT, Site
 from tests.truth.blueprint import ANSWER, MLP, Blueprint, Features, Head, Rows, as_gpt2, as_llama
 from tests.truth.scoring import TrueEdge, embedding, head, mlp
 
@@ -114,6 +114,16 @@ def _other(random: Random, ids: list[int], *than: int) -> int:
     return random.choice([word for word in ids if word in WORDS and word not in than])
 
 
+def layer_0(firing: Site) -> tuple[TrueEdge, ...]:
+    """What a head in layer 0 depends on: the embeddings of the two tokens, there is nothing else."""
+    here, there = embedding(firing.dest or 0), embedding(firing.src or 0)
+    return (
+        TrueEdge(here, firing, "query", 1),
+        TrueEdge(there, firing, "key", 1),
+        TrueEdge(there, firing, "value"),
+    )
+
+
 # -- induction -----------------------------------------------------------------------------------------------
 
 
@@ -135,7 +145,7 @@ def _draw_induction(random: Random) -> Case:
         TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(before, mover, "key", 1),
         TrueEdge(embedding(at), mover, "value"),
-        TrueEdge(embedding(at - 1), before, "value"),
+        *layer_0(before),
     )
     return Case(tuple(ids), ids[at], _other(random, ids, ids[at]), truth)
 
@@ -185,7 +195,7 @@ def _draw_indirect_object(random: Random) -> Case:
         TrueEdge(embedding(last), inhibits, "query", 1),
         TrueEdge(repeats, inhibits, "key", 1),
         TrueEdge(repeats, inhibits, "value"),
-        TrueEdge(embedding(first), repeats, "value"),
+        *layer_0(repeats),
     )
     return Case(tuple(ids), receiver, giver, truth)
 
@@ -279,9 +289,9 @@ def _draw_before_repeat(random: Random) -> Case:
         TrueEdge(mover, ROOT, "root"),
         TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(place, mover, "key", 1),
-        TrueEdge(embedding(first), place, "value"),
+        *layer_0(place),
         TrueEdge(before, mover, "value"),
-        TrueEdge(embedding(at - 1), before, "value"),
+        *layer_0(before),
     )
     return Case(tuple(ids), ids[at - 1], ids[first], truth)
 

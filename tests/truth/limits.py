@@ -25,6 +25,7 @@ from tests.truth.known import (
     at_the_end,
     blueprint,
     either,
+    layer_0,
     name_features,
     name_heads,
 )
@@ -90,7 +91,7 @@ def _draw_gate(random: Random) -> Case:
         TrueEdge(embedding(at), mover, "key", 1),
         TrueEdge(embedding(at), mover, "value"),
         TrueEdge(brings, want, "input"),
-        TrueEdge(embedding(place), brings, "value"),
+        *layer_0(brings),
     )
     return Case(tuple(ids), words[asked], words[asked - 1], truth)
 

@@ -78,6 +78,30 @@ def detect() -> Any:
     return rasp.SequenceMap(both, rasp.SequenceMap(both, is_c, was_b), was_a)
 
 
+def equal_two_before() -> Any:
+    """Whether this token is the same as the one two before."""
+    return rasp.SequenceMap(lambda x, y: x == y, rasp.tokens, shifted(rasp.tokens, 2))
+
+
+def after_pair() -> Any:
+    """What came after earlier occurrences of the last two tokens: an MLP joins them, for the query and for the key."""
+    pair = rasp.SequenceMap(lambda x, y: f"{x}{y}", shifted(rasp.tokens), rasp.tokens)
+    return rasp.Aggregate(rasp.Select(shifted(pair), pair, rasp.Comparison.EQ), rasp.tokens)
+
+
+def from_length() -> Any:
+    """The token at the position that is the length less this position's number: one MLP reads another."""
+    every = rasp.Select(rasp.tokens, rasp.tokens, rasp.Comparison.TRUE)
+    place = rasp.SequenceMap(lambda n, i: n - i, rasp.SelectorWidth(every), rasp.indices)
+    return rasp.Aggregate(rasp.Select(rasp.indices, place, rasp.Comparison.EQ), rasp.tokens)
+
+
+def times_behind() -> Any:
+    """At how many positions so far there were more "b" than "a": a head attends to BOS unless it finds others."""
+    behind = rasp.Map(lambda x: x < 0, balance())
+    return rasp.SelectorWidth(rasp.Select(behind, behind, lambda k, q: k))
+
+
 PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "previous token": (lambda: shifted(rasp.tokens), LETTERS),
     "shift by two": (lambda: shifted(shifted(rasp.tokens)), LETTERS),
@@ -89,6 +113,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "token at count": (token_at_count, LETTERS),
     "sort": (sort, NUMBERS),
     "detect abc": (detect, LETTERS),
+    "equal two before": (equal_two_before, LETTERS),
+    "after pair": (after_pair, LETTERS[:3]),
+    "from length": (from_length, LETTERS),
+    "times behind": (times_behind, LETTERS),
 }
 
 

@@ -39,6 +39,14 @@ def _token_at_count(t: list[Any]) -> Any:
     return t[count] if count < len(t) else None
 
 
+def _after_pair(t: list[Any]) -> Any:
+    return _most_common([t[k] for k in range(2, len(t)) if t[k - 2 : k] == t[-2:]])
+
+
+def _times_behind(t: list[Any]) -> int:
+    return sum(t[: k + 1].count("b") > t[: k + 1].count("a") for k in range(len(t)))
+
+
 OUTPUT: dict[str, Callable[[list[Any]], Any]] = {
     "previous token": lambda t: t[-2],
     "shift by two": lambda t: t[-3],
@@ -50,6 +58,10 @@ OUTPUT: dict[str, Callable[[list[Any]], Any]] = {
     "token at count": _token_at_count,
     "sort": _sort,
     "detect abc": lambda t: t[-3:] == ["a", "b", "c"],
+    "equal two before": lambda t: t[-1] == t[-3],
+    "after pair": _after_pair,
+    "from length": lambda t: t[1],
+    "times behind": _times_behind,
 }
 """The output at the last of these tokens; None where the program leaves it open."""
 

@@ -54,11 +54,13 @@ def rows(n: int = N) -> list[str]:
 
 
 class Tally(NamedTuple):
-    """Edges of a compiled program over all its prompts; ``extra`` are those found that are not true."""
+    """Edges of a compiled program over all its prompts; ``extra`` are those found that are not true, ``missed`` those
+    that were not found although the circuit does not say that there is something that it cannot tell."""
 
     true: Counter[Side]
     found: Counter[Side]
     extra: list[Place]
+    missed: list[Place]
 
 
 @cache
@@ -66,7 +68,7 @@ def tally(program: str, *, rotated: bool) -> Tally:
     """Complete circuits of a logit difference, with all their edges, against the edges of the weights."""
     tracer, result = (
         headtrace.Tracer(compiled_model(program, rotated=rotated)),
-        Tally(Counter(), Counter(), []),
+        Tally(Counter(), Counter(), [], []),
     )
     for ids, answer, wrong, _ in questions(program, COMPILED_N, SEED):
         circuit = tracer.trace(ids, answer, wrong, root="linear", paths="complete")
@@ -74,6 +76,8 @@ def tally(program: str, *, rotated: bool) -> Tally:
         result.true.update(side for *_, side in true)
         result.found.update(side for *_, side in found & true)
         result.extra.extend(found - true)
+        if not circuit.not_told:
+            result.missed.extend(true - found)
     return result
 
 

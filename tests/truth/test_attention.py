@@ -13,6 +13,7 @@ import torch
 
 import headtrace
 from headtrace.circuits import Circuit
+from headtrace.vocabulary import parse_head
 from tests.rounding import forward_terms, rounding
 from tests.truth.blueprint import SHARPNESS
 from tests.truth.known import KNOWN, Case, Known
@@ -63,17 +64,19 @@ def test_accpp_finds_the_one_channel_that_carries_each_signal(known: Known, root
                 assert found[edge.place] == edge.channels, edge
 
 
-def test_without_its_signal_a_head_attends_evenly_and_accpp_says_so(known: Known) -> None:
-    """Nothing but the signal tells one key from another, so what is left is one over the number of keys."""
+def test_without_its_signal_a_head_attends_evenly_or_rests_and_accpp_says_so(known: Known) -> None:
+    """Nothing but the signal tells one key from another, so what is left is one over the number of keys; of a head that
+    looks for a duplicate, nothing: it rests on the first token."""
     leak = math.exp(-SHARPNESS / 2)  # where the heads below rest
+    rests = {"indirect object": parse_head("L0H2"), "before repeat": parse_head("L0H1")}.get(known.name)
     for _, circuit in traced(known, "heads"):
         for node in circuit.nodes:
             if node.expanded and node.kind == "head":
-                even = 1 / (node.dest + 1)
+                left = 0.0 if (node.layer, node.head) == rests else 1 / (node.dest + 1)
                 for side in ("query", "key"):
-                    assert node.predicted[side] == pytest.approx(even, abs=SHARPNESS * leak)
+                    assert node.predicted[side] == pytest.approx(left, abs=SHARPNESS * leak)
                 weights = [edge.weight for edge in circuit.edges_into(node)]
-                assert weights == pytest.approx([1 - even] * 2, abs=SHARPNESS * leak)
+                assert weights == pytest.approx([node.attention - left] * 2, abs=SHARPNESS * leak)
 
 
 def test_the_running_model_attends_as_accpp_predicts_without_each_signal(known: Known) -> None:

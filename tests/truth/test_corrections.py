@@ -11,8 +11,9 @@ import headtrace
 from headtrace.errors import IdentityError
 from headtrace.models import ARCHITECTURES
 from headtrace.models.frozen import CONTENT_FIELDS
+from headtrace.tracing.attribute_root import above_cutoff
 from tests.tiny import prompts, tiny_model, top_two
-from tests.truth.compiled import ABOUT, compiled_model
+from tests.truth.compiled import ABOUT, compiled_model, true_edges, weights
 from tests.truth.programs import questions
 
 
@@ -73,3 +74,75 @@ def test_rounding_at_the_kink_of_an_activation_does_not_decide_what_tokens_contr
         assert circuit.prompt.contributions is not None
         found.append(circuit.prompt.contributions)
     assert found[0] == pytest.approx(found[1], abs=1e-9)
+
+
+def test_what_has_no_weight_is_no_seed() -> None:
+    assert above_cutoff(torch.tensor([1.0, 0.0, 0.0, 0.0])) == [(0, 1.0)]
+    model = compiled_model("previous token", rotated=True)
+    for ids, answer, wrong, _ in questions("previous token", 4, seed=20):
+        circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear")
+        assert [edge.weight for edge in circuit.edges if edge.side == "root"] == pytest.approx(
+            [1.0], abs=1e-3
+        )
+
+
+def test_what_biases_hold_is_shown_and_nothing_of_the_size_of_rounding_is_followed() -> None:
+    """MLPs of an OPT that read nothing but rounding: all that they contribute comes from their own biases."""
+    model, ids = tiny_model("opt", dtype=torch.float64), prompts()[0]
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.fc1.weight *= 1e-16
+            layer.fc1.bias.fill_(1.0)
+    answer, wrong = top_two(model, ids)
+    for paths in ("content", "complete"):
+        circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths=paths)
+        mlps = [node for node in circuit.nodes if node.kind == "mlp" and node.expanded]
+        assert mlps
+        for mlp in mlps:
+            (edge,) = circuit.edges_into(mlp)
+            assert circuit.node(edge.source).kind == "offset"
+            assert edge.contribution == pytest.approx(mlp.contribution, rel=1e-9)
+        held = sum(circuit.flows()[edge] for mlp in mlps for edge in circuit.edges_into(mlp))
+        assert held > 0.1
+        assert circuit.influence_kept <= 1 - held + 1e-6
+
+
+@pytest.mark.parametrize("rotated", [False, True], ids=["axes", "rotated"])
+@pytest.mark.parametrize("program", ["histogram", "duplicate", "sort", "token at count"])
+def test_heads_that_drive_saturated_units_are_causes(program: str, rotated: bool) -> None:
+    """Through frozen gates the counting head has no share: without it the MLP would say something else."""
+    model = compiled_model(program, rotated=rotated)
+    for ids, answer, wrong, _ in questions(program, 8, seed=20):
+        circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+        counts = [
+            edge
+            for edge in circuit.edges
+            if edge.side == "input" and circuit.node(edge.source).kind == "head"
+        ]
+        true = true_edges(weights(program), ids, answer, wrong)
+        assert bool(counts) == any(side == "input" and source.kind == "head" for source, _, side in true)
+
+
+def test_sources_that_a_head_attends_to_alike_are_explained_together() -> None:
+    """No single source of a head that averages reaches the threshold."""
+    model = compiled_model("fraction of previous")
+    ids, answer, wrong, _ = questions("fraction of previous", 1, seed=20)[0]
+    circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+    heads = circuit.heads()
+    assert heads
+    for node in heads:
+        assert node.group is not None
+        assert node.src in node.group
+        assert node.attention < headtrace.Tracer(model).method.threshold(node.dest + 1)
+        assert {edge.side for edge in circuit.edges_into(node)} >= {"query", "key"}
+    assert headtrace.verify(circuit, model).verdict == "PASS"
+
+
+def test_what_one_run_cannot_tell_is_said() -> None:
+    """A head whose attention is held down: the circuit and its summary name it."""
+    model, said = compiled_model("times behind"), list[str]()
+    for ids, answer, wrong, _ in questions("times behind", 8, seed=20):
+        circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+        assert all(sentence in circuit.summary() for sentence in circuit.not_told)
+        said += circuit.not_told
+    assert any("MLP 2" in sentence and "difference" in sentence for sentence in said)

@@ -58,7 +58,6 @@ def test_accpp_finds_all_signals_that_an_attention_needs() -> None:
         assert score(circuit, seen_by("attention", case.truth)).recall == 1.0
 
 
-@pytest.mark.xfail(reason="gates are frozen: what opens them has no contribution")
 def test_what_opens_the_gates_of_an_mlp_is_found() -> None:
     for case, circuit in traced(GATE, paths="complete"):
         assert {edge.place for edge in case.truth} <= set(found_edges(circuit))

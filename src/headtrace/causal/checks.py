@@ -206,7 +206,7 @@ def _follows(check: Checking, node: Node) -> bool | None:
     if method is None:
         return None
     row, allowed = check.row(f), check.attention_tolerance(f)
-    if row.n_visible < 2:
+    if row.n_visible < 2 or (f.layer == 0 and _leaves_layer_0(check.circuit)):
         return False
     if f.layer == 0 and not check.expands_layer_0:
         return check.expands_layer_0
@@ -216,6 +216,13 @@ def _follows(check: Checking, node: Node) -> bool | None:
         return None if abs(held - limit) <= allowed else held > limit
     low, high = (method.follows(f, row.attention + d, row.n_visible) for d in (-allowed, allowed))
     return high if low == high else None
+
+
+def _leaves_layer_0(circuit: Circuit) -> bool:
+    """Whether a circuit was made when no head of layer 0 was expanded (until 0.2). One with the default threshold of
+    today was not."""
+    old = circuit.method.tau != METHODS[circuit.method.name].rule
+    return old and not any(node.expanded for node in circuit.heads() if node.layer == 0)
 
 
 def _explained(check: Checking, node: Node) -> bool | None:

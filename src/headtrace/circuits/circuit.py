@@ -145,6 +145,14 @@ class Circuit:
         """The names of the firings whose attention holds although everything was removed."""
         return tuple(node.name for node in self.nodes if node.expanded and not node.explained)
 
+    @property
+    def not_told(self) -> tuple[str, ...]:
+        """What this circuit cannot say by its nature, a sentence each: attention that is needed though no signal makes
+        it, causes that do nothing by themselves, what biases of MLPs hold. Empty where there is nothing of the kind."""
+        from headtrace.circuits.limits import not_told
+
+        return not_told(self)
+
     def flows(self) -> dict[Edge, float]:
         """The influence that each edge carries to its target: one scale for all sides."""
         from headtrace.circuits.graph import edge_influence

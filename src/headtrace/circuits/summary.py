@@ -188,6 +188,8 @@ def summary(circuit: Circuit) -> str:
             lines += ["", title, *(_edge_line(circuit, edge) for edge in edges)]
     if circuit.unexplained:
         lines += ["", f"Unexplained firings: {', '.join(circuit.unexplained[:8])}"]
+    if circuit.not_told:
+        lines += ["", "Not told:", *(f"  {sentence}" for sentence in circuit.not_told)]
     return "\n".join(lines)
 
 

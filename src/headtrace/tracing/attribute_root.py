@@ -57,6 +57,11 @@ class ProjectedWrites:
     """In the order of ``index``; zero for what is not upstream of a place."""
 
 
+def carries_nothing(dtype: torch.dtype) -> float:
+    """A share of a sum that is smaller than this, relative to the sizes of all its terms, may be rounding."""
+    return 64 * torch.finfo(dtype).eps
+
+
 @torch.inference_mode()
 def project_writes(
     recording: Recording, places: Sequence[Place], directions: Float[Tensor, "place d_model"]

@@ -28,7 +28,7 @@ from headtrace.tracing.methods import Method
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.signal_directions import (
     HALF,
-    CauseAlone,
+    RemovedAlone,
     SignalDirection,
     causes_alone,
     mlp_signal_causes,
@@ -466,7 +466,7 @@ class CompleteSweep:
         directions = torch.stack([self.content.gradient(*site) / self._score(site) for site in sites])
         places = [self.content.place(*site) for site in sites]
         for site, alone in zip(sites, causes_alone(self.recording, places, mlp, directions), strict=True):
-            parts[site] += _hidden(parts[site][-1], alone)
+            parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
     def _moved_by_mlps(
         self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
@@ -481,14 +481,16 @@ class CompleteSweep:
         prompts = torch.tensor([number for number, _ in flows], device=device)
         positions = torch.tensor([site.dest or 0 for _, site in flows], device=device)
         mlp = FrozenMLP.of(self.recording, layer, (prompts, positions))
-        pulled = mlp.back(torch.stack([direction for direction, _ in flows.values()])).direction
-        found = self.content.strongest_along([self.content.place(*site) for site in flows], list(pulled))
-        for (site, (_, influence)), strongest, direction in zip(flows.items(), found, pulled, strict=True):
-            parts[site].append(Part(influence, self._strong(strongest, influence), direction))
         directions = torch.stack([direction for direction, _ in flows.values()])
-        hidden = causes_alone(self.recording, [self.content.place(*site) for site in flows], mlp, directions)
+        places, pulled = [self.content.place(*site) for site in flows], mlp.back(directions)
+        found = self.content.strongest_along(places, list(pulled.direction), constants=pulled.constant)
+        for (site, (_, influence)), strongest, into in zip(
+            flows.items(), found, pulled.direction, strict=True
+        ):
+            parts[site].append(Part(influence, self._strong(strongest, influence), into))
+        hidden = causes_alone(self.recording, places, mlp, directions)
         for site, alone in zip(flows, hidden, strict=True):
-            parts[site] += _hidden(parts[site][-1], alone)
+            parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
     def _attention_signals_of_mlps(
         self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
@@ -508,18 +510,27 @@ class CompleteSweep:
         places = [self.content.place(*site) for site, *_ in wanted]
         found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], places)
         for (site, influence, signal), causes in zip(wanted, found, strict=True):
-            parts[site].append(Part(influence, causes.causes, causes.direction))
-            parts[site] += _hidden(parts[site][-1], causes.alone)
+            offset = Cause(Site("offset", layer, dest=site[1].dest), causes.held)
+            own = (*causes.causes, offset) if causes.held else causes.causes
+            parts[site].append(Part(influence, own, causes.direction))
+            parts[site][-1:] = _with_removals(parts[site][-1], causes.alone)
             self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes
 
 
-def _hidden(shown: Part, alone: Sequence[CauseAlone]) -> list[Part]:
-    """Causes whose removal alone takes half away and whose shares do not show it, each followed by its own secant."""
-    shares = {cause.site: cause.weight for cause in shown.causes}
-    return [
+def _with_removals(shown: Part, alone: RemovedAlone) -> list[Part]:
+    """Causes of what an MLP wrote, by their shares through frozen gates, put right by what their removal does.
+
+    Causes whose removal alone changes more than half and whose shares do not show it are added, each followed by its
+    own secant. What opposes by its share, though nothing grows without it, is left out; of a signal, which is no sum
+    that has to be complete, what would not grow by half.
+    """
+    signal = shown.direction is not None
+    kept = tuple(c for c in shown.causes if c.weight >= 0 or not (signal or c.site in alone.not_opposing))
+    shares = {cause.site: cause.weight for cause in kept}
+    return [replace(shown, causes=kept)] + [
         Part(shown.influence, (one.cause,), one.direction)
-        for one in alone
-        if shares.get(one.cause.site, 0.0) < HALF
+        for one in alone.causes
+        if shares.get(one.cause.site, 0.0) * (1 if one.cause.weight > 0 else -1) < HALF
     ]
 
 

@@ -29,6 +29,7 @@ from headtrace.tracing.attribute_root import (
     ReadPoint,
     RootPart,
     attribute_root,
+    carries_nothing,
     project_writes,
 )
 from headtrace.tracing.causes import Cause, PromptSite
@@ -211,10 +212,12 @@ class Content:
         places: Sequence[Place],
         directions: Sequence[Tensor],
         sites: Sequence[PromptSite] | None = None,
+        constants: Float[Tensor, " place"] | None = None,
     ) -> list[Strongest]:
         """What the residual at each place has along its direction, from the strongest shares.
 
-        ``sites`` are the nodes that read there, if the shares must sum to their contributions.
+        ``sites`` are the nodes that read there, if the shares must sum to their contributions. ``constants`` is what
+        the biases of the reader hold; without them, that of ``sites``.
         """
         found: list[Strongest] = []
         rec = self.recording
@@ -226,11 +229,11 @@ class Content:
             some = slice(first, first + step)
             stacked = torch.stack(list(directions[some]))
             part = project_writes(rec, places[some], stacked)
-            constants = None
+            held = None if constants is None else constants[some]
             if sites is not None:
-                constants = self.constants(sites[some])
-                self._conserve(part, constants, sites[some])
-            found += strongest(part, constants)
+                held = self.constants(sites[some])
+                self._conserve(part, held, sites[some])
+            found += strongest(part, held)
         return found
 
     def _conserve(
@@ -277,11 +280,6 @@ def strongest(part: ProjectedWrites, constants: Float[Tensor, " place"] | None =
             causes.insert(sum(cause.weight > own for cause in causes if cause.weight > 0), offset)
         found.append(Strongest(tuple(causes), total))
     return found
-
-
-def carries_nothing(dtype: torch.dtype) -> float:
-    """A share of a sum that is smaller than this, relative to the sizes of all its terms, may be rounding."""
-    return 64 * torch.finfo(dtype).eps
 
 
 def _real(recording: Recording) -> Bool[Tensor, "batch token"]:

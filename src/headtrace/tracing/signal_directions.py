@@ -7,7 +7,8 @@ half for a write that carries half of it.
 Through an MLP: the components that it reads are sorted by their frozen-gate contribution to the signal and removed one
 by one from the real MLP's input (norm scales frozen, gates live) until the signal is below half of what it was. Where
 hidden units are saturated, what drives them has no frozen-gate contribution at all, so every component whose removal
-alone brings the signal below half is a cause as well.
+alone brings the signal below half is a cause as well; and one without which it would be half as large again holds it
+down (it has a negative weight, like all that opposes).
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.errors import IdentityError
 from headtrace.models.frozen import FrozenMLP, mlp_rounding
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing.attribute_root import Place, ProjectedWrites, project_writes
+from headtrace.tracing.attribute_root import Place, ProjectedWrites, carries_nothing, project_writes
 from headtrace.tracing.causes import Cause, PromptSite
 from headtrace.tracing.components import ChannelRotary, ComponentIndex, Firings
+from headtrace.tracing.firing import FiringScores, attention_on
 from headtrace.tracing.secants import activation_slope
 from headtrace.vocabulary import AttentionSide, Side, Site
 
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
 
 HALF = 0.5
 """A signal is gone when less than this share of it is left."""
+ATTENTION_CHANGED = 0.25
+"""An attention that changes by more than this share depends on what was removed."""
+EQUAL_VALUES = 1e-3
+"""Singular values that differ by no more than this share are equal."""
+IDLE = 0.05
+"""What changes by less than this share is as it was."""
 REMOVED_ALONE = 16
 """Components that are removed one at a time: the longest writes that an MLP reads."""
 FIRST_PREFIX, PREFIX_GROWTH = 16, 4
@@ -81,6 +89,10 @@ def signals_of(
 ) -> list[list[SignalDirection | None]]:
     """The signals of each firing's causes on one side, for firings of one layer; None for causes that are leaves."""
     matrices = readings_at(recording, sites, side)
+    firings = Firings.of(sites, recording.model.device)
+    values = recording.model.channels.at(firings.layer, firings.head).singular_values
+    # Within channels of equal singular values any basis is as good: a signal is what it has in all of them.
+    alike = (values[:, :, None] - values[:, None]).abs() <= EQUAL_VALUES * values[:, :, None]
     found: list[list[SignalDirection | None]] = [[None] * len(mine) for mine in causes]
     places, directions, sizes = list[tuple[int, int]](), list[Tensor](), list[Tensor]()
     for row, (prompt, _) in enumerate(sites):
@@ -88,7 +100,7 @@ def signals_of(
             source = cause.site
             if source.kind not in ("head", "mlp") or cause.channels is None or not source.possible:
                 continue
-            into = matrices[row][:, list(cause.channels)]
+            into = matrices[row][:, alike[row][list(cause.channels)].any(dim=0)]
             coefficients = recording.write(source.component, prompt, source.dest) @ into
             size = coefficients @ coefficients
             places.append((row, number))
@@ -107,13 +119,23 @@ def signals_of(
 
 @dataclass(frozen=True)
 class CauseAlone:
-    """A component whose removal alone takes away more than half of what an MLP writes along a direction."""
+    """A component whose removal alone changes what an MLP writes along a direction by more than half of it."""
 
     cause: Cause
-    """With the share that it takes away."""
+    """With the share that its removal takes away; negative if the MLP would write more without it."""
     direction: Float[Tensor, " d_model"]
     """Of the residual that the MLP reads: the secant of the real MLP between its input with the component and
     without, so that the component's write along it is what its removal takes away."""
+
+
+@dataclass(frozen=True)
+class RemovedAlone:
+    """What happens to an MLP's write along a direction if components are removed from its input one at a time."""
+
+    causes: tuple[CauseAlone, ...]
+    """Those that change it by more than half of it."""
+    not_opposing: frozenset[Site]
+    """Those without which it is no larger."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +145,10 @@ class MlpSignalCauses:
     signal: SignalDirection
     causes: tuple[Cause, ...]
     """With their frozen-gate shares of the signal, in order of removal."""
-    alone: tuple[CauseAlone, ...]
-    """Components whose removal alone leaves less than half of the signal."""
+    alone: RemovedAlone
+    """What the removal of single components does to the signal."""
+    held: float
+    """The share that the MLP's own biases hold; 0 where it is of the size of rounding."""
     left: float
     """The share of the signal that the MLP still writes when they are removed from its input."""
     explained: bool
@@ -150,7 +174,10 @@ def mlp_signal_causes(
     if recording.model.half:
         constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
     _require_whole(recording, part, constant, signals)
-    alone = causes_alone(recording, places, mlp, directions)
+    alone = causes_alone(recording, places, mlp, directions, signals)
+    rounding = carries_nothing(directions.dtype) * (part.shares.abs().sum(dim=1) + constant.abs())
+    held = torch.where(constant.abs() > rounding, constant, 0.0).tolist()
+    least = rounding.tolist()
     n_components = part.shares.shape[1]
     found: dict[int, MlpSignalCauses] = {}
     size, active = FIRST_PREFIX, list(range(len(signals)))
@@ -168,7 +195,8 @@ def mlp_signal_causes(
         written = chosen.write(chosen.inputs[:, None] - chosen.before.forward(removed))
         left = (written @ directions[active][..., None])[..., 0]
         for i, (shares, still) in enumerate(torch.stack((values, left), dim=1).tolist()):
-            row, positive = active[i], sum(share > 0 for share in shares)  # they fall, so these come first
+            row = active[i]
+            positive = sum(share > least[row] for share in shares)  # they fall, so these come first
             end = next((n for n in range(positive) if still[n] < HALF), None)
             if end is None and positive == k < n_components:
                 continue
@@ -176,7 +204,7 @@ def mlp_signal_causes(
             causes = tuple(Cause(s, v) for s, v in zip(sites[i][:n], shares[:n], strict=True))
             rest = still[n - 1] if n else 1.0
             found[row] = MlpSignalCauses(
-                signals[row], causes, alone[row], rest, end is not None, pulled.direction[row]
+                signals[row], causes, alone[row], held[row], rest, end is not None, pulled.direction[row]
             )
         active = [row for row in active if row not in found]
         size *= PREFIX_GROWTH
@@ -189,31 +217,75 @@ def causes_alone(
     places: Sequence[Place],
     mlp: FrozenMLP,
     directions: Float[Tensor, "place d_model"],
-) -> list[tuple[CauseAlone, ...]]:
+    signals: Sequence[SignalDirection] = (),
+) -> list[RemovedAlone]:
     """For each place that an MLP reads, the components without which it writes less than half of what it does along a
-    direction: removed one at a time from the real MLP's input, the longest writes only.
+    direction, or half as much again: removed one at a time from the real MLP's input, the longest writes only.
 
-    A direction measures the whole write as one.
+    A direction measures the whole write as one. With ``signals`` (one of a query or key for each place), also those
+    without which the attention of the head would change by a quarter: an MLP that writes something else besides still
+    writes its signal.
     """
-    numbers, read, index = longest_writes(recording, places, REMOVED_ALONE)
+    sizes, numbers, index = longest_writes(recording, places, REMOVED_ALONE)
     sites = [
         [index.component(number).at(place.position) for number in mine]
         for place, mine in zip(places, numbers.tolist(), strict=True)
     ]
-    removed = torch.stack(
-        [recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)]
-    )
-    removed = removed * read[..., None]
+    removed = (
+        torch.stack([recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)])
+        * (sizes > 0).to(directions.dtype)[..., None]
+    )  # what is not upstream is not removed
     written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
-    left = (written @ directions[..., None])[..., 0].tolist()
+    left = (written @ directions[..., None])[..., 0]
+    along, changed = directions[:, None].expand_as(written), (1 - left).abs() > HALF
+    if signals:
+        attention, read = _attention_left(recording, signals, mlp.write(mlp.inputs[:, None]) - written)
+        hidden = ~changed & ((1 - attention).abs() > ATTENTION_CHANGED)
+        left, along = torch.where(hidden, attention, left), torch.where(hidden[..., None], read, along)
+        changed |= hidden
     found: list[list[CauseAlone]] = [[] for _ in places]
-    chosen = [(row, n) for row, mine in enumerate(left) for n, rest in enumerate(mine) if rest < HALF]
+    taken = (1 - left).tolist()
+    chosen = [(row, n) for row, mine in enumerate(changed.tolist()) for n, alone in enumerate(mine) if alone]
     if chosen:  # all together: each by itself would be waited for
-        rows, numbers = [row for row, _ in chosen], [n for _, n in chosen]
-        backs = _secant_back(mlp.at(rows), removed[rows, numbers], directions[rows])
+        rows, ns = [row for row, _ in chosen], [n for _, n in chosen]
+        backs = _secant_back(mlp.at(rows), removed[rows, ns], along[rows, ns])
         for (row, n), back in zip(chosen, backs, strict=True):
-            found[row].append(CauseAlone(Cause(sites[row][n], 1 - left[row][n]), back))
-    return [tuple(mine) for mine in found]
+            found[row].append(CauseAlone(Cause(sites[row][n], taken[row][n]), back))
+    no_larger = (left < 1 + IDLE).tolist()
+    return [
+        RemovedAlone(
+            tuple(mine), frozenset(site for site, not_larger in zip(*both, strict=True) if not_larger)
+        )
+        for mine, *both in zip(found, sites, no_larger, strict=True)
+    ]
+
+
+def _attention_left(
+    recording: Recording, signals: Sequence[SignalDirection], changes: Float[Tensor, "signal n d_model"]
+) -> tuple[Float[Tensor, "signal n"], Float[Tensor, "signal n d_model"]]:
+    """What is left of the attention of each signal's firing, as a share, if some changes are taken away from the write
+    that the signal is in; and a direction for each change that measures what the head reads of it as one."""
+    left, directions = torch.ones_like(changes[..., 0]), torch.zeros_like(changes)
+    rows_of: dict[tuple[int, Side], list[int]] = {}
+    for row, signal in enumerate(signals):
+        rows_of.setdefault((signal.target.layer or 0, signal.side), []).append(row)
+    for (_, side), rows in rows_of.items():
+        sites = [(signals[row].prompt, signals[row].target) for row in rows]
+        firings = Firings.of(sites, changes.device)
+        scores = FiringScores.of(recording, firings, recording.token_ids.shape[1], 1)
+        into = readings_at(recording, sites, "query" if side == "query" else "key")
+        read = changes[rows] @ into
+        if side == "query":
+            taken = read @ scores.b.mT
+        else:
+            at_source = torch.nn.functional.one_hot(firings.src, scores.logits.shape[1])
+            taken = (read @ scores.a[..., None]) * at_source[:, None]
+        rest = scores.logits[:, None] - taken * scores.scale
+        attention = attention_on(rest, scores.visible, firings.src, scores.cap)
+        left[rows] = attention / scores.attention(scores.logits)[:, None]
+        size = (read * read).sum(-1, keepdim=True).clamp_min(torch.finfo(read.dtype).tiny)
+        directions[rows] = read @ into.mT / size
+    return left, directions
 
 
 def _secant_back(
@@ -244,9 +316,8 @@ def _secant_back(
 
 def longest_writes(
     recording: Recording, places: Sequence[Place], k: int
-) -> tuple[Int[Tensor, "place k"], Bool[Tensor, "place k"], ComponentIndex]:
-    """The numbers of the components that write most at each place (by the length of what they write), and which of
-    them the place reads: where there are fewer than ``k``, the others are not among what is read there."""
+) -> tuple[Float[Tensor, "place k"], Int[Tensor, "place k"], ComponentIndex]:
+    """The components that write most at each place: the lengths of what they write (0: not upstream), their numbers."""
     top, length = max(p.attention_layers for p in places), max(p.position for p in places) + 1
     index = ComponentIndex.of(recording.model, top, length)
     device = recording.token_ids.device
@@ -265,8 +336,8 @@ def longest_writes(
         if recording.post_norm_scales is not None:
             heads = heads / recording.post_norm_scales[:top, b, t].T[..., None, None]
         size[:, index.n_non_head :] = (heads * attention[..., None, None]).flatten(1)
-    found = size.topk(min(k, index.n_components), dim=1)
-    return found.indices, found.values > 0, index
+    largest = size.topk(min(k, index.n_components), dim=1)
+    return largest.values, largest.indices, index
 
 
 def _require_whole(

@@ -87,8 +87,8 @@ class LogitDifference(BaseRoot):
         return cls(answer, wrong)
 
     def with_words(self, model: Model) -> LogitDifference:
-        wrong = None if self.wrong is None else model.token_labels(self.wrong)
-        return replace(self, answer_tokens=model.token_labels(self.answer), wrong_tokens=wrong)
+        wrong = None if self.wrong is None else model.output_labels(self.wrong)
+        return replace(self, answer_tokens=model.output_labels(self.answer), wrong_tokens=wrong)
 
     # Tracing
 

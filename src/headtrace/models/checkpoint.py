@@ -114,7 +114,7 @@ def read_config(folder: Path, n_tensors: int = MOST_TENSORS) -> Any:
                 "in all. The config does not belong to these weights."
             )
     # Installed packages make their architectures known when they are imported, their classes to transformers as well.
-    known = facts.get("model_type") in ARCHITECTURES
+    known = str(facts.get("model_type")) in ARCHITECTURES
     # A model that exists only as code in its repository; where transformers has its own, that one is used.
     if facts.get("auto_map") and facts.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedModelError(

@@ -13,9 +13,8 @@ from headtrace.channels.svd import heads_svd
 from headtrace.circuits import Circuit, Edge
 from tests.truth import blueprint
 from tests.truth.blueprint import Blueprint
+from tests.truth.compiled import compiled_model
 from tests.truth.known import KNOWN, Case, Known
-
-PLANTED = ("induction", "indirect object", "marked", "before the repeat")
 
 
 def test_neighbours_to_rounding_are_a_group_and_zeros_are_none() -> None:
@@ -101,3 +100,33 @@ def test_a_group_is_listed_and_removed_as_a_whole(monkeypatch: pytest.MonkeyPatc
     report = headtrace.verify(circuit, model)
     assert not report.failures
     assert report.predictions
+
+
+def test_a_firing_is_decomposed_by_groups_whatever_the_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matched feature is all of the score; the channels of the group share it as the SVD's basis happens to lie."""
+    monkeypatch.setattr(blueprint, "UNLIKE", 0.0)
+    _, model = planted(KNOWN["induction"])
+    case = KNOWN["induction"].cases(1)[0]
+    mover = next(edge.source for edge in case.truth if edge.side == "root")
+    why = model.decompose(model.record(list(case.ids)), mover.firing)
+    best, *others = why.top(len(why.terms))
+    assert len(best.channels) > 1
+    assert best.term == pytest.approx(why.logit, rel=1e-3)
+    assert sum(term.term for term in (best, *others)) == pytest.approx(float(why.terms.sum()))
+    assert (why.n_recon, why.is_sparse) == (1, True)
+    assert set(best.channels) <= set(why.signal_set)
+    assert f"{best.channels[0]}-{best.channels[-1]}" in str(why)
+
+
+@pytest.mark.parametrize("rotated", [False, True], ids=["axes", "rotated"])
+def test_a_head_that_compares_order_has_no_sparse_channels_and_says_so(rotated: bool) -> None:
+    """A head that attends to all earlier positions (``<=``), and one that matches tokens one by one."""
+    for program, sparse in (("fraction of previous", False), ("induction", True)):
+        model = compiled_model(program, rotated=rotated)
+        recording = model.record([1, 2, 1, 2, 1])
+        firing, _ = next(
+            pair for pair in recording.strongest_firings() if (pair[0].layer, pair[0].head) == (1, 0)
+        )
+        why = model.decompose(recording, firing)
+        assert why.is_sparse == sparse, program
+        assert ("No few channels stand for this" in str(why)) != sparse

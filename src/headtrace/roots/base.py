@@ -73,6 +73,8 @@ class BaseRoot(ABC):
     """Whether the number is read along directions of the residual stream, so that components have contributions."""
     integrates_gradients: ClassVar[bool] = False
     """Whether contributions are integrated gradients over the output logits."""
+    adds_up: ClassVar[bool] = False
+    """Whether the value is the sum of all contributions (and of the output's biases)."""
 
     # Words
 

@@ -53,6 +53,7 @@ class LogitDifference(BaseRoot):
     """What the output's own biases give of the value, whatever the prompt."""
     kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
+    adds_up: ClassVar[bool] = True
     options: ClassVar[Mapping[str, RootOption]] = {
         "answer": RootOption("the answer: text, a token id, or several alternatives", ANSWERS),
         "wrong": RootOption("the wrong answer to compare with", ANSWERS),

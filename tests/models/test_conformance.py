@@ -95,9 +95,14 @@ def test_outputs_of_another_vocabulary_are_numbers() -> None:
         model.token_id(" Mary")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_neox", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_neox", "qwen3", "mixtral", "olmo2", "gptj"])
 def test_architectures_of_headtrace_conform(name: str) -> None:
+    """Norms of all kinds and places, fused projections, experts, own attention, MLPs beside attention."""
     assert conformance(tiny_hf(name)).worst.keys() == {"float64", "float32"}
+
+
+def test_a_model_that_turns_in_float32_is_checked_in_float32_alone() -> None:
+    assert conformance(tiny_hf("cohere")).worst.keys() == {"float32"}
 
 
 # -- wrong facts ---------------------------------------------------------------------------------------------

@@ -350,6 +350,12 @@ class ChannelTerm:
     channels: tuple[int, ...] = ()
     """All channels of its group, whose terms are summed here; ``channel`` is the first."""
 
+    @property
+    def name(self) -> str:
+        """Its number, or the first and the last of its group: ``0-11``."""
+        last = self.channels[-1] if self.channels else self.channel
+        return str(self.channel) if last == self.channel else f"{self.channel}-{last}"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
@@ -407,6 +413,16 @@ class Decomposition:
         """Whether few channels stand for what the head matches here: two, or a share of ``NOT_SPARSE`` at most."""
         return self.n_effective <= max(2.0, NOT_SPARSE * int(self.batch.n_channels[0]))
 
+    @property
+    def note(self) -> str | None:
+        """What must be said where few channels do not tell: None where they do."""
+        if self.is_sparse:
+            return None
+        return (
+            f"No few channels stand for this: the score is spread over {self.n_effective:.0f} of "
+            f"{int(self.batch.n_channels[0])} in effect, as in heads that compare order or size."
+        )
+
     def __repr__(self) -> str:
         return (
             f"Decomposition({self.firing}, attention {self.attention:.3f}, logit {self.logit:.3f} = "
@@ -435,12 +451,7 @@ class Decomposition:
         n_channels = int(self.batch.n_channels[0])
         more = n_channels - _SHOWN
         lines = [f"and {more} more channels; * in the signal set"] if more > 0 else ["* in the signal set"]
-        if not self.is_sparse:
-            lines.append(
-                f"No few channels stand for this: the score is spread over {self.n_effective:.0f} of {n_channels} in "
-                "effect, as in heads that compare order or size."
-            )
-        return lines
+        return [*lines, *([] if self.note is None else [self.note])]
 
     def rotated(self, rotations: int = 100, control: Control = "basis", seed: int = 0) -> RotationControl:
         """The same firing under random rotations of its channels."""
@@ -482,9 +493,7 @@ _TITLES = ("channel", "", "term", "relative", "singular value")
 
 def _cells(term: ChannelTerm) -> tuple[str, ...]:
     numbers = (term.term, term.relative_term, term.singular_value)
-    last = term.channels[-1] if term.channels else term.channel
-    name = str(term.channel) if last == term.channel else f"{term.channel}-{last}"
-    return name, "*" if term.in_signal_set else "", *(f"{number:.3f}" for number in numbers)
+    return term.name, "*" if term.in_signal_set else "", *(f"{number:.3f}" for number in numbers)
 
 
 def decompose(

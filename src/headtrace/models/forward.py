@@ -119,7 +119,8 @@ def own_logits(
     if len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
-    with _session(model), torch.inference_mode():
+    with _session(model) as stack, torch.inference_mode():
+        _experts_in_float64(model, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
         found: Tensor = output[0]
     return found.to(model.device, model.dtype)
@@ -208,12 +209,18 @@ def _set_attention(model: Model, observers: tuple[Observer, ...], stack: ExitSta
     config._attn_implementation = NAME if own is None or own.method is not None else "sdpa"
     if own is not None:
         replace_own_attention(model, own, stack)
-    if model.dtype == torch.float64:  # grouped matrix products have no float64
-        stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
-        config._experts_implementation = "eager"
+    _experts_in_float64(model, stack)
     if not config.return_dict:  # outputs by name, whatever the model's own setting
         stack.callback(setattr, config, "return_dict", config.return_dict)
         config.return_dict = True
+
+
+def _experts_in_float64(model: Model, stack: ExitStack) -> None:
+    """Mixtures of experts in float64 compute one expert after the other: grouped matrix products have no float64."""
+    config: Any = model.config
+    if model.dtype == torch.float64:
+        stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
+        config._experts_implementation = "eager"
 
 
 def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStack) -> None:

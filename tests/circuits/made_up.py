@@ -181,6 +181,16 @@ def complete_circuit(tokens: tuple[str, ...] = TOKENS) -> Circuit:
     return with_influence(circuit)
 
 
+def many_seeds() -> Circuit:
+    """A complete circuit with nine edges into the root, which is less than their sum; the weakest come first, and
+    content of small contribution has large weights, because it became a signal."""
+    circuit = complete_circuit()
+    writers = [Node(10 + i, "mlp", 10 + i, None, 7, contribution=0.375 * (i + 1)) for i in range(7)]
+    seeds = [Edge(node.id, 0, "root", node.contribution or 0.0) for node in writers]
+    found = replace(circuit, nodes=(*circuit.nodes, *writers), edges=(*seeds, *reversed(circuit.edges)))
+    return with_influence(found)
+
+
 def random_circuit(n_edges: int = 2000, n_tokens: int = 40, n_layers: int = 30, seed: int = 0) -> Circuit:
     """A circuit of exactly ``n_edges`` edges, grown downwards from the root as a trace grows."""
     rng = random.Random(seed)

@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import TOKENS, complete_circuit, content_circuit, random_circuit, small_circuit
+from made_up import TOKENS, complete_circuit, content_circuit, many_seeds, random_circuit, small_circuit
 
 from headtrace.circuits import Direction, Edge, Heads, Likelihood, LogitDifference, Node
 from headtrace.circuits.graph import edge_influence, node_influence, spread
@@ -254,6 +254,33 @@ def test_summary_of_a_complete_circuit_tells_tokens_content_and_what_opposes():
     assert '2.5000  MLP 5 @1 (" Mary") => value of L9H6 7->1' in moved
     assert "-0.0625  MLP 2 @6" in moved, "what passes, and not the weight, which stands for a signal"
     assert signals.splitlines()[0] == "Strongest signals:"
+
+
+def numbers(lines: str) -> list[float]:
+    return [float(line.split()[0]) for line in lines.splitlines()[1:]]
+
+
+def test_what_goes_into_the_root_adds_up_with_what_is_not_shown():
+    circuit = many_seeds()
+    seeds = next(part for part in circuit.summary().split("\n\n") if part.startswith("Straight"))
+    assert len(numbers(seeds)) == 9
+    assert sum(numbers(seeds)) == pytest.approx(circuit.root.value, abs=9e-4)
+    assert seeds.endswith("not shown")
+    whole = replace(
+        circuit, root=replace(circuit.root, value=sum(edge.weight for edge in circuit.edges[:7]) + 1.5)
+    )
+    assert "not shown" in whole.summary(), "one of nine is left out"
+    likelihood = replace(circuit, root=Likelihood((101,), value=-0.5))
+    assert "not shown" not in likelihood.summary(), "integrated gradients do not sum to a log-likelihood"
+
+
+def test_lists_of_the_summary_are_sorted_by_the_number_that_they_print():
+    parts = many_seeds().summary().split("\n\n")
+    for title in ("Straight into the root", "Strongest content", "Strongest signals"):
+        lines = next(part for part in parts if part.startswith(title)).removesuffix("not shown").splitlines()
+        sizes = [abs(float(line.split()[0])) for line in lines[1:] if len(line.split()) > 1]
+        assert len(sizes) > 1, title
+        assert sizes == sorted(sizes, reverse=True), title
 
 
 def test_a_firing_of_a_complete_circuit_that_lacks_influence_was_cut_by_the_budget():

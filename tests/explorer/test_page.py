@@ -16,7 +16,7 @@ from headtrace.circuits import Direction, Heads, Likelihood, LogitDifference
 from headtrace.explorer import write_page
 from headtrace.vocabulary import SIDES
 from tests.browsing import ARGUMENTS, browser_path
-from tests.circuits.made_up import TOKENS, content_circuit, random_circuit, small_circuit
+from tests.circuits.made_up import TOKENS, content_circuit, many_seeds, random_circuit, small_circuit
 
 pytestmark = pytest.mark.browser
 
@@ -178,7 +178,7 @@ def test_the_first_frame_is_drawn_before_anything_waits(browser, tmp_path):
         ".nodes .node": len(circuit.nodes),
         ".axis-token": len(TOKENS),
         ".axis-layer": 7,
-        "#panel .row": 11,
+        "#panel .row": 12,  # eleven edges, and what is not shown
         ".tag": 0,
     }
     page.close()
@@ -278,11 +278,50 @@ def test_measured_numbers_on_edges_are_explained_where_there_are_some(small, ope
 def test_lists_say_their_order_and_what_their_numbers_are(small):
     heads = small.page.locator("#panel .list-head").all_inner_texts()
     assert [text.split("\n") for text in heads] == [
-        ["by influence", "weight: logit difference"],
+        ["strongest first", "contribution: logit difference"],
         ["by influence", "measured", "weight: attention"],
     ]
     small.node(1).click()
     assert "weight: attention" in small.page.locator("#panel .list-head").first.inner_text()
+
+
+def numbers_under(page, title: str) -> list[float]:
+    """The numbers of a list of the panel, as they are printed."""
+    rows = page.page.locator("#panel section", has=page.page.locator("h3", has_text=title)).locator("li .row")
+    return [float(text.replace("\u2212", "-")) for text in rows.locator(".weight").all_inner_texts()]
+
+
+def test_what_goes_into_the_root_adds_up_with_what_is_not_shown(open_page):
+    """Nine seeds and a value that others lower: eight are listed, and the rest is a line of its own."""
+    circuit = many_seeds()
+    page = open_page(circuit)
+    listed = numbers_under(page, "Straight into the root")
+    assert len(listed) == 9
+    assert sum(listed) == pytest.approx(circuit.root.value, abs=0.005 * len(listed)), (
+        "three digits are printed"
+    )
+    assert page.page.locator("#panel li.rest").first.inner_text().split("\n")[0] == "not shown"
+    page.node(0).click()  # the root: all nine, and what is left
+    listed = numbers_under(page, "What leads to it")
+    assert len(listed) == 10
+    assert sum(listed) == pytest.approx(circuit.root.value, abs=0.005 * len(listed)), (
+        "three digits are printed"
+    )
+    likelihood = replace(circuit, root=Likelihood((101,), value=-0.5))
+    assert open_page(likelihood).count("#panel li.rest") == 0, (
+        "integrated gradients do not sum to a log-likelihood"
+    )
+
+
+def test_lists_that_say_strongest_first_are_sorted_by_the_number_that_they_print(open_page):
+    page = open_page(many_seeds())
+    for title in ("Straight into the root", "Strongest content"):
+        sizes = [abs(value) for value in numbers_under(page, title)]
+        sizes = sizes[:-1] if title.startswith("Straight") else sizes  # the last one is what is not shown
+        assert len(sizes) > 5, title
+        assert sizes == sorted(sizes, reverse=True), title
+    heads = page.page.locator("#panel .list-head").all_inner_texts()
+    assert not any(text.startswith("strongest first") and "weight" in text for text in heads)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -121,7 +121,7 @@ def check_prompt(check: Checking) -> None:
     for name in ("answer", "wrong"):
         ids, words = (getattr(circuit.root, key, None) for key in (name, f"{name}_tokens"))
         if ids and words is not None:
-            listed[f"root.{name}_tokens"] = words, model.token_labels(ids)
+            listed[f"root.{name}_tokens"] = words, model.output_labels(ids)
     for name, (words, labels) in listed.items():
         if len(words) != len(labels):
             ledger.require(name, "", in_file=words, measured=labels)

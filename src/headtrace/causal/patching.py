@@ -162,7 +162,7 @@ def _copies_that_fit(case: PatchingCase, wanted: int) -> int:
     hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
     # Kept for the way back: per layer some seven tensors like a pattern, and what each block computes per token.
     numbers = 8 * math.prod(case.shape) + model.n_layers * case.length * (16 * model.d_model + 6 * hidden)
-    needed = torch.finfo(model.dtype).bits // 8 * (numbers + 3 * model.d_vocab)
+    needed = torch.finfo(model.dtype).bits // 8 * (numbers + 3 * model.d_output)
     on_gpu = model.device.type == "cuda"
     available = (torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()) // 2
     if needed > available:

@@ -34,6 +34,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.channels.groups import first_of_group, summed
 from headtrace.channels.sparsity import (
     Control,
     RotationControl,
@@ -119,19 +120,31 @@ class FiringTerms:
         return self.query * self.relative_key
 
     @cached_property
+    def first(self) -> Int[Tensor, "firing channel"]:
+        """The first channel of each channel's group: channels of nearly equal singular values are one, and are counted
+        and chosen as one below (`headtrace.channels.groups`)."""
+        return first_of_group(self.singular_values)
+
+    @cached_property
+    def n_channels(self) -> Int[Tensor, " firing"]:
+        """How many channels each firing's head has, a group counting as one."""
+        number = torch.arange(self.query.shape[-1], device=self.rank.device)
+        return ((self.first == number) & (number < self.rank[:, None])).sum(dim=-1)
+
+    @cached_property
     def sparseness(self) -> Float[Tensor, " firing"]:
         """Sparseness of the relative terms."""
-        return sparseness(self.relative_terms, self.rank.clamp_min(1))
+        return sparseness(summed(self.relative_terms, self.first), self.n_channels.clamp_min(1))
 
     @cached_property
     def n_recon(self) -> Int[Tensor, " firing"]:
         """How many channels reach the relative attention (what the channels carry of it)."""
-        return n_recon(self.relative_terms)
+        return n_recon(summed(self.relative_terms, self.first))
 
     @cached_property
     def signal_sets(self) -> Bool[Tensor, "firing channel"]:
         """The 2024 signal set of each firing's logit."""
-        return signal_set(self.terms)
+        return signal_set(summed(self.terms, self.first)).gather(-1, self.first)
 
     def firing(self, row: int) -> Firing:
         """The firing that a row belongs to."""
@@ -334,6 +347,14 @@ class ChannelTerm:
     """Its part of relative attention: what it does for this source more than for the others."""
     singular_value: float
     in_signal_set: bool
+    channels: tuple[int, ...] = ()
+    """All channels of its group, whose terms are summed here; ``channel`` is the first."""
+
+    @property
+    def name(self) -> str:
+        """Its number, or the first and the last of its group: ``0-11``."""
+        last = self.channels[-1] if self.channels else self.channel
+        return str(self.channel) if last == self.channel else f"{self.channel}-{last}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -363,18 +384,44 @@ class Decomposition:
     """The coefficients behind the terms, as a batch of one."""
 
     def top(self, k: int = 5) -> list[ChannelTerm]:
-        """The k channels that contribute most to relative attention."""
-        order = self.relative_terms.argsort(descending=True)[: min(k, self.rank)].tolist()
+        """The k channels that contribute most to relative attention; those of nearly equal singular values as one."""
+        first = self.batch.first[0]
+        terms, relative_terms = (summed(each, first) for each in (self.terms, self.relative_terms))
+        groups: dict[int, list[int]] = {}
+        for channel, leader in enumerate(first.tolist()[: self.rank]):
+            groups.setdefault(leader, []).append(channel)
+        order = [c for c in relative_terms.argsort(descending=True).tolist() if c in groups][:k]
         return [
             ChannelTerm(
                 c,
-                float(self.terms[c]),
-                float(self.relative_terms[c]),
+                float(terms[c]),
+                float(relative_terms[c]),
                 float(self.singular_values[c]),
                 c in self.signal_set,
+                tuple(groups[c]),
             )
             for c in order
         ]
+
+    @property
+    def n_effective(self) -> float:
+        """How many channels of equal size the relative attention is spread over like this."""
+        return self.sparseness * int(self.batch.n_channels[0])
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether few channels stand for what the head matches here: two, or a share of ``NOT_SPARSE`` at most."""
+        return self.n_effective <= max(2.0, NOT_SPARSE * int(self.batch.n_channels[0]))
+
+    @property
+    def note(self) -> str | None:
+        """What must be said where few channels do not tell: None where they do."""
+        if self.is_sparse:
+            return None
+        return (
+            f"No few channels stand for this: the score is spread over {self.n_effective:.0f} of "
+            f"{int(self.batch.n_channels[0])} in effect, as in heads that compare order or size."
+        )
 
     def __repr__(self) -> str:
         return (
@@ -401,8 +448,10 @@ class Decomposition:
         )
 
     def _rest(self) -> list[str]:
-        more = self.rank - _SHOWN
-        return [f"and {more} more channels; * in the signal set"] if more > 0 else ["* in the signal set"]
+        n_channels = int(self.batch.n_channels[0])
+        more = n_channels - _SHOWN
+        lines = [f"and {more} more channels; * in the signal set"] if more > 0 else ["* in the signal set"]
+        return [*lines, *([] if self.note is None else [self.note])]
 
     def rotated(self, rotations: int = 100, control: Control = "basis", seed: int = 0) -> RotationControl:
         """The same firing under random rotations of its channels."""
@@ -435,13 +484,16 @@ class Decomposition:
         }
 
 
+NOT_SPARSE = 0.4
+"""A score that is spread over more than this share of its head's channels has no few channels to name: terms drawn at
+random have a sparseness of 0.64, a head that compares order one of 0.46."""
 _SHOWN = 8
 _TITLES = ("channel", "", "term", "relative", "singular value")
 
 
 def _cells(term: ChannelTerm) -> tuple[str, ...]:
     numbers = (term.term, term.relative_term, term.singular_value)
-    return str(term.channel), "*" if term.in_signal_set else "", *(f"{number:.3f}" for number in numbers)
+    return term.name, "*" if term.in_signal_set else "", *(f"{number:.3f}" for number in numbers)
 
 
 def decompose(

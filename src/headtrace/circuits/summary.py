@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
@@ -175,15 +176,11 @@ def summary(circuit: Circuit) -> str:
     lines = [opening(circuit)]
     if not circuit.edges:
         return lines[0]
-    seeds = sorted((e for e in circuit.edges if e.side == "root"), key=lambda e: -abs(e.weight))
     if circuit.difference is not None:
-        return "\n".join([*lines, *_flows(circuit, seeds)])
-    moved = [e for e in circuit.top(len(circuit.edges), by="influence") if e.side in ("value", "input")]
-    for title, edges in (
-        ("Straight into the root:", seeds[:8]),
-        ("Strongest content:", moved[:8]),
-        ("Strongest signals:", circuit.top(8)),
-    ):
+        return "\n".join([*lines, *_flows(circuit)])
+    lines += _seeds(circuit)
+    moved = sorted((e for e in circuit.edges if e.side in ("value", "input")), key=lambda e: -abs(amount(e)))
+    for title, edges in (("Strongest content:", moved[:8]), ("Strongest signals:", circuit.top(8))):
         if edges:
             lines += ["", title, *(_edge_line(circuit, edge) for edge in edges)]
     if circuit.unexplained:
@@ -193,10 +190,32 @@ def summary(circuit: Circuit) -> str:
     return "\n".join(lines)
 
 
-def _flows(circuit: Circuit, seeds: list[Edge]) -> list[str]:
+def not_shown(circuit: Circuit, shown: Sequence[Edge]) -> float | None:
+    """What is left of the root's value, or of the difference, when some edges into the root are taken away; None where
+    contributions do not sum to it."""
+    if circuit.difference is not None:
+        whole = circuit.difference.change
+    elif circuit.root.adds_up and circuit.root.value is not None:
+        whole = circuit.root.value
+    else:
+        return None
+    return whole - sum(map(amount, shown))
+
+
+def _seeds(circuit: Circuit, most: int = 8) -> list[str]:
+    """The edges into the root, largest first, and the rest of its value as a line of its own: so the lines add up."""
+    seeds = sorted((e for e in circuit.edges if e.side == "root"), key=lambda e: -abs(amount(e)))[:most]
+    if not seeds:
+        return []
+    lines = ["", "Straight into the root:", *(_edge_line(circuit, edge) for edge in seeds)]
+    rest = not_shown(circuit, seeds)
+    return lines if rest is None or f"{abs(rest):.4f}" == "0.0000" else [*lines, f"  {rest:8.4f}  not shown"]
+
+
+def _flows(circuit: Circuit) -> list[str]:
     """The largest flows of a difference circuit: into the root, through heads, and on other edges."""
     heads = sorted(circuit.heads(), key=lambda node: -abs(node.flow or 0.0))[:8]
-    lines = ["", "Straight into the root:", *(_edge_line(circuit, edge) for edge in seeds[:8])]
+    lines = _seeds(circuit)
     lines += ["", "Through heads (flows of nodes on one path are the same flow, and do not add up):"]
     for head in heads:
         parts = (

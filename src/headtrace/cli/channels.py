@@ -116,8 +116,10 @@ def _show_firing(why: Decomposition, top: int) -> None:
             "outside its channels.",
             highlight=False,
         )
+    if why.note is not None:
+        console.print(why.note, highlight=False)
     columns = {
-        "channel": "{0.channel}",
+        "channel": "{0.name}",
         "singular value": "{0.singular_value:.3f}",
         "logit term": "{0.term:+.3f}",
         "relative term": "{0.relative_term:+.3f}",

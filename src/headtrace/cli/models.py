@@ -246,7 +246,7 @@ def record(
 
 
 def _recording_content(recording: Recording, report: IdentityReport) -> dict[str, object]:
-    answers = recording.top_answers(min(5, recording.model.d_vocab))
+    answers = recording.top_answers(min(5, recording.model.d_output))
     firings = recording.strongest_firings() if recording.lengths[0] > 1 else []
     return {
         "model": recording.model.name,
@@ -260,7 +260,7 @@ def _recording_content(recording: Recording, report: IdentityReport) -> dict[str
 
 def _show_recording(recording: Recording, report: IdentityReport) -> None:
     show_tokens(recording.tokens())
-    top = recording.top_answers(min(5, recording.model.d_vocab))
+    top = recording.top_answers(min(5, recording.model.d_output))
     answers = [f"[b]{token_text(repr(text))}[/] {p:.1%}" for text, _, p in top]
     console.print("Answers " + "  ".join(answers), highlight=False)
     _show_strongest(recording)

@@ -123,7 +123,7 @@ class Vocabulary(Explainer):
         # What the channel's source side would add to the output, if it were unembedded at once.
         _, key = channel_directions(model, signal.layer, [channel])
         logits = model.weights.W_U @ (model.weights.final_gain * key[:, 0])
-        promoted = model.token_labels(logits.topk(min(5, len(logits))).indices.tolist())
+        promoted = model.output_labels(logits.topk(min(5, len(logits))).indices.tolist())
         written = ", ".join(f'"{token}"' for token in promoted)
         return Description(
             f"{rules} Through the unembedding its source side says {written}.", rules.to_dict()

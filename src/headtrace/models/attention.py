@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -47,6 +47,8 @@ class Watch:
     """The order in which observers see a head's dimensions, where it is not the model's own."""
     home: torch.device | None = None
     """Where observers have their tensors, and so where attention that they watch is computed."""
+    d_head: int | None = None
+    """How many dimensions observers see of every head: those of smaller ones are filled up with zeros."""
     queries: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """By layer, queries or keys to use instead of the model's own; each is used once."""
@@ -55,6 +57,11 @@ class Watch:
         """Where a layer attends: on its own device, unless an observer watches from another one."""
         watched = any(not observer.takes_rows() or observer.needs_rows() for observer in self.observers)
         return self.home if watched and self.home is not None else layer
+
+    def shown(self, x: Float[Tensor, "batch head token own"]) -> Float[Tensor, "batch head token d_head"]:
+        """Queries, keys or values as observers see them."""
+        missing = 0 if self.d_head is None else self.d_head - x.shape[-1]
+        return pad(x, (0, missing)) if missing else x
 
     def by_rows(self, n_scores: int) -> bool:
         """Whether attention is computed some rows at a time: an observer needs it, or there are many scores."""
@@ -148,7 +155,8 @@ def attention(
     mask = None if attention_mask is None else attention_mask.to(device)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     order = slice(None) if watch.head_order is None else watch.head_order.to(device)
-    call = AttentionCall(layer, query[..., order], key[..., order], value, mask, scale, softcap)
+    q, k, v = (watch.shown(tensor) for tensor in (query[..., order], key[..., order], value))
+    call = AttentionCall(layer, q, k, v, mask, scale, softcap)
 
     n_heads = query.shape[1]
     keys, values = per_query_head(key, n_heads).transpose(2, 3), per_query_head(value.to(own_dtype), n_heads)
@@ -179,6 +187,7 @@ def _attend_at_once(
     output = _first(observer.mix(call, pattern) for observer in observers)
     if output is None:
         output = torch.matmul(pattern.to(values.dtype), values)
+    output = output[..., : values.shape[-1]]
     for observer in observers:
         observer.see(call, pattern)
     return output, pattern

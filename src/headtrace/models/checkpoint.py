@@ -22,11 +22,17 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_model
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
 
 from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError, UnsupportedModelError
-from headtrace.models.architectures import HOW_TO_ADD, find_architecture
+from headtrace.models.architectures import ARCHITECTURES, HOW_TO_ADD, find_architecture
 from headtrace.models.devices import available_bytes, dtype_name
 from headtrace.models.integrity import check_parameters
 from headtrace.tables import human
@@ -107,6 +113,8 @@ def read_config(folder: Path, n_tensors: int = MOST_TENSORS) -> Any:
                 f"config.json of {str(folder)!r} says {key} = {value}, but the weights files hold {n_tensors} tensors "
                 "in all. The config does not belong to these weights."
             )
+    # Installed packages make their architectures known when they are imported, their classes to transformers as well.
+    known = str(facts.get("model_type")) in ARCHITECTURES
     # A model that exists only as code in its repository; where transformers has its own, that one is used.
     if facts.get("auto_map") and facts.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedModelError(
@@ -115,12 +123,24 @@ def read_config(folder: Path, n_tensors: int = MOST_TENSORS) -> Any:
             f"architecture transformers has itself: `headtrace models` lists those that headtrace knows, and "
             f"{HOW_TO_ADD} explains how to add one."
         )
+    if known and facts["model_type"] not in CONFIG_MAPPING:
+        raise _unregistered(facts["model_type"], "AutoConfig.register({0!r}, YourConfig)")
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise _bad_config(folder, error) from error
     find_architecture(config)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        call = f"AutoModelForCausalLM.register({type(config).__name__}, YourForCausalLM)"
+        raise _unregistered(config.model_type, call)
     return config
+
+
+def _unregistered(model_type: str, call: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"headtrace knows the facts of {model_type!r}, but transformers has no class for it. Tell transformers, too, "
+        f"in the module of the Architecture: {call.format(model_type)}."
+    )
 
 
 def saved_dtype(folder: Path) -> torch.dtype:

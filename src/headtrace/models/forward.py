@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from inspect import signature
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -21,9 +22,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from headtrace.errors import HeadtraceError, IdentityError
+from headtrace.errors import HeadtraceError, IdentityError, UnsupportedModelError
 from headtrace.models.attention import NAME, Watch, is_rereading, replace_own_attention, rereading, watching
 from headtrace.models.devices import every_module, exact
+from headtrace.models.fit import residual_norms
 from headtrace.models.observer import NormPlace, Observer, Rotary
 from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
 
@@ -90,7 +92,7 @@ def forward(
     run, the first of them from ``residual``: an intervention at layer 9 starts from the recorded residual there.
     With ``grad`` what observers put in can be differentiated through (the model's own parameters cannot).
     """
-    options: dict[str, Any] = {"use_cache": False}
+    options: dict[str, Any] = {"use_cache": False} if _accepts(type(model.hf), "use_cache") else {}
     if lengths is not None and len(set(lengths)) > 1:
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
@@ -109,6 +111,21 @@ def forward(
     return output.logits.to(model.device, model.dtype)
 
 
+def own_logits(
+    model: Model, token_ids: Int[Tensor, "batch token"], lengths: Sequence[int]
+) -> Float[Tensor, "batch token vocab"]:
+    """Output logits of the model alone on right-padded prompts: nothing of headtrace's takes part."""
+    options = dict[str, Any]()
+    if len(set(lengths)) > 1:
+        positions = torch.arange(token_ids.shape[1], device=token_ids.device)
+        options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
+    with _session(model) as stack, torch.inference_mode():
+        _experts_in_float64(model, stack)
+        output: Any = model.hf(input_ids=token_ids, **options)
+        found: Tensor = output[0]
+    return found.to(model.device, model.dtype)
+
+
 def sample(
     model: Model, token_ids: Int[Tensor, "batch token"], length: int, generator: torch.Generator
 ) -> Int[Tensor, "batch length"]:
@@ -118,11 +135,34 @@ def sample(
         _set_attention(model, (), stack)
         found, new, past = token_ids, token_ids, None
         while found.shape[1] < length:
-            output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
+            output = _next(model, new, past)
             chances = exact(output.logits[:, -1]).softmax(-1).cpu()
             new = torch.multinomial(chances, 1, generator=generator).to(token_ids.device)
             found, past = torch.cat((found, new), dim=1), output.past_key_values
     return found
+
+
+@cache
+def _accepts(kind: type[nn.Module], argument: str) -> bool:
+    """Whether a model's forward method takes an argument."""
+    taken = signature(kind.forward).parameters
+    return argument in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
+
+def _next(model: Model, new: Tensor, past: Any) -> Any:
+    """The model on some new tokens behind those whose keys and values it has kept."""
+    lacking = [name for name in ("past_key_values", "use_cache") if not _accepts(type(model.hf), name)]
+    if lacking:
+        raise UnsupportedModelError(
+            f"The forward method of {type(model.hf).__name__} does not take {lacking[0]!r}, so the model cannot "
+            "continue a text token by token. Recording, tracing and interventions work without it."
+        )
+    if model.d_output != model.d_vocab:
+        raise UnsupportedModelError(
+            f"{model.name!r} reads {model.d_vocab} tokens and predicts {model.d_output} others: what it predicts "
+            "cannot be put behind its prompt."
+        )
+    return model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
 
 
 def continue_greedily(
@@ -143,7 +183,7 @@ def continue_greedily(
         for _ in range(n):
             with ExitStack() as stack:
                 _observe(model, (*prompt_only, *observers) if past is None else observers, new, stack)
-                output: Any = model.hf(input_ids=new, past_key_values=past, use_cache=True, logits_to_keep=1)
+                output = _next(model, new, past)
             new, past = output.logits[:, -1:].argmax(-1), output.past_key_values
             found.append(int(new))
     return found
@@ -162,17 +202,25 @@ def _set_attention(model: Model, observers: tuple[Observer, ...], stack: ExitSta
     """The model attends through headtrace's function, which shows each call to the observers."""
     config: Any = model.config
     stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-    stack.callback(watching.reset, watching.set(Watch(observers, model.head_order, model.device)))
+    stack.callback(
+        watching.reset, watching.set(Watch(observers, model.head_order, model.device, model.d_head))
+    )
     own = model.architecture.own_attention
     config._attn_implementation = NAME if own is None or own.method is not None else "sdpa"
     if own is not None:
         replace_own_attention(model, own, stack)
-    if model.dtype == torch.float64:  # grouped matrix products have no float64
-        stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
-        config._experts_implementation = "eager"
+    _experts_in_float64(model, stack)
     if not config.return_dict:  # outputs by name, whatever the model's own setting
         stack.callback(setattr, config, "return_dict", config.return_dict)
         config.return_dict = True
+
+
+def _experts_in_float64(model: Model, stack: ExitStack) -> None:
+    """Mixtures of experts in float64 compute one expert after the other: grouped matrix products have no float64."""
+    config: Any = model.config
+    if model.dtype == torch.float64:
+        stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
+        config._experts_implementation = "eager"
 
 
 def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStack) -> None:
@@ -195,9 +243,8 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
     What each norm computed itself is compared with it, so that a wrong fact about norms is noticed, not followed.
     """
     facts = model.architecture
-    kind = type(model.hf.get_submodule(facts.final_norm))
-    if issubclass(kind, nn.LayerNorm):
-        return
+    kinds = tuple({type(norm) for norm in residual_norms(model.hf, facts)})
+    kinds = tuple(kind for kind in kinds if not issubclass(kind, nn.LayerNorm))
 
     def hook(norm: nn.Module, args: tuple[Any, ...], own: Tensor) -> Tensor:
         x: Tensor = args[0]
@@ -217,7 +264,7 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
         return normed
 
     for module in model.hf.modules():
-        if isinstance(module, kind):
+        if isinstance(module, kinds):
             stack.callback(module.register_forward_hook(hook).remove)
 
 
@@ -283,7 +330,10 @@ class _Hooks:
             if watches("query_input") or watches("key_input"):
                 self._reread(index, layer)
         if watches("final_input"):
-            final = self.model.hf.get_submodule(facts.final_norm)
+            hf: Any = self.model.hf
+            final = (
+                hf.get_output_embeddings() if facts.final_norm is None else hf.get_submodule(facts.final_norm)
+            )
             hook = lambda _, args: observer.final_input(self._shown(args[0]))  # noqa: E731
             self._add(final.register_forward_pre_hook(hook))
 

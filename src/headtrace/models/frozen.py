@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import MLPParts
 from headtrace.models.devices import with_values
+from headtrace.models.fit import read_by
 from headtrace.models.recording import Recording
 from headtrace.models.weights import in_compute_dtype, norm_bias, norm_gain
 
@@ -43,7 +44,9 @@ def mlp_parts(model: Model, layer: int) -> MLPParts:
             'cannot be followed through them. Trace with paths="attention", or say in the architecture\'s facts where '
             "the MLP's matrices are (mlp_parts)."
         )
-    parts = _at_home(model, layer, in_compute_dtype(read(with_values(model.layers[layer]))))
+    block = with_values(model.layers[layer])
+    found: MLPParts = read_by(model.architecture, "mlp_parts", lambda: read(block), layer)
+    parts = _at_home(model, layer, in_compute_dtype(found))
     times = model.architecture.write_multiplier
     if times == 1:
         return parts

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -307,7 +307,7 @@ def output_logits(
 ) -> Float[Tensor, "batch kept vocab"]:
     """Output logits of a final residual, with the final norm's scale frozen."""
     model, weights = recording.model, recording.model.weights
-    normed = model.architecture.centred(residual) / scale[..., None] * weights.final_gain
+    normed = model.architecture.centred_at_the_end(residual) / scale[..., None] * weights.final_gain
     return softcap(normed @ weights.W_U.T + weights.output_bias, model.final_softcap)
 
 
@@ -324,11 +324,11 @@ def _output_error(
     )
     real = _real(recording).gather(1, where)
     what = "The shares at the final norm do not give the output"
-    final = recording.model.architecture.final_norm
+    hf: Any = recording.model.hf
     return _worst(
         error * real,
         allowed,
         what,
         ("prompt", "position"),
-        lambda: device_of(recording.model.hf.get_submodule(final)),
+        lambda: device_of(hf.get_output_embeddings()),
     )

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from headtrace.errors import InputError, UnsupportedModelError, deprecated
 from headtrace.models.architectures import find_architecture
 from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
+from headtrace.models.fit import Sizes, fitted, require_heads, require_sizes
 from headtrace.models.forward import forward
 from headtrace.models.integrity import (
     Watcher,
@@ -52,7 +53,9 @@ class Model:
         name: str | None = None,
         revision: str | None = None,
     ) -> None:
-        self.architecture = find_architecture(hf.config)
+        facts = find_architecture(hf.config)
+        require_sizes(facts, hf.config.get_text_config())
+        self.architecture = fitted(facts, hf)
         if self.architecture.rotary_in_float32 and hf.dtype == torch.float64:
             raise UnsupportedModelError(
                 f"{self.architecture.name} models rotate queries and keys in float32 whatever their dtype is, so "
@@ -72,13 +75,19 @@ class Model:
             or config.num_attention_heads
         )
         self.d_model: int = config.hidden_size
+        sizes = self.architecture.head_sizes
         self.d_head: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            max(sizes)
+            if sizes
+            else getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._lock, self._cache, self._thread = RLock(), dict[str, Any](), local()
         self.invalidate()
+        require_heads(
+            self.architecture, self.layers, Sizes(self.n_heads, self.n_kv_heads, self.d_model, self.d_head)
+        )
         check_devices(hf.dtype, (self.device, *map(device_of, self.layers)))
 
     @property
@@ -144,6 +153,17 @@ class Model:
         """How many tokens the model has embeddings for."""
         embeddings: Any = self.hf.get_input_embeddings()
         return embeddings.weight.shape[0]
+
+    @property
+    def d_output(self) -> int:
+        """How many tokens the model has output logits for: in nearly all models as many as it has embeddings for."""
+        unembedding: Any = self.hf.get_output_embeddings()
+        return unembedding.weight.shape[0]
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """How many dimensions a head has, layer by layer; ``d_head`` is the largest."""
+        return self.architecture.head_sizes or (self.d_head,) * self.n_layers
 
     @property
     def head_order(self) -> Int[Tensor, " d_head"] | None:
@@ -312,10 +332,14 @@ class Model:
         """Readable text of each token."""
         return self.reader.labels(ids)
 
+    def output_labels(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Readable text of each output; its number where outputs have a vocabulary of their own."""
+        return self.reader.output_labels(ids)
+
     @property
     def reader(self) -> PromptReader:
         """How text becomes token ids for this model (`headtrace.prompts`)."""
-        return PromptReader(self.tokenizer, self.name, self.d_vocab, self.max_positions)
+        return PromptReader(self.tokenizer, self.name, self.d_vocab, self.max_positions, self.d_output)
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "batch token"], tuple[int, ...]]:
         """Right-padded token ids and the lengths. Padding comes after the prompt, so no real token sees it."""

@@ -118,4 +118,4 @@ class Observer:
         """What a norm inside a block is about to normalise, with the axes that the model gives it."""
 
     def final_input(self, residual: Tensor) -> None:
-        """The residual at the input of the final norm."""
+        """The residual at the input of the final norm, or of the unembedding where there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -104,7 +104,7 @@ class Capture(Observer):
     def _take(self, call: AttentionCall) -> None:
         scale = call.scale
         if self.model.architecture.query_prescaled:
-            scale = self.model.d_head**-0.5
+            scale = self.model.head_sizes[call.layer] ** -0.5
             if "queries" in self.tensors:
                 self._keep("queries", call.layer, call.query / scale)
         else:
@@ -225,16 +225,14 @@ def _logit_positions(lengths: tuple[int, ...], width: int, last: int) -> Int[Ten
 
 
 def _norm_scales(model: Model, residuals: Tensor) -> Float[Tensor, "layer_and_final batch token"]:
-    """Frozen scales of the norms before attention (one where there is none) and of the final norm."""
-    facts = model.architecture
-    final = model.hf.get_submodule(facts.final_norm)
-    norms: list[Any] = [final]
+    """Frozen scales of the norms before attention and of the final norm (one where there is none)."""
+    facts, scales = model.architecture, torch.ones_like(residuals[..., 0])
     if facts.attention_norm is not None:
-        norms = [layer.get_submodule(facts.attention_norm) for layer in model.layers] + [final]
-    eps = residuals.new_tensor([norm_eps(n) for n in norms])[:, None, None]
-    scales = norm_scale(residuals if facts.attention_norm is not None else residuals[-1:], eps, facts.norm)
-    if facts.attention_norm is None:
-        scales = torch.cat((torch.ones_like(scales).expand(model.n_layers, -1, -1), scales))
+        norms = [layer.get_submodule(facts.attention_norm) for layer in model.layers]
+        eps = residuals.new_tensor([norm_eps(n) for n in norms])[:, None, None]
+        scales[:-1] = norm_scale(residuals[:-1], eps, facts.norm)
+    if facts.final_norm is not None:
+        scales[-1] = norm_scale(residuals[-1], norm_eps(model.hf.get_submodule(facts.final_norm)), facts.norm)
     return scales
 
 
@@ -251,7 +249,7 @@ def recording_bytes(
     scores = 3 * batch * model.n_heads * length**2
     if "patterns" not in fields:  # then some rows at a time, and masks of all pairs
         scores = min(scores, 6 * SCORES_AT_ONCE) + 2 * batch * length**2
-    working = scores + batch * (4 * length * hidden + kept * model.d_vocab)
+    working = scores + batch * (4 * length * hidden + kept * model.d_output)
     return torch.finfo(model.dtype).bits // 8 * (recorded + working)
 
 

@@ -132,7 +132,7 @@ def axis_sizes(model: Model, batch: int, length: int, kept: int) -> dict[str, in
         "kv_head": model.n_kv_heads,
         "d_model": model.d_model,
         "d_head": model.d_head,
-        "vocab": model.d_vocab,
+        "vocab": model.d_output,
     }
 
 
@@ -260,7 +260,7 @@ class Recording:
         return html_table(("prompt", "tokens", "text", "next"), rows, title=repr(self))
 
     def _html_row(self, prompt: int) -> tuple[str, ...]:
-        likely = self.top_answers(min(3, self.model.d_vocab), prompt)
+        likely = self.top_answers(min(3, self.model.d_output), prompt)
         text = "".join(self.tokens(prompt))
         answers = ", ".join(f"{token!r} {probability:.0%}" for token, _, probability in likely)
         return (
@@ -329,7 +329,7 @@ class Recording:
     def top_answers(self, k: int = 5, prompt: int = 0) -> list[tuple[str, int, float]]:
         """The k likeliest next tokens: text, id and probability."""
         values, ids = self.last_logits(prompt).softmax(-1).topk(k)
-        labels = self.model.token_labels(ids.tolist())
+        labels = self.model.output_labels(ids.tolist())
         return list(zip(labels, ids.tolist(), values.tolist(), strict=True))
 
     def strongest_firings(self, prompt: int = 0, *, skip_first: bool = True) -> list[tuple[Firing, float]]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures import Architecture
@@ -150,16 +151,21 @@ def _head_gain(
 def fold_weights(
     hf: nn.Module, architecture: Architecture, d_head: int, head_order: Int[Tensor, " d_head"] | None = None
 ) -> FoldedWeights:
-    """Read every head of the model into canonical shape. Copies; the model is not changed."""
+    """Read every head of the model into canonical shape. Copies; the model is not changed.
+
+    Heads of layers with fewer dimensions than others are filled up with zeros, which changes nothing that they compute.
+    """
+    sizes = architecture.head_sizes
     order = slice(None) if head_order is None else head_order
     reads: dict[str, list[Tensor]] = {
         name: [] for name in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "attention_bias")
     }
     unembedding = with_values(hf.get_output_embeddings())  # type: ignore[operator]
     home = device_of(hf.get_input_embeddings())  # type: ignore[operator]
-    for layer in map(with_values, hf.get_submodule(architecture.layers).children()):
+    for index, layer in enumerate(map(with_values, hf.get_submodule(architecture.layers).children())):
         attention = layer.get_submodule(architecture.attention)
-        heads = in_compute_dtype(architecture.projections(attention, d_head))
+        own = d_head if sizes is None else sizes[index]
+        heads = in_compute_dtype(architecture.projections(attention, own))
         norm = (
             None if architecture.attention_norm is None else layer.get_submodule(architecture.attention_norm)
         )
@@ -171,19 +177,24 @@ def fold_weights(
         # A value's bias (the norm's included) leaves through W_O as a constant, since attention sums to one.
         W_V, b_V = _fold_read(heads.W_V, heads.b_V, norm, architecture, None)
         W_O, bias = _fold_write(heads.W_O, heads.b_O, b_V, layer, architecture)
+        if own < d_head:
+            W_Q, b_Q, W_K, b_K, W_V, b_V = (pad(x, (0, d_head - own)) for x in (W_Q, b_Q, W_K, b_K, W_V, b_V))
+            W_O = pad(W_O, (0, 0, 0, d_head - own))
         ordered = (tensor.to(home)[..., order] for tensor in (W_Q, b_Q, W_K, b_K))
         for name, tensor in zip(reads, (*ordered, W_V, b_V, W_O, bias), strict=True):
             reads[name].append(tensor.to(home))
     stacked = {
         name: _stacked(tensors, turned=name in ("W_Q", "W_K", "W_V")) for name, tensors in reads.items()
     }
-    final = hf.get_submodule(architecture.final_norm)
+    final = None if architecture.final_norm is None else hf.get_submodule(architecture.final_norm)
     times = architecture.logit_multiplier
-    W_U, b_U = unembedding.weight.detach(), None if unembedding.bias is None else unembedding.bias.detach()
+    bias: Tensor | None = getattr(unembedding, "bias", None)
+    W_U, b_U = unembedding.weight.detach(), None if bias is None else bias.detach()
     W_U = W_U.to(home, compute_dtype(W_U.dtype))
     b_U = None if b_U is None else b_U.to(W_U) * times
-    gain = norm_gain(final, architecture, like=W_U[0]).detach().to(W_U) * times
-    final_bias = norm_bias(final)
+    gain = torch.ones_like(W_U[0]) if final is None else norm_gain(final, architecture, like=W_U[0])
+    gain = gain.detach().to(W_U) * times
+    final_bias = None if final is None else norm_bias(final)
     final_bias = torch.zeros_like(gain) if final_bias is None else final_bias.detach().to(gain) * times
     output_bias = W_U @ final_bias
     return FoldedWeights(

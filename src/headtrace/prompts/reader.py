@@ -37,6 +37,13 @@ class PromptReader:
     """Of the model, for errors."""
     d_vocab: int
     max_positions: int | None = None
+    d_output: int | None = None
+    """How many tokens answers come from, where that is not ``d_vocab``: ids there are no ids of the tokenizer's."""
+
+    @property
+    def own_outputs(self) -> bool:
+        """Whether outputs have a vocabulary of their own."""
+        return self.d_output not in (None, self.d_vocab)
 
     def ids(self, prompt: Prompt | Chat, bos: bool | None = None) -> list[int]:
         """Token ids of one prompt. Special tokens come first as the tokenizer puts them, unless ``bos`` says."""
@@ -68,6 +75,12 @@ class PromptReader:
         """
         if not isinstance(answer, str):
             return (self._checked_id(answer, what),)
+        if self.own_outputs:
+            raise InputError(
+                f"The outputs of {self.name!r} have a vocabulary of their own ({self.d_output} tokens, its prompts "
+                f"{self.d_vocab}), which no tokenizer reads: give the {what} as a number from 0 to "
+                f"{(self.d_output or 1) - 1}, not as {answer!r}."
+            )
         tokenizer = self._require_tokenizer(f"give the {what} as a token id.")
         require_unicode(answer)
         alone: tuple[int, ...] = tuple(cast(Any, tokenizer(answer, add_special_tokens=False))["input_ids"])
@@ -111,6 +124,10 @@ class PromptReader:
         if self.tokenizer is None:
             return tuple(f"#{token}" for token in ids)
         return tuple(decoded(self.tokenizer, [token]) for token in ids)
+
+    def output_labels(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Readable text of each output; its number where outputs have a vocabulary of their own."""
+        return tuple(f"#{token}" for token in ids) if self.own_outputs else self.labels(ids)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -180,8 +197,9 @@ class PromptReader:
             raise InputError(
                 f"The {what} is text or a token id; got {brief(plain)} ({type(token).__name__})."
             )
-        if not 0 <= plain < self.d_vocab:
-            raise InputError(f"Unknown token id {plain} as {what}: valid ids are 0 to {self.d_vocab - 1}.")
+        most = self.d_vocab if self.d_output is None else self.d_output
+        if not 0 <= plain < most:
+            raise InputError(f"Unknown token id {plain} as {what}: valid ids are 0 to {most - 1}.")
         return plain
 
     def _pieces(self, ids: Sequence[int]) -> str:

@@ -73,6 +73,8 @@ class BaseRoot(ABC):
     """Whether the number is read along directions of the residual stream, so that components have contributions."""
     integrates_gradients: ClassVar[bool] = False
     """Whether contributions are integrated gradients over the output logits."""
+    adds_up: ClassVar[bool] = False
+    """Whether the value is the sum of all contributions (and of the output's biases)."""
 
     # Words
 
@@ -134,7 +136,7 @@ class BaseRoot(ABC):
 
     def path_width(self, model: Model, length: int) -> int:
         """How many numbers one step of the integrated gradients holds."""
-        return model.d_vocab if self.integrates_gradients else length
+        return model.d_output if self.integrates_gradients else length
 
     @abstractmethod
     def check(self, check: Checking, found: RootAttribution | None) -> None:
@@ -176,5 +178,5 @@ def single_tokens(model: Model, prompt: Prompt | Chat, answer: Answer, what: str
 def require_tokens(path: str, ids: Iterable[int], model: Model) -> None:
     """Token ids that the model has."""
     for i, token in enumerate(ids):
-        if not 0 <= token < model.d_vocab:
-            fail(f"{path}[{i}]", f"0 to {model.d_vocab - 1} (token ids of {model.name!r})", token)
+        if not 0 <= token < model.d_output:
+            fail(f"{path}[{i}]", f"0 to {model.d_output - 1} (token ids of {model.name!r})", token)

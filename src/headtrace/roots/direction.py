@@ -39,6 +39,7 @@ class Direction(BaseRoot):
     """What the direction stands for, in words."""
     kind: Written[Literal["direction"]] = "direction"
     measure: ClassVar[str] = "projection"
+    adds_up: ClassVar[bool] = True
     options: ClassVar[Mapping[str, RootOption]] = {
         "direction": RootOption("a vector of d_model numbers", list[float]),
         "layer": RootOption(

@@ -105,7 +105,7 @@ class Likelihood(BaseRoot):
         return cls(tokens, continuation=len(tokens) > 1)
 
     def with_words(self, model: Model) -> Likelihood:
-        return replace(self, answer_tokens=model.token_labels(self.answer)) if self.answer else self
+        return replace(self, answer_tokens=model.output_labels(self.answer)) if self.answer else self
 
     @property
     def answer_prefix(self) -> Ids:

@@ -53,6 +53,7 @@ class LogitDifference(BaseRoot):
     """What the output's own biases give of the value, whatever the prompt."""
     kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
+    adds_up: ClassVar[bool] = True
     options: ClassVar[Mapping[str, RootOption]] = {
         "answer": RootOption("the answer: text, a token id, or several alternatives", ANSWERS),
         "wrong": RootOption("the wrong answer to compare with", ANSWERS),
@@ -87,8 +88,8 @@ class LogitDifference(BaseRoot):
         return cls(answer, wrong)
 
     def with_words(self, model: Model) -> LogitDifference:
-        wrong = None if self.wrong is None else model.token_labels(self.wrong)
-        return replace(self, answer_tokens=model.token_labels(self.answer), wrong_tokens=wrong)
+        wrong = None if self.wrong is None else model.output_labels(self.wrong)
+        return replace(self, answer_tokens=model.output_labels(self.answer), wrong_tokens=wrong)
 
     # Tracing
 

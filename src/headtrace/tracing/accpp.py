@@ -3,7 +3,7 @@
 The steps, for all firings of a chunk together:
 
 1. take the logits of each firing apart into candidates, every (component, channel), and check that they sum up
-   (`headtrace.tracing.firing`);
+   (`headtrace.tracing.firing`); channels of nearly equal singular values are one (`headtrace.channels.groups`);
 2. rank the candidates by their attribution, the integrated gradients of the attention on the source (`Ranking`);
 3. remove them one by one, largest first, until that attention falls below the threshold (`remove_greedily`): a
    cumulative sum over contribution rows followed by a softmax, for the prefix only, in growing chunks;
@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.channels.groups import members, summed
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.components import ComponentIndex, Firings, Upstream
 from headtrace.tracing.firing import (
@@ -75,11 +76,13 @@ class ACCpp(Method):
         limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
         removal = remove_greedily(scores, (query, key), clean, limit)
         attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
-        index, channels = upstream.index, scores.a.shape[-1]
+        index, first = upstream.index, [*range(scores.a.shape[-1])]
+        grouped = None if scores.first is None else scores.first.tolist()
         for f, (prompt, site) in enumerate(firings.sites):
+            first = first if grouped is None else grouped[f]
             sides: dict[Side, SideCauses] = {
-                "query": _collect(removal, f, index, site, site.dest or 0, channels),
-                "key": _collect(removal, n + f, index, site, site.src or 0, channels),
+                "query": _collect(removal, f, index, site, site.dest or 0, first),
+                "key": _collect(removal, n + f, index, site, site.src or 0, first),
             }
             yield Causes(prompt, site, sides, attention[f], limits[f], rounding[f])
 
@@ -90,7 +93,7 @@ class Ranking:
     Head components number thousands, and nearly all of them are too weak to matter. Each has a bound on the
     attribution of its channels that costs next to nothing. The k-th largest attribution of all is at least the k-th
     largest of non-head components, so exact attributions are computed only for head components whose bound reaches
-    that.
+    that. A group of channels is one candidate, that of its first channel; the others' numbers stand for nothing.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -99,10 +102,17 @@ class Ranking:
         self.n_non_head, self.has_heads = index.n_non_head, index.n_components > index.n_non_head
         self.n_candidates = index.n_components * self.n_channels
         self.bounds = candidates.bounds() * (1 + BOUND_SLACK)
+        self.first, self.non_head = candidates.scores.first, candidates.non_head
+        self.members: Int[Tensor, "firing channel most"] | None = None
+        if self.first is not None:
+            self.members = members(self.first)
+            self.non_head = summed(self.non_head, self.first[:, None])
+            # A sum over a group is at most its size times the largest.
+            self.bounds = self.bounds * (self.members >= 0).sum(-1).amax(-1)[:, None]
 
     def largest(self, active: Int[Tensor, " active"], k: int) -> Int[Tensor, "active k"]:
         """Flat numbers of the k largest attributions in descending order, equal ones in order of their numbers."""
-        values, bounds, which = self.candidates.non_head, self.bounds, None
+        values, bounds, which = self.non_head, self.bounds, None
         if active.numel() < len(self.bounds):
             values, bounds, which = values[active], bounds[active], active
         components = torch.arange(self.n_non_head, device=active.device).expand(len(active), -1)
@@ -115,7 +125,10 @@ class Ranking:
                 )
             heads, real_heads = _padded_places(possible)
             if heads.shape[1]:
-                values = torch.cat((values, self.candidates.of_heads(which, heads)), dim=1)
+                found = self.candidates.of_heads(which, heads)
+                if self.first is not None:
+                    found = summed(found, self.first[active, None])
+                values = torch.cat((values, found), dim=1)
                 components = torch.cat((components, heads + self.n_non_head), dim=1)
                 real = torch.cat((real, real_heads), dim=1)
         if k < values.shape[1]:  # the k largest all belong to the k components with the largest maxima
@@ -128,6 +141,22 @@ class Ranking:
         numbers, order = numbers.sort(dim=1)
         falling = flat.gather(1, best.gather(1, order)).sort(dim=1, descending=True, stable=True).indices
         return numbers.gather(1, falling)
+
+    def rows(
+        self, which: Int[Tensor, " active"], chosen: Int[Tensor, "active n"]
+    ) -> Float[Tensor, "active n token"]:
+        """Contribution rows of chosen candidates: over all channels of a group."""
+        if self.members is None:
+            return self.candidates.rows(which, chosen)
+        component, channel = chosen // self.n_channels, chosen % self.n_channels
+        inside = self.members[which[:, None], channel]
+        total = None
+        for member in inside.unbind(-1):
+            rows = self.candidates.rows(which, component * self.n_channels + member.clamp_min(0))
+            rows = rows * (member >= 0)[..., None]
+            total = rows if total is None else total + rows
+        assert total is not None
+        return total
 
 
 def _padded_places(
@@ -181,7 +210,7 @@ def remove_greedily(
             mine = which[active // n == side]
             if mine.numel():
                 orders.append(ranking.largest(mine, end)[:, done:])
-                rows.append(ranking.candidates.rows(mine, orders[-1]))
+                rows.append(ranking.rows(mine, orders[-1]))
         order, removed = torch.cat(orders), torch.cat(rows)
         remaining = left[:, None] - removed.cumsum(dim=1)
         # What changes no logit beyond rounding (the offset of a head without biases) is no cause of anything.
@@ -215,14 +244,16 @@ def remove_greedily(
 
 
 def _collect(
-    removal: Removal, f: int, index: ComponentIndex, site: Site, position: int, n_channels: int
+    removal: Removal, f: int, index: ComponentIndex, site: Site, position: int, first: list[int]
 ) -> SideCauses:
-    """Removals of one side of one firing, summed by component; strongest first, ties by component number."""
+    """Removals of one side of one firing, summed by component; strongest first, ties by component number. ``first`` has
+    the first channel of each channel's group: a group is removed, and listed, as a whole."""
     channels: dict[int, list[int]] = {}
     weight: dict[int, float] = {}
     for number, drop in zip(removal.chosen[f], removal.drops[f], strict=True):
-        component, channel = divmod(number, n_channels)
-        channels.setdefault(component, []).append(channel)
+        component, channel = divmod(number, len(first))
+        own = range(channel, channel + first.count(channel))
+        channels.setdefault(component, []).extend(own)
         weight[component] = weight.get(component, 0.0) + drop
     # If everything was removed, that includes components of the chunk that are not below this firing (all zero).
     causes = tuple(

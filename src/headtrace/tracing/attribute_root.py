@@ -187,12 +187,12 @@ class ReadPoint:
     def before_norm(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         """A direction after the final norm as a direction before it, with the norm's scale frozen."""
         model = self.recording.model
-        return model.architecture.centred(vector * model.weights.final_gain / self.final_scale)
+        return model.architecture.centred_at_the_end(vector * model.weights.final_gain / self.final_scale)
 
     def logits_of(self, writes: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
         """What some writes add to the output logits, before biases and softcap."""
         model = self.recording.model
-        normed = model.architecture.centred(writes) / self.final_scale * model.weights.final_gain
+        normed = model.architecture.centred_at_the_end(writes) / self.final_scale * model.weights.final_gain
         return normed @ model.weights.W_U.T
 
     def uncapped_logits(self) -> Float[Tensor, " vocab"]:

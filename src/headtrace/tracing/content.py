@@ -449,7 +449,7 @@ def moved(
 
 def _extremes(recording: Recording, logits: Float[Tensor, " vocab"], k: int) -> tuple[tuple[str, float], ...]:
     values, ids = logits.topk(min(k, len(logits)))
-    return tuple(zip(recording.model.token_labels(ids.tolist()), values.tolist(), strict=True))
+    return tuple(zip(recording.model.output_labels(ids.tolist()), values.tolist(), strict=True))
 
 
 @torch.inference_mode()

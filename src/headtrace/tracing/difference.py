@@ -100,7 +100,7 @@ def root_difference(root: Root, recording: Recording, other: Recording, prompt: 
         read = ResidualRead(point.layer, point.position, vector)
         return RootDifference(*(float(x @ vector) for x in ends), size=size, residuals=(read,))
     if isinstance(root, LogitDifference):
-        weights = recording.logits.new_zeros(recording.model.d_vocab)
+        weights = recording.logits.new_zeros(recording.model.d_output)
         for ids, sign in ((root.answer, 1.0), (root.wrong, -1.0)):
             chosen = list(range(len(weights)) if ids is None else ids)
             index = torch.tensor(chosen, device=weights.device)
@@ -125,18 +125,23 @@ def _of_logits(
 ) -> RootDifference:
     """A weighted sum of output logits, or of log-probabilities, at some positions."""
     model, weights, pair = recording.model, recording.model.weights, (recording, other)
-    final = model.hf.get_submodule(model.architecture.final_norm)
+    facts = model.architecture
+    final = None if facts.final_norm is None else model.hf.get_submodule(facts.final_norm)
     values, size, reads = [0.0, 0.0], 0.0, list[ResidualRead]()
     for position, of_token in places:
         points = [ReadPoint.final(run, prompt, position) for run in pair]
-        ends = [point.residual for point in points]
-        norm = NormSecant.of(ends, norm_eps(final), model.architecture.norm, weights.final_gain)
         z = [p.logits_of(p.residual[None])[0] + weights.output_bias for p in points]
         g = of_token
         if logs:
             g = SoftmaxSecant.of([softcap(each, model.final_softcap) for each in z]).of_log(of_token)
         g = g * softcap_slope(z, model.final_softcap)
-        reads.append(ResidualRead(model.n_layers, position, norm.back(g @ weights.W_U)))
+        g = g @ weights.W_U
+        if final is None:
+            g = g * weights.final_gain
+        else:
+            ends = [point.residual for point in points]
+            g = NormSecant.of(ends, norm_eps(final), facts.norm, weights.final_gain).back(g)
+        reads.append(ResidualRead(model.n_layers, position, g))
         for i, run in enumerate(pair):
             logits = run.logits_at(prompt, position)
             size = max(size, float(logits.abs().max()))
@@ -146,7 +151,7 @@ def _of_logits(
 
 def logit_multiplier(flow: DifferenceFlow, prompt: int, ids: Sequence[int]) -> Float[Tensor, " d_model"]:
     """The multiplier of the final residual at the last position for the mean logit of some tokens."""
-    weights = flow.recording.logits.new_zeros(flow.recording.model.d_vocab)
+    weights = flow.recording.logits.new_zeros(flow.recording.model.d_output)
     weights[list(ids)] = 1 / len(ids)
     places = [(flow.recording.lengths[prompt] - 1, weights)]
     return _of_logits(flow.recording, flow.other, prompt, places, logs=False).residuals[0].multiplier

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.channels.groups import groups_or_none
 from headtrace.errors import IdentityError
 from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
@@ -129,6 +130,8 @@ class FiringScores:
     w: Float[Tensor, "firing token"]
     full_rank: Bool[Tensor, " firing"]
     """Whether a firing's head has as many channels as dimensions."""
+    first: Int[Tensor, "firing channel"] | None = None
+    """The first channel of each channel's group, where some singular values are nearly equal; None: all stand alone."""
 
     @classmethod
     def of(cls, recording: Recording, firings: Firings, length: int, ig_steps: int) -> FiringScores:
@@ -143,7 +146,10 @@ class FiringScores:
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
         w = attribution_vector(logits, visible, firings.sources(length), cap, ig_steps)
         full_rank = channels.rank == a.shape[-1]
-        return cls(recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w, full_rank)
+        first = groups_or_none(channels.singular_values)
+        return cls(
+            recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w, full_rank, first
+        )
 
     @cached_property
     def rotary(self) -> ChannelRotary:

@@ -533,7 +533,7 @@ class _Runner:
         self.value, self.likelihood, self.answer = values[0], likelihoods[0], answers[0]
 
     def __call__(self, changes: Sequence[Replacement], progress: Progress | None) -> list[Replacement]:
-        step = max(1, LOGITS_AT_ONCE // (len(self.asked.ids) * self.model.d_vocab))
+        step = max(1, LOGITS_AT_ONCE // (len(self.asked.ids) * self.model.d_output))
         found: list[Replacement] = []
         for start in range(0, len(changes), step):
             some = changes[start : start + step]

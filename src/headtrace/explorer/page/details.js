@@ -258,20 +258,49 @@ export function skippedCard({ first, last }) {
   return [el("h3", {}, layers), el("p", { class: "kind" }, "no component of this circuit; drawn without their height")];
 }
 
+/** Whether a list is sorted by the number that it shows: content has one unit; signals and mixtures go by influence. */
+function byAmount(edges) {
+  return edges.every((edge) => !SIDES[edge.side].attention);
+}
+
 /** What the numbers of a list of edges are, and in which order it stands. */
-export function listHead(graph, edges, measured = edges.some((edge) => effectValue(edge))) {
+export function listHead(graph, edges, measured = edges.some((edge) => effectValue(edge)), sorted = false) {
   const units = [...new Set(edges.map((edge) => unitOf(graph, edge)))];
   return el(
     "p",
     { class: "list-head" },
-    el("span", { class: "what" }, edges.some(({ side }) => side === "value" || side === "input") ? "strongest first" : "by influence"),
+    el("span", { class: "what" }, sorted ? "strongest first" : "by influence"),
     measured ? el("span", { class: "measured", title: "Measured in the running model: the change without this edge" }, "measured") : null,
-    el("span", { class: "weight", title: `How much ${units.join(" or ")} the edge accounts for` }, units.length === 1 ? `weight: ${units[0]}` : "weight"),
+    el("span", { class: "weight", title: `How much ${units.join(" or ")} the edge accounts for` }, units.length === 1 ? `${numbered(graph, units[0])}: ${units[0]}` : "weight"),
   );
 }
 
+/** What numbers of a unit are called: in the unit of the root they are contributions. */
+function numbered(graph, unit) {
+  return unit === graph.data.root_measure && unit !== "attention" ? "contribution" : "weight";
+}
+
+/** What is left of the root's value (or of the difference) without some edges into it: null where they do not sum to it. */
+function notShown(graph, shown) {
+  const { difference, root } = graph.data;
+  const whole = difference ? difference.change : ADDING.has(root.kind) ? root.value : null;
+  return whole == null ? null : shown.reduce((rest, edge) => rest - amountOf(edge), whole);
+}
+
+const ADDING = new Set(["linear", "direction"]); // roots whose value is the sum of all contributions
+
+/** The rest as a line of its own, so that what is listed adds up. */
+function restLine(graph, shown) {
+  const rest = notShown(graph, shown);
+  if (rest === null || Number(number(rest)) === 0) return null;
+  const content = [el("span", { class: "what" }, "not shown"), el("span", { class: "weight" }, number(rest))];
+  return el("li", { class: "rest more", title: "All other components, and biases" }, el("div", { class: "row" }, content));
+}
+
 /** A list of edges as buttons: each leads to the node at its other end. */
-function edgeList(graph, edges, end, choose, name = oneEnd) {
+function edgeList(graph, given, end, choose, name = oneEnd) {
+  const sorted = byAmount(given);
+  const edges = sorted ? [...given].sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a))) : given;
   const items = edges.slice(0, 60).map((edge) => {
     const node = graph.nodes.get(edge[end]);
     const effect = effectValue(edge);
@@ -294,7 +323,8 @@ function edgeList(graph, edges, end, choose, name = oneEnd) {
     );
   });
   if (edges.length > 60) items.push(el("li", { class: "more" }, `and ${edges.length - 60} weaker ones`));
-  return el("div", {}, listHead(graph, edges.slice(0, 60)), el("ul", { class: "edges-list" }, ...items));
+  if (edges.every(({ side }) => side === "root") && end === "source") items.push(restLine(graph, edges.slice(0, 60)));
+  return el("div", {}, listHead(graph, edges.slice(0, 60), undefined, sorted), el("ul", { class: "edges-list" }, ...items.filter(Boolean)));
 }
 
 function oneEnd(graph, node) {
@@ -402,8 +432,9 @@ function wordsFacts(graph) {
 export function overviewPanel(graph, choose) {
   const { data } = graph;
   const signals = graph.ranked.filter((edge) => SIDES[edge.side].attention).slice(0, 10);
-  const moved = graph.ranked.filter((edge) => edge.side !== "root" && !SIDES[edge.side].attention).slice(0, 10);
-  const seeds = graph.ranked.filter((edge) => edge.side === "root").slice(0, 8);
+  const largest = (test) => graph.edges.filter(test).sort((a, b) => Math.abs(amountOf(b)) - Math.abs(amountOf(a)));
+  const moved = largest((edge) => edge.side !== "root" && !SIDES[edge.side].attention).slice(0, 10);
+  const seeds = largest((edge) => edge.side === "root").slice(0, 8);
   return [
     el("h2", {}, "This circuit"),
     el("p", { class: "prompt" }, el("bdi", {}, inertLines(data.prompt.text ?? data.prompt.tokens.join("")))),

@@ -204,7 +204,7 @@ def _python(model: Model, prompt: PromptRequest, request: InterveneRequest, chan
         *(f"    {change!r}," for change in changes),
         "]",
         "changed = rerun(recording, changes)",
-        f"print(changed.top_answers({min(ANSWERS, model.d_vocab)}))",
+        f"print(changed.top_answers({min(ANSWERS, model.d_output)}))",
     ]
     if request.has_root:
         lines += [

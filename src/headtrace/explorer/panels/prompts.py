@@ -85,7 +85,7 @@ def recording_view(recorded: RecordedPrompt, python: str | None = None) -> Recor
     """A recording as it is shown; ``python`` replaces the lines of a recording without interventions."""
     recording, prompt = recorded.recording, recorded.prompt
     model = recording.model
-    shown = min(ANSWERS, model.d_vocab)
+    shown = min(ANSWERS, model.d_output)
     if python is None:
         lines = ("recording = model.record({prompt})", f"print(recording.top_answers({shown}))")
         python = python_lines(prompt.trace_request, model, *lines)

@@ -223,7 +223,7 @@ def _as_text(model: Model, request: TraceRequest, answer: Any) -> Any:
     The page sends the ids of answers that were chosen from its list, since their text alone may be split differently.
     """
     if isinstance(answer, int) and isinstance(request.prompt, str):
-        label = model.token_labels([answer])[0]
+        label = model.output_labels([answer])[0]
         for text in (label, f" {label}"):
             with suppress(InputError):
                 if model.continuation(request.prompt, text) == (answer,):

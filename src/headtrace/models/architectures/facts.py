@@ -70,8 +70,9 @@ class Architecture:
     """``config.model_type`` in transformers."""
     layers: str
     """Path of the list of blocks, from the model."""
-    final_norm: str
-    """Path of the norm before the unembedding, from the model."""
+    final_norm: str | None
+    """Path of the norm before the unembedding, from the model; None where the unembedding reads the residual itself.
+    Here and below, a path to an ``nn.Identity`` is as good as None."""
     attention: str
     """Path of the attention module, from a block."""
     mlp: str
@@ -126,6 +127,8 @@ class Architecture:
     """Where attention happens if not through ``AttentionInterface`` (GPT-J, GPT-Neo, Falcon)."""
     blocks_return_tuples: bool = False
     """Whether a block returns its residual as the first of several things."""
+    head_sizes: tuple[int, ...] | None = None
+    """Layer by layer, how many dimensions a head has, where layers differ; None: what the config says, for all."""
     n_kv_heads: int | None = None
     """Keys per layer as attention sees them, where the config does not say it as ``num_key_value_heads``."""
     write_multiplier: float = 1.0
@@ -148,6 +151,10 @@ class Architecture:
     def centred(self, x: Tensor, dim: int = -1) -> Tensor:
         """What the model's norms see of a residual: LayerNorm takes the mean away, RMSNorm nothing."""
         return x - x.mean(dim=dim, keepdim=True) if self.norm == "layer" else x
+
+    def centred_at_the_end(self, x: Tensor) -> Tensor:
+        """What the final norm sees of a residual; all of it where there is none."""
+        return x if self.final_norm is None else self.centred(x)
 
     def head_order(self, config: Any, d_head: int) -> Int[Tensor, " d_head"] | None:
         """The order of a head's dimensions in which rotary pairs are half-split; None where they are already.

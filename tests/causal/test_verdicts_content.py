@@ -10,7 +10,6 @@ import headtrace
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
-OTHER = "When Anna and Tom went to the store, Emma gave a drink to"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,11 +26,9 @@ def test_signals_through_mlps_are_what_the_running_model_shows(name: str) -> Non
 
 
 @pytest.mark.parametrize("paths", ["content", "complete"])
-@pytest.mark.parametrize("counterfactual", [None, OTHER])
-def test_a_circuit_of_content_passes(paths: str, counterfactual: str | None) -> None:
+def test_a_circuit_of_content_passes(paths: str) -> None:
     model = headtrace.load("builtin")
-    tracer = headtrace.Tracer(model)
-    circuit = tracer.trace(PROMPT, " Mary", " John", paths=paths, counterfactual=counterfactual)
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths=paths)
     report = headtrace.verify(circuit, model, edges="none")
     assert report.verdict == "PASS", report.failures
     assert report.checked["contribution"] > 5
@@ -49,12 +46,10 @@ def test_false_contributions_and_false_passages_fail() -> None:
     assert headtrace.verify(circuit.with_edges(tuple(edges)), model, edges="none").verdict == "FAIL"
 
 
-@pytest.mark.parametrize("counterfactual", [None, OTHER])
-def test_false_weights_of_content_fail(counterfactual: str | None) -> None:
-    """A single edge of content with another number, in either unit: its contribution, or its contrast."""
+def test_false_weights_of_content_fail() -> None:
+    """A single edge of content with another number."""
     model = headtrace.load("builtin")
-    how = {"paths": "content", "counterfactual": counterfactual}
-    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", **how)
+    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="content")
     for side in ("value", "input"):
         chosen = next(edge for edge in circuit.edges if edge.side == side)
         for field in ("weight", "contribution"):
@@ -63,15 +58,6 @@ def test_false_weights_of_content_fail(counterfactual: str | None) -> None:
             report = headtrace.verify(circuit.with_edges(edges), model, edges="none")
             assert report.verdict == "FAIL"
             assert {failure.field for failure in report.failures} >= {field}
-
-
-@pytest.mark.parametrize("written", ["1 2 3", "Mary", "-1 " * 15, "999999999 " * 15])
-def test_a_counterfactual_that_is_no_prompt_is_said_to_be_none(written: str) -> None:
-    model = headtrace.load("builtin")
-    circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="content", counterfactual=OTHER)
-    method = replace(circuit.method, settings={**(circuit.method.settings or {}), "counterfactual": written})
-    report = headtrace.verify(replace(circuit, method=method), model, edges="none")
-    assert "counterfactual" in {failure.field for failure in report.failures}
 
 
 def test_a_false_contribution_of_a_token_fails_and_names_it() -> None:
@@ -120,6 +106,10 @@ def test_contributions_of_biases_of_readers_are_told_as_not_checked() -> None:
     circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="complete")
     assert any(node.kind == "offset" for node in circuit.nodes)
     nodes = [replace(n, contribution=0.5) if n.kind == "offset" else n for n in circuit.nodes]
-    report = headtrace.verify(replace(circuit, nodes=tuple(nodes)), model, edges="none")
-    assert report.verdict == "PASS"
+    lying = replace(circuit, nodes=tuple(nodes))
+    report = headtrace.verify(lying, model, edges="none")
+    assert report.verdict == "FAIL", "tracing again gives no such contribution"
+    older = replace(lying, method=replace(lying.method, version="0.1.9"))
+    report = headtrace.verify(older, model, edges="none")
+    assert not [each for each in report.failures if each.field == "contribution"]
     assert any("offsets" in what for what in report.not_checked)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 CUSTOM = "custom"
+RULE_BEFORE_0_3 = list(THRESHOLD_RULES)[1]
 
 
 def method_of(info: MethodInfo) -> Method | None:
@@ -66,6 +67,14 @@ class Checking:
         """What is allowed for the attention of a firing as it was recorded."""
         return self.tolerance.attention(self.row(firing).size)
 
+    def unsure(self, name: str) -> bool:
+        """Whether rounding decides if a firing, by its name, is explained."""
+        node = self.circuit.node(name)
+        left = [value for value in (node.predicted or {}).values() if value is not None]
+        if node.kind != "head" or node.threshold is None or not left:
+            return False
+        return abs(node.threshold - max(left)) <= self.attention_tolerance(node.site.firing)
+
     @cached_property
     def method(self) -> Method | None:
         return method_of(self.circuit.method)
@@ -74,6 +83,12 @@ class Checking:
     def rule_known(self) -> bool:
         """Whether the threshold of every firing follows from the file: not where it was a function of the user's."""
         return self.method is not None and self.circuit.method.tau not in (CUSTOM, None)
+
+    @property
+    def layer_0_is_a_leaf(self) -> bool:
+        """Whether the file was traced before 0.3, when heads of layer 0 were not expanded."""
+        info = self.circuit.method
+        return info.tau == RULE_BEFORE_0_3 or str(info.version).startswith("0.1.")
 
     def method_for(self, node: Node) -> Method | None:
         """The method with the threshold that holds for a node."""
@@ -98,6 +113,8 @@ def check_prompt(check: Checking) -> None:
     if circuit.model.architecture is not None:
         own = model.architecture.model_type
         ledger.require("model.architecture", "", in_file=circuit.model.architecture, measured=own)
+    if circuit.prompt.importance is not None:
+        ledger.skip("importance of tokens, which `headtrace matters` measures")
     if circuit.model.weights_sha256 is None:
         ledger.skip("whether the weights are those that were traced: the file has no hash of them")
     labels = model.token_labels(circuit.prompt.token_ids)
@@ -124,7 +141,7 @@ def check_prompt(check: Checking) -> None:
         measured = ids if ids in readings else readings[0]
         ledger.require("prompt.text", "", in_file=ids, measured=measured)
     else:
-        ledger.skip("whether the prompt's text gives its tokens: the tokenizer does not take the text")
+        ledger.require("prompt.text", "", in_file=text, measured="text that the tokenizer can read")
 
 
 # -- method --------------------------------------------------------------------------------------------------
@@ -194,7 +211,7 @@ def _follows(check: Checking, node: Node) -> bool | None:
     if method is None:
         return None
     row, allowed = check.row(f), check.attention_tolerance(f)
-    if row.n_visible < 2:
+    if row.n_visible < 2 or (f.layer == 0 and check.layer_0_is_a_leaf):
         return False
     if node.group is not None:
         limit = method.threshold(row.n_visible, len(node.group))
@@ -232,7 +249,8 @@ def check_influence(check: Checking) -> None:
             "influence", node.name, in_file=node.influence, measured=found[node.id], allowed=allowed
         )
     if (circuit.method.settings or {}).get("paths", "attention") != "attention":
-        ledger.skip("influence_kept: which values and MLPs the budget cut off is not in the file")
+        what = "influence_kept: which values and MLPs the budget cut off is not in the file"
+        ledger.skip(what, unless_traced=True)
         return
     leaves = [node for node in circuit.heads() if not node.expanded]
     followed = {node.id: _follows(check, node) for node in leaves}

@@ -186,6 +186,40 @@ def test_a_threshold_of_the_users_own_is_removed_in_order_from_the_nodes() -> No
     assert verified(with_node(circuit, node, threshold=0.9999999), model).verdict == "FAIL"
 
 
+def test_whether_a_circuit_is_enough_stands_beside_the_verdict(builtin) -> None:
+    model, circuit = builtin
+    report = verified(circuit, model)
+    assert report.verdict == "PASS"
+    assert "Enough: not tested (no counterfactual)" in report.summary().splitlines()
+    other = "When Anna and Tom went to the store, Emma gave a drink to"
+    report = verified(circuit, model, counterfactual=other)
+    whole = headtrace.sufficiency(circuit, model, counterfactual=other)
+    assert report.enough.kept == pytest.approx(whole.sufficiency, abs=1e-4)
+    line = f"Enough: {whole.sufficiency:.2f} of the difference kept against {other!r}"
+    assert line in report.summary().splitlines()
+    assert report.to_dict()["enough"] == {
+        "kept": report.enough.kept,
+        "counterfactual": other,
+        "reason": None,
+    }
+    with pytest.raises(InputError, match="tokens"):
+        verified(circuit, model, counterfactual="When Anna")
+
+
+def test_a_difference_circuit_is_tested_against_its_own_prompt(builtin) -> None:
+    model, _ = builtin
+    other = IOI.replace("John gave", "Mary gave")
+    circuit = headtrace.Tracer(model).trace(
+        IOI, " Mary", " John", paths="difference", counterfactual=other
+    )
+    report = verified(circuit, model)
+    assert report.verdict == "PASS"
+    assert report.checked["flow"] == len(circuit.nodes)
+    assert report.enough.kept is not None
+    lying = replace(circuit, difference=replace(circuit.difference, other_value=0.0))
+    assert "difference.other_value" in {failure.field for failure in verified(lying, model).failures}
+
+
 # -- tolerance -----------------------------------------------------------------------------------------------
 
 

@@ -209,9 +209,7 @@ def test_whether_a_circuit_is_enough_stands_beside_the_verdict(builtin) -> None:
 def test_a_difference_circuit_is_tested_against_its_own_prompt(builtin) -> None:
     model, _ = builtin
     other = IOI.replace("John gave", "Mary gave")
-    circuit = headtrace.Tracer(model).trace(
-        IOI, " Mary", " John", paths="difference", counterfactual=other
-    )
+    circuit = headtrace.Tracer(model).trace(IOI, " Mary", " John", paths="difference", counterfactual=other)
     report = verified(circuit, model)
     assert report.verdict == "PASS"
     assert report.checked["flow"] == len(circuit.nodes)

@@ -48,11 +48,20 @@ def settings(data: Any) -> Any:
         (put(head, "group", [0, 0]), r"nodes\[\d+\].group\[1\]: expected one that is not listed yet, got 0"),
         (put(signal, "channels", [5, 5]), r"edges\[\d+\].channels\[1\]: expected one that is not listed yet"),
         (lambda data: data.update(influence_kept=941.0), "influence_kept: expected a number from 0 to 1"),
-        (lambda data: data["root"].update(answer=[3, 3]), r"root.answer\[1\]: expected one that is not listed"),
+        (
+            lambda data: data["root"].update(answer=[3, 3]),
+            r"root.answer\[1\]: expected one that is not listed",
+        ),
         (put(settings, "paths", "completex"), "method.settings.paths: expected one of attention, content"),
-        (put(settings, "max_firings", 0), "method.settings.max_firings: expected a whole number of at least 1"),
+        (
+            put(settings, "max_firings", 0),
+            "method.settings.max_firings: expected a whole number of at least 1",
+        ),
         (put(settings, "max_firings", 2.5), "method.settings.max_firings: expected a whole number"),
-        (put(settings, "min_influence", 1e300), "method.settings.min_influence: expected a number from 0 to 1"),
+        (
+            put(settings, "min_influence", 1e300),
+            "method.settings.min_influence: expected a number from 0 to 1",
+        ),
         (put(settings, "dtype", "bfloat17"), "method.settings.dtype: expected one of bfloat16, float16"),
         (put(settings, "paths", "difference"), "difference: expected an object"),
     ],

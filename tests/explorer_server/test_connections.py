@@ -68,7 +68,12 @@ def test_half_open_requests_do_not_stop_the_server(tmp_path) -> None:
     log = tmp_path / "log"
     with log.open("w") as errors:
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment
+            [sys.executable, "-c", SERVER],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            env=environment,
         )
     try:
         assert server.stdout is not None

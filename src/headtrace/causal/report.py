@@ -261,7 +261,10 @@ class Report:
         compared = sum(self.checked.values())
         if self.coarser is not None:
             stated = (self.circuit.method.settings or {}).get("dtype")
-            made = stated or f"{'a finer precision than ' if self.tolerance == self.coarser else ''}{self.coarser.precision}"
+            made = (
+                stated
+                or f"{'a finer precision than ' if self.tolerance == self.coarser else ''}{self.coarser.precision}"
+            )
             return (
                 f"the file was made in {made} and the model runs in {self.tolerance.precision}: to the rounding of "
                 f"{self.coarser.precision} they agree, which says nothing about smaller differences. Verify it on the "

@@ -97,10 +97,14 @@ def trace_again(check: Checking) -> Circuit:
         max_firings=None if most is None else int(most),
         min_influence=settings.get("min_influence"),  # type: ignore[arg-type]
     )
-    tracer = Tracer(model, method=method, max_firings=request.max_firings, min_influence=request.min_influence)
+    tracer = Tracer(
+        model, method=method, max_firings=request.max_firings, min_influence=request.min_influence
+    )
     resolved = ResolvedRequest(request, list(circuit.prompt.token_ids), root, circuit.prompt.text)
     found = tracer.trace_resolved([resolved])[0]
-    return found if root == circuit.root else replace(found, root=replace(circuit.root, value=found.root.value))
+    return (
+        found if root == circuit.root else replace(found, root=replace(circuit.root, value=found.root.value))
+    )
 
 
 def _differences_again(check: Checking, model: Model, info: ModelInfo, prompt: PromptInfo) -> Circuit:
@@ -169,11 +173,15 @@ def _compare(check: Checking, again: Circuit) -> None:
             for name in dict.fromkeys([*mine, *found]):
                 if name in BESIDE or (key == "prompts" and name in OF_PROMPTS):
                     continue
-                _compare_value(check, f"{key}{name}", where, mine.get(name), found.get(name), size(again, name))
+                _compare_value(
+                    check, f"{key}{name}", where, mine.get(name), found.get(name), size(again, name)
+                )
     ledger.checked["traced again"] += 1
 
 
-def _parts() -> list[tuple[Callable[[Circuit], dict[str, dict[str, Any]]], str, Callable[[Circuit, str], float]]]:
+def _parts() -> list[
+    tuple[Callable[[Circuit], dict[str, dict[str, Any]]], str, Callable[[Circuit, str], float]]
+]:
     """What is compared: by place, the fields there; and the size of the numbers that a field is computed from."""
 
     def nodes(circuit: Circuit) -> dict[str, dict[str, Any]]:
@@ -205,7 +213,8 @@ def _parts() -> list[tuple[Callable[[Circuit], dict[str, dict[str, Any]]], str, 
         def size(circuit: Circuit, _: str) -> float:
             if id(circuit) not in known:
                 known[id(circuit)] = max(
-                    (abs(number) for fields in part(circuit).values() for number in _numbers(fields)), default=1.0
+                    (abs(number) for fields in part(circuit).values() for number in _numbers(fields)),
+                    default=1.0,
                 )
             return known[id(circuit)]
 
@@ -252,7 +261,9 @@ def _numbers(value: Any) -> Iterator[float]:
 def _compare_value(check: Checking, field: str, where: str, mine: Any, found: Any, size: float) -> None:
     """Numbers to the tolerance, lists of numbers one by one, all else exactly; numbers that were compared with what
     was measured are not compared again."""
-    if (field, where) in check.ledger.places and (_is_number(found) or check.ledger.contradicts(field, where)):
+    if (field, where) in check.ledger.places and (
+        _is_number(found) or check.ledger.contradicts(field, where)
+    ):
         return
     if isinstance(mine, list) and isinstance(found, list) and len(mine) == len(found):
         for i, (one, two) in enumerate(zip(mine, found, strict=True)):

@@ -99,7 +99,9 @@ def verify(
     circuit.root.check(check, check.root)
     check_nodes(check)
     check_influence(check)
-    if circuit.difference is None:  # flows between two runs have no thresholds: they are computed again, below
+    if (
+        circuit.difference is None
+    ):  # flows between two runs have no thresholds: they are computed again, below
         check_method(check)
         check_flags(check)
         check_places(check)

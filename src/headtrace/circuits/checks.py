@@ -59,7 +59,9 @@ def check(circuit: Circuit) -> None:
     _check_settings(circuit.method.settings or {})
     if ((circuit.method.settings or {}).get("paths") == "difference") != (circuit.difference is not None):
         stated = "an object" if circuit.difference is None else "null"
-        fail("difference", f"{stated}, since method.settings.paths says so", circuit.difference and "an object")
+        fail(
+            "difference", f"{stated}, since method.settings.paths says so", circuit.difference and "an object"
+        )
     known: dict[int, Node] = {}
     sites: set[Site] = set()
     for i, node in enumerate(circuit.nodes):
@@ -67,7 +69,9 @@ def check(circuit: Circuit) -> None:
             raise InputError(f"nodes[{i}].id: {node.id} is already taken by another node")
         site = node.site
         _check_node(f"nodes[{i}]", node, site, length)
-        if circuit.difference is None:  # there, influence is a flow as a share of the difference, and may exceed 1
+        if (
+            circuit.difference is None
+        ):  # there, influence is a flow as a share of the difference, and may exceed 1
             _check_share(f"nodes[{i}].influence", node.influence)
         if site in sites:
             raise InputError(f"nodes[{i}]: {node.name!r} occurs more than once")
@@ -147,7 +151,11 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
         for i, position in enumerate(node.group):
             _check_position(f"{path}.group[{i}]", position, length)
         if node.src not in node.group:
-            fail(f"{path}.group", f"positions with the node's own source ({node.src}) among them", list(node.group))
+            fail(
+                f"{path}.group",
+                f"positions with the node's own source ({node.src}) among them",
+                list(node.group),
+            )
     if not site.possible:
         fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
     for i, signal in enumerate(node.elsewhere or ()):

@@ -30,7 +30,14 @@ ScopeChoice = Annotated[
 ]
 REFUSED = "REFUSED"
 """In place of a verdict: the circuit cannot be compared with this model at all."""
-EXIT_CODES = {"PASS": 0, "FAIL": 1, REFUSED: 2, "NOTHING TO VERIFY": 3, "OTHER PRECISION": 4, "NOT REPRODUCED": 5}
+EXIT_CODES = {
+    "PASS": 0,
+    "FAIL": 1,
+    REFUSED: 2,
+    "NOTHING TO VERIFY": 3,
+    "OTHER PRECISION": 4,
+    "NOT REPRODUCED": 5,
+}
 
 
 def verify(
@@ -51,7 +58,8 @@ def verify(
         False, "--update", help="Write the measured effects into the circuit file itself."
     ),
     counterfactual: str | None = typer.Option(
-        None, help="A prompt of as many tokens: which share of the difference does the circuit keep by itself?"
+        None,
+        help="A prompt of as many tokens: which share of the difference does the circuit keep by itself?",
     ),
     models: options.CircuitModels,
     json: options.Json = False,

@@ -23,7 +23,8 @@ from headtrace.explorer.panels.session import Session
 from headtrace.explorer.panels.requests import PromptRequest
 from tests.tiny import tiny_model
 
-session = Session([tiny_model("llama", num_hidden_layers=8, max_position_embeddings=256)], Settings(cached_bytes={CACHED}))
+model = tiny_model("llama", num_hidden_layers=8, max_position_embeddings=256)
+session = Session([model], Settings(cached_bytes={CACHED}))
 process, seen = psutil.Process(), []
 def record(number):
     tokens = [(number * 7 + place * place) % 60 for place in range({TOKENS})]

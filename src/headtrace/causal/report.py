@@ -48,7 +48,10 @@ WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "NOT REPRODUCED", "OTHER PRECISION",
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on many, the worst of them; nothing is verified only where nothing is in any of them."""
     given = set(verdicts)
-    return next((verdict for verdict in WORST_FIRST if verdict in given), "NOTHING TO VERIFY")
+    for verdict in WORST_FIRST:
+        if verdict in given:
+            return verdict
+    return "NOTHING TO VERIFY"
 
 
 @dataclass(frozen=True)
@@ -134,16 +137,12 @@ class Ledger:
         if in_file != measured:
             self.failures.append(Mismatch(name, where, in_file, measured))
 
-    def contradicts(self, name: str, where: str) -> bool:
-        """Whether a field is among the failures already."""
-        return any((each.field, each.where) == (name, where) for each in self.failures)
-
     def _note(self, name: str, where: str) -> None:
         self.checked[name] += 1
         self.places.add((name, where))
 
     def skip(self, what: str, *, unless_traced: bool = False) -> None:
-        """Something that was not compared, said once; with ``unless_traced``, only if tracing again does not, either."""
+        """Something that was not compared, said once; with ``unless_traced``, only if nothing is traced again."""
         where = self.if_not_traced if unless_traced else self.not_checked
         if what not in where:
             where.append(what)

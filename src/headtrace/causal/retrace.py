@@ -8,14 +8,14 @@ difference in nodes and edges is not called false; but it is no PASS either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from headtrace import __version__
 from headtrace.causal.report import Difference
 from headtrace.causal.signals import edge_name
-from headtrace.circuits import Circuit, ModelInfo, Node, PromptInfo
+from headtrace.circuits import Circuit, Edge, ModelInfo, PromptInfo
 from headtrace.errors import InputError
 from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.tracing.difference_circuit import (
@@ -27,7 +27,6 @@ from headtrace.tracing.difference_circuit import (
     trace_pairs,
 )
 from headtrace.tracing.tracer import Tracer
-from headtrace.validation import plain
 
 if TYPE_CHECKING:
     from headtrace.causal.checks import Checking
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """Pairs of prompts that are recorded together."""
-BESIDE = {"id", "label", "description", "evidence", "effect", "importance", "text", "tokens", "version"}
-"""What a trace does not decide: numbers of nodes, words, measured effects; tokens are compared by themselves."""
-OF_PROMPTS = {"change", "flips", "naturalness"}
-"""What is known of the prompts that a difference circuit compares with, from how they were found."""
-OLD_SETTINGS = {"counterfactual"}
+BESIDE = ("id", "label", "description", "evidence", "effect", "note")
+"""What a trace does not decide: numbers of nodes, words, measured effects."""
+SHARES = ("influence", "influence_kept", "attention", "other_attention", "threshold", "left", "rounding")
+"""Numbers of size one; all others are at most as large as the largest of the circuit."""
+OLD_SETTINGS = ("counterfactual",)
 MARGIN = 8
 """A weight, or an influence, is a quotient of a few numbers that are each within the tolerance."""
 
@@ -120,6 +119,10 @@ def _differences_again(check: Checking, model: Model, info: ModelInfo, prompt: P
     pairs = [
         Pair(ids, list(other.token_ids), circuit.root, replace(other, value=0.0)) for other in said.prompts
     ]
+    if any(each.flips is not None or each.naturalness is not None for each in said.prompts):
+        check.ledger.skip(
+            "how natural the other prompts are, and whether they flip the answer (headtrace matters)"
+        )
     if not pairs:
         raise InputError("the file names no prompt that the circuit was compared with")
     flows = [
@@ -136,7 +139,7 @@ def _differences_again(check: Checking, model: Model, info: ModelInfo, prompt: P
 # -- comparing -------------------------------------------------------------------------------------------------
 
 
-def _edges(circuit: Circuit) -> dict[str, Any]:
+def _edges(circuit: Circuit) -> dict[str, Edge]:
     """Edges by the names of their ends."""
     return {edge_name(circuit, edge): edge for edge in circuit.edges}
 
@@ -164,118 +167,72 @@ def _differences(circuit: Circuit, again: Circuit) -> Iterator[Difference]:
 
 
 def _compare(check: Checking, again: Circuit) -> None:
-    """Every number and flag of two circuits with the same nodes and edges."""
-    circuit, ledger = check.circuit, check.ledger
-    for path, key, size in _parts():
-        ours, theirs = path(circuit), path(again)
-        for where in theirs:
-            mine, found = ours.get(where, {}), theirs[where]
-            for name in dict.fromkeys([*mine, *found]):
-                if name in BESIDE or (key == "prompts" and name in OF_PROMPTS):
-                    continue
-                _compare_value(
-                    check, f"{key}{name}", where, mine.get(name), found.get(name), size(again, name)
-                )
-    ledger.checked["traced again"] += 1
+    """Every number and flag of two circuits with the same nodes and edges.
+
+    Numbers that were compared with what was measured are not compared again.
+    """
+    ledger, mine, found = check.ledger, _said(check.circuit), _said(again)
+    size = max(abs(value) for value in found.values() if isinstance(value, float))
+    for (where, field), measured in found.items():
+        in_file = mine.get((where, field))
+        if (field, where) in ledger.places and (
+            _is_number(measured) or any((f.field, f.where) == (field, where) for f in ledger.failures)
+        ):
+            continue
+        if _is_number(in_file) and isinstance(measured, float):
+            of_one = field in SHARES or field.startswith("predicted.")
+            allowed = MARGIN * check.tolerance.number(1.0 if of_one else size)
+            ledger.compare(field, where, in_file=float(in_file), measured=measured, allowed=allowed)
+        elif not (field == "explained" and in_file != measured and check.unsure(where)):
+            ledger.require(field, where, in_file=in_file, measured=measured)
+    for where, field in mine:
+        if (where, field) not in found:
+            ledger.require(field, where, in_file=mine[where, field], measured=None)
 
 
-def _parts() -> list[
-    tuple[Callable[[Circuit], dict[str, dict[str, Any]]], str, Callable[[Circuit, str], float]]
-]:
-    """What is compared: by place, the fields there; and the size of the numbers that a field is computed from."""
-
-    def nodes(circuit: Circuit) -> dict[str, dict[str, Any]]:
-        return {node.name: _node(circuit, node) for node in circuit.nodes}
-
-    def edges(circuit: Circuit) -> dict[str, dict[str, Any]]:
-        return {name: _edge(circuit, edge) for name, edge in _edges(circuit).items()}
-
-    def whole(circuit: Circuit) -> dict[str, dict[str, Any]]:
-        data = plain(circuit)
-        settings = {k: v for k, v in (circuit.method.settings or {}).items() if k not in OLD_SETTINGS}
-        kept = {"influence_kept": data.get("influence_kept"), "empty": circuit.reason is not None}
-        return {"": kept | {f"method.settings.{k}": v for k, v in settings.items()}}
-
-    def compared(circuit: Circuit) -> dict[str, dict[str, Any]]:
-        if circuit.difference is None:
-            return {}
-        data = plain(circuit.difference)
-        prompts = data.pop("prompts")
+def _said(circuit: Circuit) -> dict[tuple[str, str], Any]:
+    """What tracing says of a circuit: by node or edge (empty for the whole) and field; lists number by number."""
+    found: dict[tuple[str, str], Any] = {("", "empty"): circuit.reason is not None}
+    found["", "influence_kept"] = circuit.influence_kept
+    for name, value in (circuit.method.settings or {}).items():
+        if name not in OLD_SETTINGS:
+            found["", f"method.settings.{name}"] = value
+    for node in circuit.nodes:
+        data: dict[str, Any] = {each.name: getattr(node, each.name) for each in fields(node)}
+        for i, signal in enumerate(data.pop("elsewhere") or ()):
+            data[f"elsewhere[{i}].weight"] = signal.weight
+        data["neurons"] = len(node.neurons or ())
+        found |= {(node.name, name): value for name, value in _flat(data)}
+    for edge in circuit.edges:
+        data = {each.name: getattr(edge, each.name) for each in fields(edge)}
+        for name in ("source", "target", "channels", "through"):  # compared before, by name
+            del data[name]
+        for channel, flow in zip(edge.channels or (), data.pop("flows") or (), strict=False):
+            data[f"flows[{channel}]"] = flow  # channels of nearly the same flow may stand in another order
+        found |= {(edge_name(circuit, edge), name): value for name, value in _flat(data)}
+    said = circuit.difference
+    if said is not None:
+        data = {each.name: getattr(said, each.name) for each in fields(said)}
+        data |= {f"prompts[{i}].value": each.value for i, each in enumerate(data.pop("prompts"))}
         data["flows of tokens"] = data.pop("tokens")
-        for each in prompts:
-            for name in (*OF_PROMPTS, "text"):
-                each.pop(name, None)
-        return {"": data} | {f"prompt {i}": each for i, each in enumerate(prompts)}
-
-    def largest(part: Callable[[Circuit], dict[str, dict[str, Any]]]) -> Callable[[Circuit, str], float]:
-        known: dict[int, float] = {}
-
-        def size(circuit: Circuit, _: str) -> float:
-            if id(circuit) not in known:
-                known[id(circuit)] = max(
-                    (abs(number) for fields in part(circuit).values() for number in _numbers(fields)),
-                    default=1.0,
-                )
-            return known[id(circuit)]
-
-        return size
-
-    return [
-        (nodes, "", largest(nodes)),
-        (edges, "", largest(edges)),
-        (whole, "", lambda *_: 1.0),
-        (compared, "difference.", largest(compared)),
-    ]
+        found |= {("", f"difference.{name}"): value for name, value in _flat(data)}
+    return {(where, name): value for (where, name), value in found.items() if value is not None}
 
 
-def _node(circuit: Circuit, node: Node) -> dict[str, Any]:
-    data = plain(node)
-    data |= {f"elsewhere[{i}].weight": part["weight"] for i, part in enumerate(data.pop("elsewhere", ()))}
-    data["neurons"] = len(node.neurons or ())
-    data |= {f"predicted.{side}": value for side, value in (data.pop("predicted", None) or {}).items()}
-    return data
+def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fields whose values are numbers, flags or text; of lists and mappings, one for each item."""
+    for name, value in data.items():
+        if name in BESIDE or value is None:
+            continue
+        if isinstance(value, Mapping):
+            items = cast("Mapping[str, Any]", value)
+            yield from _flat({f"{name}.{key}": item for key, item in items.items()})
+        elif isinstance(value, tuple):
+            several = cast("tuple[Any, ...]", value)
+            yield from _flat({f"{name}[{i}]": item for i, item in enumerate(several)})
+        else:
+            yield name, value
 
 
-def _edge(circuit: Circuit, edge: Any) -> dict[str, Any]:
-    data = plain(edge)
-    flows = data.pop("flows", None)
-    if flows is not None:  # channels of nearly the same flow may stand in another order
-        data |= {f"flow of channel {k}": flow for k, flow in zip(edge.channels, flows, strict=True)}
-    data["through"] = sorted(circuit.node(i).name for i in edge.through or ())
-    data["channels"] = None if edge.channels is None else sorted(edge.channels)
-    return {name: value for name, value in data.items() if name not in ("source", "target")}
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, Mapping):
-        for name, each in value.items():
-            if name not in ("dest", "src", "layer", "head", "channels", "group"):
-                yield from _numbers(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _numbers(each)
-    elif isinstance(value, float):
-        yield value
-
-
-def _compare_value(check: Checking, field: str, where: str, mine: Any, found: Any, size: float) -> None:
-    """Numbers to the tolerance, lists of numbers one by one, all else exactly; numbers that were compared with what
-    was measured are not compared again."""
-    if (field, where) in check.ledger.places and (
-        _is_number(found) or check.ledger.contradicts(field, where)
-    ):
-        return
-    if isinstance(mine, list) and isinstance(found, list) and len(mine) == len(found):
-        for i, (one, two) in enumerate(zip(mine, found, strict=True)):
-            _compare_value(check, f"{field}[{i}]", where, one, two, size)
-    elif _is_number(mine) and _is_number(found) and (isinstance(mine, float) or isinstance(found, float)):
-        allowed = MARGIN * check.tolerance.number(size)
-        check.ledger.compare(field, where, in_file=float(mine), measured=float(found), allowed=allowed)
-    elif field == "explained" and mine != found and check.unsure(where):
-        return
-    else:
-        check.ledger.require(field, where, in_file=mine, measured=found)
-
-
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -6,9 +6,9 @@
 
 The numbers of the file, its graph and its content are compared with the model. For every firing and side, exactly the
 claimed signals are removed in the running model, and the attention it then shows is compared with what the trace
-predicted. For every edge, ablation and boost are measured against random channels. The prompt is traced again, and everything compared. The verdict
-(`headtrace.causal.Verdict`) says whether the numbers reproduce; whether the circuit is enough for the answer stands
-beside it.
+predicted. For every edge, ablation and boost are measured against random channels. The prompt is traced again, and
+everything compared. The verdict (`headtrace.causal.Verdict`) says whether the numbers reproduce; whether the circuit is
+enough for the answer stands beside it.
 """
 
 from __future__ import annotations

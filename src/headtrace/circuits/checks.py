@@ -52,16 +52,7 @@ def check(circuit: Circuit) -> None:
         if values is not None and len(values) != length:
             raise InputError(f"{name}: expected {length}, one per token, got {len(values)}")
     _check_position("root.position", circuit.root.position, length)
-    if not getattr(circuit.root, "continuation", None):  # which may well repeat a token
-        for name in ("answer", "wrong", "support", "heads"):
-            _check_once(f"root.{name}", getattr(circuit.root, name, None))
-    _check_share("influence_kept", circuit.influence_kept)
-    _check_settings(circuit.method.settings or {})
-    if ((circuit.method.settings or {}).get("paths") == "difference") != (circuit.difference is not None):
-        stated = "an object" if circuit.difference is None else "null"
-        fail(
-            "difference", f"{stated}, since method.settings.paths says so", circuit.difference and "an object"
-        )
+    _check_numbers(circuit)
     known: dict[int, Node] = {}
     sites: set[Site] = set()
     for i, node in enumerate(circuit.nodes):
@@ -84,6 +75,20 @@ def check(circuit: Circuit) -> None:
         if identity in taken:
             raise InputError(f"edges[{i}]: a second {edge.side} edge from {edge.source} to {edge.target}")
         taken.add(identity)
+
+
+def _check_numbers(circuit: Circuit) -> None:
+    """Answers are listed once, shares are shares, settings can be what they are."""
+    if not getattr(circuit.root, "continuation", None):  # which may well repeat a token
+        for name in ("answer", "wrong", "support", "heads"):
+            _check_once(f"root.{name}", getattr(circuit.root, name, None))
+    _check_share("influence_kept", circuit.influence_kept)
+    _check_settings(circuit.method.settings or {})
+    if ((circuit.method.settings or {}).get("paths") == "difference") != (circuit.difference is not None):
+        stated = "an object" if circuit.difference is None else "null"
+        fail(
+            "difference", f"{stated}, since method.settings.paths says so", circuit.difference and "an object"
+        )
 
 
 def _check_position(path: str, position: int | None, length: int) -> None:
@@ -139,6 +144,25 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
         fail(f"{path}.layer", "an integer, since a head has a layer", None)
     _check_position(f"{path}.dest", node.dest, length)
     _check_position(f"{path}.src", node.src, length)
+    _check_node_numbers(path, node, length)
+    if not site.possible:
+        fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
+    for i, signal in enumerate(node.elsewhere or ()):
+        _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
+        _check_once(f"{path}.elsewhere[{i}].channels", signal.channels)
+    if node.neurons is None:
+        return
+    if node.kind != "mlp":
+        fail(f"{path}.neurons", f"null, since a node of kind {node.kind!r} has no hidden units", "a list")
+    seen: set[int] = set()
+    for i, neuron in enumerate(node.neurons):
+        if neuron.unit in seen:
+            fail(f"{path}.neurons[{i}].unit", "a unit that is not listed yet", neuron.unit)
+        seen.add(neuron.unit)
+
+
+def _check_node_numbers(path: str, node: Node, length: int) -> None:
+    """A place that a model can have, shares that are shares, a group that the node is in."""
     for key, value, end in (("layer", node.layer, LAYERS), ("head", node.head, HEADS)):
         if value is not None and value >= end:
             fail(f"{path}.{key}", f"a number below {end:,}", value)
@@ -156,20 +180,6 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
                 f"positions with the node's own source ({node.src}) among them",
                 list(node.group),
             )
-    if not site.possible:
-        fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
-    for i, signal in enumerate(node.elsewhere or ()):
-        _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
-        _check_once(f"{path}.elsewhere[{i}].channels", signal.channels)
-    if node.neurons is None:
-        return
-    if node.kind != "mlp":
-        fail(f"{path}.neurons", f"null, since a node of kind {node.kind!r} has no hidden units", "a list")
-    seen: set[int] = set()
-    for i, neuron in enumerate(node.neurons):
-        if neuron.unit in seen:
-            fail(f"{path}.neurons[{i}].unit", "a unit that is not listed yet", neuron.unit)
-        seen.add(neuron.unit)
 
 
 def _check_edge(path: str, edge: Edge, known: Mapping[int, Node]) -> None:

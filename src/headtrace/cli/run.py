@@ -46,8 +46,8 @@ def run(
     json: options.Json = False,
 ) -> None:
     """
-    A prompt that fails, or a line that cannot be read, is kept with its reason and stops nothing. Exit code: 3 where more
-    than one in ten failed (an empty circuit is no failure), else 0. `headtrace runs DIR` says how far a run is; a
+    A prompt that fails, or a line that cannot be read, is kept with its reason and stops nothing. Exit code: 3 where
+    more than one in ten failed (an empty circuit is no failure), else 0. `headtrace runs DIR` says how far a run is; a
     circuit of it is `DIR#ID`, also for show, view, verify and export.
 
     Examples:

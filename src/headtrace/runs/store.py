@@ -157,8 +157,8 @@ def require_lasting(place: Place) -> None:
     """Raise ``InputError`` for a place in this process' memory: what a command writes there is gone when it ends."""
     if os.fspath(place).partition("://")[0].lower() in ("memory", "mock"):
         raise InputError(
-            f"{os.fspath(place)!r} is in the memory of this command and gone when it ends. Give a folder, or a URL such "
-            "as s3://bucket/ioi."
+            f"{os.fspath(place)!r} is in the memory of this command and gone when it ends. Give a folder, or a URL "
+            "such as s3://bucket/ioi."
         )
 
 

@@ -109,8 +109,12 @@ def test_a_bad_line_is_named_with_its_number(line: bytes, message: str, bom: byt
         read(bom + GOOD + line + b"\n" + GOOD)
 
 
-def test_only_the_last_of_equal_fields_counts() -> None:
-    assert read(b'{"text": "a", "text": "b"}') == [(1, {"text": "b"})]
+@pytest.mark.parametrize(
+    "line", [b'{"text": "a", "text": "b"}', b'{"text": "a", "labels": {"k": 1, "k": 2}}']
+)
+def test_a_key_that_is_there_twice_is_refused_as_in_circuit_files(line: bytes) -> None:
+    with pytest.raises(InputError, match=r"line 1: the key \"(text|k)\" occurs more than once"):
+        read(line)
 
 
 def test_a_file_that_is_not_there_or_a_folder_or_empty_says_what_to_do(tmp_path: Path) -> None:

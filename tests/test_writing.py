@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -170,3 +171,17 @@ def test_a_folder_that_is_a_file_is_said(tmp_path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "inner"):
         with pytest.raises(InputError, match="cannot be a folder"):
             check_folder_writable(folder)
+
+
+def test_files_of_one_folder_have_one_mode(tmp_path: Path) -> None:
+    """Whatever wrote them: safetensors puts a private file of its own in the place of the temporary one."""
+    import torch
+    from safetensors.torch import save_file
+
+    write_text(tmp_path / "a.json", "{}")
+    with replacing(tmp_path / "b.safetensors") as temporary:
+        save_file({"x": torch.zeros(2)}, temporary)
+    with replacing(tmp_path / "c.bin") as temporary:
+        temporary.unlink()
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+    assert len({stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}) == 1

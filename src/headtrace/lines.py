@@ -235,7 +235,11 @@ def _record(raw: bytes, where: str) -> Record | None:
     if not line.strip():
         return None
     try:
-        value: object = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
+        value: object = json.loads(
+            line, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+        )
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON ({error.msg} at column {error.colno}).") from error
     except (ValueError, RecursionError) as error:
@@ -253,6 +257,18 @@ def _record(raw: bytes, where: str) -> Record | None:
             continue
         raise InputError(f"{where}: {shown(name)} {problem}, got {shown(item)}.")
     return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> Record:
+    """The object of these keys and values; a key that is there twice is refused: which one was meant?"""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(
+            f"the key {shown(twice)} occurs more than once in one object. Leave one of them out."
+        )
+    return found
 
 
 def _finite(text: str) -> float:

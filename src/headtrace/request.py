@@ -31,13 +31,12 @@ from headtrace.prompts.forms import Chat, as_prompts, batches, one_prompt
 from headtrace.roots import ROOTS, Root
 from headtrace.tasks.examples import Example, TaskSet
 from headtrace.validation import LARGEST
+from headtrace.vocabulary import PATHS, Paths
 
 if TYPE_CHECKING:
     from headtrace.models import Model
     from headtrace.tracing.methods import Method
 
-Paths = Literal["attention", "content", "complete", "difference"]
-PATHS: tuple[Paths, ...] = get_args(Paths)
 PatternsKept = Literal["auto", "keep", "recompute"]
 
 PROMPT_FIELDS = ("text", "tokens", "messages")

@@ -39,6 +39,9 @@ AttentionSide = Literal["query", "key"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SIDES: tuple[Side, ...] = get_args(Side)
 ATTENTION_SIDES: tuple[AttentionSide, ...] = get_args(AttentionSide)
+Paths = Literal["attention", "content", "complete", "difference"]
+PATHS: tuple[Paths, ...] = get_args(Paths)
+"""What a circuit follows."""
 
 SIDES_OF: dict[Kind, tuple[Side, ...]] = {
     "head": ("query", "key", "value"),

@@ -81,14 +81,16 @@ def replacing(target: Target) -> Generator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         # A new file has the mode that umask gives it; what replaces a private one is at no time open to others.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
+        own = os.stat(temporary).st_mode if mode is None else mode
         yield temporary
         if path is None or stream:
             _write_through(target, path, temporary)
         else:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            if mode is not None:
-                os.chmod(temporary, stat.S_IMODE(mode))
+            os.chmod(
+                temporary, stat.S_IMODE(own)
+            )  # libraries may put a private file of their own in its place
             os.replace(temporary, path)
         created = []
     except BrokenPipeError:

@@ -15,7 +15,7 @@ import torch
 import headtrace
 from headtrace.causal.claims import SideClaim, _removed_in_order, removal_weights
 from headtrace.causal.report import overall
-from headtrace.causal.tolerance import Tolerance, precision_of
+from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import MethodInfo, load_circuit
 from headtrace.errors import InputError
 from headtrace.roots import Direction, Heads
@@ -50,7 +50,7 @@ def test_a_true_circuit_passes_and_says_on_what_grounds(builtin) -> None:
     report = verified(circuit, model)
     assert report.verdict == "PASS"
     assert report.failures == ()
-    assert report.summary().startswith(f"PASS: {len(report.predictions)} predictions hold")
+    assert report.summary().startswith(f"PASS: numbers reproduce: {len(report.predictions)} predictions hold")
     assert "eps of float32 x sqrt of 2,528 rounded sums" in report.summary()
     for field in (
         "attention",
@@ -212,21 +212,75 @@ def test_a_threshold_of_the_users_own_is_removed_in_order_from_the_nodes() -> No
     assert verified(with_node(circuit, node, threshold=0.9999999), model).verdict == "FAIL"
 
 
+def test_whether_a_circuit_is_enough_stands_beside_the_verdict(builtin) -> None:
+    model, circuit = builtin
+    report = verified(circuit, model)
+    assert report.verdict == "PASS"
+    assert "Enough: not tested (no counterfactual)" in report.summary().splitlines()
+    other = "When Anna and Tom went to the store, Emma gave a drink to"
+    report = verified(circuit, model, counterfactual=other)
+    whole = headtrace.sufficiency(circuit, model, counterfactual=other)
+    assert report.enough.kept == pytest.approx(whole.sufficiency, abs=1e-4)
+    line = f"Enough: {whole.sufficiency:.2f} of the difference kept against {other!r}"
+    assert line in report.summary().splitlines()
+    assert report.to_dict()["enough"] == {
+        "kept": report.enough.kept,
+        "counterfactual": other,
+        "reason": None,
+    }
+    with pytest.raises(InputError, match="tokens"):
+        verified(circuit, model, counterfactual="When Anna")
+
+
+def test_a_difference_circuit_is_tested_against_its_own_prompt(builtin) -> None:
+    model, _ = builtin
+    other = IOI.replace("John gave", "Mary gave")
+    circuit = headtrace.Tracer(model).trace(IOI, " Mary", " John", paths="difference", counterfactual=other)
+    report = verified(circuit, model)
+    assert report.verdict == "PASS"
+    assert report.checked["flow"] == len(circuit.nodes)
+    assert report.enough.kept is not None
+    lying = replace(circuit, difference=replace(circuit.difference, other_value=0.0))
+    assert "difference.other_value" in {failure.field for failure in verified(lying, model).failures}
+
+
 # -- tolerance -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("traced_in", "run_in"), [("float32", "float64"), ("float64", "float32")])
-def test_another_precision_is_no_failure(traced_in: str, run_in: str) -> None:
+@pytest.mark.parametrize(
+    ("traced_in", "run_in", "verdict"),
+    [("float32", "float64", "OTHER PRECISION"), ("float64", "float32", "PASS")],
+)
+def test_the_tolerance_is_that_of_the_model_which_is_run(traced_in: str, run_in: str, verdict: str) -> None:
     there, here = (headtrace.load("builtin", dtype=dtype) for dtype in (traced_in, run_in))
     circuit = headtrace.Tracer(there).trace(IOI, answer=" Mary", wrong=" John")
     report = verified(circuit, here)
-    assert report.verdict == "PASS"
+    assert report.verdict == verdict, report.summary()
+    assert report.tolerance.precision == run_in
+    node = next(n for n in circuit.nodes if n.expanded)
+    assert verified(with_node(circuit, node, attention=node.attention - 0.01), here).verdict == "FAIL"
+
+
+@pytest.mark.parametrize("stated", ["bfloat16", "float16"])
+def test_a_file_cannot_choose_its_own_tolerance(builtin, stated: str) -> None:
+    """`dtype: bfloat16` in the settings of a float32 circuit, the root 5 % larger, every prediction 0.1 higher."""
+    model, circuit = builtin
+    coarse = replace(
+        circuit, method=replace(circuit.method, settings={**circuit.method.settings, "dtype": stated})
+    )
+    assert verified(coarse, model).verdict == "OTHER PRECISION", "true numbers, and still no PASS"
+    nodes = [
+        replace(n, predicted={k: min(1.0, v + 0.1) for k, v in n.predicted.items()}) if n.predicted else n
+        for n in coarse.nodes
+    ]
+    lying = replace(coarse, nodes=tuple(nodes), root=replace(coarse.root, value=1.05 * coarse.root.value))
+    report = verified(lying, model)
+    assert report.verdict != "PASS"
     assert report.tolerance.precision == "float32"
-    exact = verified(headtrace.Tracer(here).trace(IOI, answer=" Mary", wrong=" John"), here).tolerance
-    assert exact.precision == run_in
+    assert {"root.value", "predicted.query"} <= {failure.field for failure in report.failures}
 
 
-def test_a_file_made_in_half_precision_passes_and_a_falsified_one_does_not(builtin) -> None:
+def test_a_file_made_in_half_precision_has_a_verdict_of_its_own(builtin) -> None:
     """Attention and the root as the model gives them in bfloat16; what is false is beyond what that can explain."""
     model, circuit = builtin
     half = headtrace.load("builtin").hf.to(torch.bfloat16)
@@ -239,31 +293,24 @@ def test_a_file_made_in_half_precision_passes_and_a_falsified_one_does_not(built
     attention = {n.id: float(patterns[n.layer, n.head, n.dest, n.src]) for n in circuit.heads()}
     nodes = tuple(replace(n, attention=attention[n.id]) if n.id in attention else n for n in circuit.nodes)
     coarse = replace(circuit, nodes=nodes, root=replace(circuit.root, value=value))
+    assert verified(coarse, model).verdict == "FAIL", "without a word of its precision"
+    coarse = replace(
+        coarse, method=replace(coarse.method, settings={**coarse.method.settings, "dtype": "bfloat16"})
+    )
     report = verified(coarse, model)
-    assert report.tolerance.precision == "bfloat16"
-    assert report.verdict == "PASS", report.summary()
+    assert (report.tolerance.precision, report.coarser.precision) == ("float32", "bfloat16")
+    assert report.verdict == "OTHER PRECISION", report.summary()
     assert any(abs(attention[n.id] - n.attention) > 1e-3 for n in circuit.heads()), "float32 would refuse it"
     node = next(n for n in coarse.nodes if n.expanded)
     assert verified(with_node(coarse, node, attention=0.0078125), model).verdict == "FAIL"
 
 
-def test_one_falsified_number_does_not_make_a_file_look_coarse() -> None:
-    true = [float(torch.tensor(x)) for x in (0.91, 0.34, 0.77)]
-    assert precision_of(true) == torch.float32
-    assert (
-        precision_of([0.5, *true[1:]]) == precision_of([0.5]) == precision_of([0.1, *true]) == torch.float32
-    )
-    assert precision_of([0.5, 0.25, 0.125]) == torch.bfloat16
-
-
 def test_the_tolerance_grows_with_the_model_and_with_what_is_added_up() -> None:
-    _, circuit = traced("llama")
-    small, large = (Tolerance.of(circuit, tiny_model("llama", num_hidden_layers=n)) for n in (2, 8))
+    small, large = (Tolerance.of(tiny_model("llama", num_hidden_layers=n)) for n in (2, 8))
     assert small.relative < large.relative < 1e-4
     assert large.attention(40.0) == 40 * large.attention(1.0)
-    assert Tolerance.of(circuit, tiny_model("llama")).relative == pytest.approx(
-        2 * torch.finfo(torch.float32).eps * Tolerance.of(circuit, tiny_model("llama")).terms ** 0.5
-    )
+    own = Tolerance.of(tiny_model("llama"))
+    assert own.relative == pytest.approx(2 * torch.finfo(torch.float32).eps * own.terms**0.5)
 
 
 def test_weights_may_be_those_of_another_order_where_rounding_decides_the_order() -> None:

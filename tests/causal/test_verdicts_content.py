@@ -47,7 +47,7 @@ def test_false_contributions_and_false_passages_fail() -> None:
 
 
 def test_false_weights_of_content_fail() -> None:
-    """A single edge of content with another number: its weight, or its contribution."""
+    """A single edge of content with another number."""
     model = headtrace.load("builtin")
     circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="content")
     for side in ("value", "input"):
@@ -106,6 +106,10 @@ def test_contributions_of_biases_of_readers_are_told_as_not_checked() -> None:
     circuit = headtrace.Tracer(model).trace(PROMPT, " Mary", " John", paths="complete")
     assert any(node.kind == "offset" for node in circuit.nodes)
     nodes = [replace(n, contribution=0.5) if n.kind == "offset" else n for n in circuit.nodes]
-    report = headtrace.verify(replace(circuit, nodes=tuple(nodes)), model, edges="none")
-    assert report.verdict == "PASS"
+    lying = replace(circuit, nodes=tuple(nodes))
+    report = headtrace.verify(lying, model, edges="none")
+    assert report.verdict == "FAIL", "tracing again gives no such contribution"
+    older = replace(lying, method=replace(lying.method, version="0.1.9"))
+    report = headtrace.verify(older, model, edges="none")
+    assert not [each for each in report.failures if each.field == "contribution"]
     assert any("offsets" in what for what in report.not_checked)

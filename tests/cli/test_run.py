@@ -81,7 +81,7 @@ def test_a_broken_line_is_told_with_number_and_field_and_strict_makes_it_an_erro
     told = wrong("run", "builtin", "--prompts", path, "--out", out, "--strict")
     assert "line 2" in told
     assert not Path(out).exists()
-    told = " ".join(called("run", "builtin", "--prompts", path, "--out", out).split())
+    told = " ".join(called("run", "builtin", "--prompts", path, "--out", out, code=3).split())
     assert "3 of 4 lines skipped" in told
     assert "line 3: 'answer' must be" in told
     assert "line 4: 'labels' must be" in told
@@ -89,12 +89,50 @@ def test_a_broken_line_is_told_with_number_and_field_and_strict_makes_it_an_erro
 
 def test_an_unknown_word_fails_alone_and_with_strict_stops_the_run(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD, GOOD | {"answer": " Zorblax"})
-    told = called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "r"))
+    told = called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "r"), code=3)
     assert "1 done, 1 failed" in told
     assert "Zorblax" in told
     assert "Prompt 1: " in wrong(
         "run", "builtin", "--prompts", path, "--out", str(tmp_path / "s"), "--strict"
     )
+
+
+def test_skipped_lines_keep_their_places_numbers_and_reasons(tmp_path: Path) -> None:
+    path = written(tmp_path, "[1]\n", GOOD, "{broken\n", GOOD | {"id": "last"})
+    out = str(tmp_path / "r")
+    found = CliRunner().invoke(app, ["run", "builtin", "--prompts", path, "--out", out, "--json"])
+    assert found.exit_code == 3
+    told = json.loads(found.stdout)
+    assert (told["prompts"], told["done"], told["failed"], told["skipped"]) == (4, 2, 2, 2)
+    plan = told["manifest"]["plan"]
+    assert plan["skipped"] == 2
+    assert [line["line"] for line in plan["skipped_lines"]] == [1, 3]
+    assert "expected a JSON object" in plan["skipped_lines"][0]["reason"]
+    rows = headtrace.open_run(out).prompts.sort("index").collect().to_dicts()
+    assert [row["status"] for row in rows] == ["failed", "done", "failed", "done"], (
+        "the index counts lines as given"
+    )
+    assert rows[3]["id"] == "last"
+    assert rows[2]["reason"].startswith("input: line 3: is not JSON")
+    called("run", "builtin", "--prompts", path, "--out", out, code=3)  # nothing is left to do
+
+
+def test_the_exit_code_follows_from_the_share_that_failed(tmp_path: Path) -> None:
+    """One in ten is said and counted, more than that is exit code 3; an empty circuit is a result."""
+    lines = [GOOD] * 9
+    path = written(tmp_path, *lines, "{broken\n")
+    called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "a"), code=0)
+    path = written(tmp_path, *lines[:8], "{broken\n")
+    called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "b"), code=3)
+    empty = GOOD | {"answer": " John", "wrong": " Mary"}
+    path = written(tmp_path, empty)
+    told = called("run", "builtin", "--prompts", path, "--out", str(tmp_path / "c"), code=0)
+    assert "no circuit: 1" in told
+
+
+def test_a_run_in_memory_is_refused_before_anything_is_computed() -> None:
+    told = wrong("run", "builtin", "--task", "ioi", "-n", "30", "--out", "memory://z")
+    assert "gone when it ends" in told
 
 
 def test_what_is_asked_for_wrongly_is_told(tmp_path: Path, run: str) -> None:

@@ -96,8 +96,11 @@ def test_bad_input_ends_with_exit_code_two(case, arguments, message: str) -> Non
 def test_a_damaged_prompts_file_names_the_line(case, tmp_path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"tokens": [5, 6]}\n{"tokens": [5,\n{"tokens": [5, 99]}\n')
-    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5")
-    assert done.returncode == 0, done.stderr
+    done = run("trace", case[0], "--prompts", str(file), "--answer-id", "5", "--json")
+    assert done.returncode == 3, done.stderr
+    shown = json.loads(done.stdout)
+    assert (len(shown["circuits"]), shown["lines"]) == (1, [1])
+    assert [each["line"] for each in shown["skipped"]] == [2, 3]
     assert "2 of 3 lines skipped" in done.stderr
     assert "line 2: is not JSON" in done.stderr
     assert "line 3: Unknown token id 99" in done.stderr

@@ -127,7 +127,10 @@ def many(made, tmp_path_factory):
     false = replace(
         circuit, nodes=tuple(replace(n, attention=0.01) if n is node else n for n in circuit.nodes)
     )
-    empty = replace(circuit, nodes=(), edges=(), reason="there is nothing to explain", influence_kept=None)
+    answer, wrong = circuit.root.wrong, circuit.root.answer  # the other way round there is nothing to explain
+    model = headtrace.load(str(made[0]))
+    empty = headtrace.Tracer(model).trace(list(circuit.prompt.token_ids), list(answer), list(wrong))
+    assert empty.reason
     folder = tmp_path_factory.mktemp("circuits")
     circuits = {"true": circuit, "false": false, "empty": empty}
     for name, one in circuits.items():

@@ -166,6 +166,26 @@ def test_a_shard_that_lost_a_file_or_its_record_is_traced_again(again, undisturb
     assert_same(again(), undisturbed)
 
 
+@pytest.mark.parametrize("field", ["prompts", "failures", "rows"])
+def test_a_record_that_its_table_contradicts_is_not_believed(
+    again, undisturbed, tmp_path, field: str
+) -> None:
+    """A count that is one too low was "1 left" for ever."""
+    again()
+    path = tmp_path / "ioi" / shard_record(0)
+    record = json.loads(path.read_text())
+    if field == "prompts":
+        record["prompts"] -= 1
+    elif field == "failures":
+        record["failures"] = {"input": 1}
+    else:
+        record["files"]["edges"]["rows"] += 1
+    path.write_text(json.dumps(record))
+    assert open_run(tmp_path / "ioi").status().damaged == (0,)
+    assert_same(again(), undisturbed)
+    assert open_run(tmp_path / "ioi").status().left == 0
+
+
 def test_a_damaged_plan_is_made_again(again, undisturbed, tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         again(progress=_Stop(9))

@@ -32,7 +32,7 @@ from headtrace.causal.execute import Outcome, continued, rerun, run
 from headtrace.causal.importance import Importance, WordImportance, importance
 from headtrace.causal.metric import Metric, metric_of
 from headtrace.causal.opening import open_circuit
-from headtrace.causal.report import Mismatch, PredictionCheck, Report, Verdict, overall
+from headtrace.causal.report import Difference, Enough, Mismatch, PredictionCheck, Report, Verdict, overall
 from headtrace.causal.signals import Signal, find_edge, residual_change
 from headtrace.causal.sufficiency import Curve, Necessity, Sufficiency, sufficiency
 from headtrace.causal.tolerance import Tolerance
@@ -43,8 +43,10 @@ __all__ = [
     "Change",
     "ComponentChange",
     "Curve",
+    "Difference",
     "DirectionRemoval",
     "EdgeEffect",
+    "Enough",
     "FixedValues",
     "GlobalEdit",
     "Importance",

@@ -66,6 +66,14 @@ class Checking:
         """What is allowed for the attention of a firing as it was recorded."""
         return self.tolerance.attention(self.row(firing).size)
 
+    def unsure(self, name: str) -> bool:
+        """Whether rounding decides if a firing, by its name, is explained."""
+        node = self.circuit.node(name)
+        left = [value for value in (node.predicted or {}).values() if value is not None]
+        if node.kind != "head" or node.threshold is None or not left:
+            return False
+        return abs(node.threshold - max(left)) <= self.attention_tolerance(node.site.firing)
+
     @cached_property
     def method(self) -> Method | None:
         return method_of(self.circuit.method)
@@ -110,6 +118,8 @@ def check_prompt(check: Checking) -> None:
     if circuit.model.architecture is not None:
         own = model.architecture.model_type
         ledger.require("model.architecture", "", in_file=circuit.model.architecture, measured=own)
+    if circuit.prompt.importance is not None:
+        ledger.skip("importance of tokens, which `headtrace matters` measures")
     if circuit.model.weights_sha256 is None:
         ledger.skip("whether the weights are those that were traced: the file has no hash of them")
     labels = model.token_labels(circuit.prompt.token_ids)
@@ -136,7 +146,7 @@ def check_prompt(check: Checking) -> None:
         measured = ids if ids in readings else readings[0]
         ledger.require("prompt.text", "", in_file=ids, measured=measured)
     else:
-        ledger.skip("whether the prompt's text gives its tokens: the tokenizer does not take the text")
+        ledger.require("prompt.text", "", in_file=text, measured="text that the tokenizer can read")
 
 
 # -- method --------------------------------------------------------------------------------------------------
@@ -206,7 +216,7 @@ def _follows(check: Checking, node: Node) -> bool | None:
     if method is None:
         return None
     row, allowed = check.row(f), check.attention_tolerance(f)
-    if row.n_visible < 2 or (f.layer == 0 and _leaves_layer_0(check.circuit)):
+    if row.n_visible < 2:
         return False
     if f.layer == 0 and not check.expands_layer_0:
         return check.expands_layer_0
@@ -216,13 +226,6 @@ def _follows(check: Checking, node: Node) -> bool | None:
         return None if abs(held - limit) <= allowed else held > limit
     low, high = (method.follows(f, row.attention + d, row.n_visible) for d in (-allowed, allowed))
     return high if low == high else None
-
-
-def _leaves_layer_0(circuit: Circuit) -> bool:
-    """Whether a circuit was made when no head of layer 0 was expanded (until 0.2). One with the default threshold of
-    today was not."""
-    old = circuit.method.tau != METHODS[circuit.method.name].rule
-    return old and not any(node.expanded for node in circuit.heads() if node.layer == 0)
 
 
 def _explained(check: Checking, node: Node) -> bool | None:
@@ -253,7 +256,8 @@ def check_influence(check: Checking) -> None:
             "influence", node.name, in_file=node.influence, measured=found[node.id], allowed=allowed
         )
     if (circuit.method.settings or {}).get("paths", "attention") != "attention":
-        ledger.skip("influence_kept: which values and MLPs the budget cut off is not in the file")
+        what = "influence_kept: which values and MLPs the budget cut off is not in the file"
+        ledger.skip(what, unless_traced=True)
         return
     leaves = [node for node in circuit.heads() if not node.expanded]
     followed = {node.id: _follows(check, node) for node in leaves}

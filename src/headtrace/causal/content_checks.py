@@ -53,7 +53,7 @@ def check_content(check: Checking) -> None:
             check.ledger.compare(field, where, in_file=in_file, measured=measured, allowed=allowed)
     for edge in through_mlps:
         left = share_left(recording, circuit, edge)
-        where = f"{circuit.node(edge.source)} -> {edge.side} of {circuit.node(edge.target)}"
+        where = edge_name(circuit, edge)
         # The signal is one by definition; what is removed and what is left are of its size.
         allowed = check.tolerance.number(1.0 + abs(left))
         check.ledger.compare("left", where, in_file=edge.left, measured=left, allowed=allowed)
@@ -81,7 +81,8 @@ def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]
     def writes(node: Node) -> bool:
         """Whether a node stands for something that writes by itself, or is the root."""
         if node.kind in ("offset", "rounding"):
-            ledger.skip("contributions of offsets and roundings, which are biases of their readers")
+            what = "contributions of offsets and roundings, which are biases of their readers"
+            ledger.skip(what, unless_traced=True)
         return node.kind not in ("offset", "rounding")
 
     for node in circuit.nodes:
@@ -93,7 +94,8 @@ def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]
     # In a circuit of content alone, what passes through an edge is its weight, too.
     content_only = (circuit.method.settings or {}).get("paths") == "content"
     if not content_only and any(edge.side in ("value", "input") for edge in circuit.edges):
-        ledger.skip("weights of edges into values and MLPs that may carry signals: contributions are")
+        what = "weights of edges into values and MLPs that may carry signals: contributions are"
+        ledger.skip(what, unless_traced=True)
     for edge in circuit.edges:
         source, target = circuit.node(edge.source), circuit.node(edge.target)
         if edge.side in ATTENTION_SIDES or not writes(source):

@@ -28,14 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from headtrace.causal.changes import Intervention, OtherRun, Patch
-from headtrace.causal.checks import Checking, check_prompt
+from headtrace.causal.checks import Checking
 from headtrace.causal.execute import Copy
 from headtrace.causal.metric import require_metric
-from headtrace.causal.opening import open_circuit
 from headtrace.causal.patching import measure
-from headtrace.causal.report import Ledger, Report
 from headtrace.causal.signals import edge_name
-from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
 from headtrace.roots import Heads
@@ -46,7 +43,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from headtrace.circuits import Circuit, DifferenceInfo, Edge, Node
-    from headtrace.models import Model, Recording
+    from headtrace.models import Recording
     from headtrace.progress import Progress
     from headtrace.roots import Root
 
@@ -269,51 +266,28 @@ class PatchTest:
         return lines
 
 
-def verify_difference(
-    circuit: Circuit,
-    model: Model,
-    *,
+def check_difference(
+    check: Checking,
     edges: str | Sequence[Edge] = "all",
     controls: int = 8,
-    reach: str = "local",
-    scope: str = "claim",
     seed: int = 0,
     progress: Progress | None = None,
-) -> Report:
+) -> PatchTest | None:
     """Compute every number of a difference circuit again, and patch its components to the other run.
 
     ``edges`` chooses which nodes are patched: all, the sources of some edges, or none; groups are patched beside
-    ``controls`` draws of random components.
+    ``controls`` draws of random components. None where the file does not say enough to run it again.
     """
-    assert circuit.difference is not None
-    recording = open_circuit(circuit, model)
-    check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
-    check_prompt(check)
+    said = check.circuit.difference
+    assert said is not None
     flows = _flows_again(check)
-    patches = None
-    if flows:
-        numbers = _Numbers.of(check, flows)
-        numbers.ends(circuit.difference)
-        numbers.nodes()
-        numbers.edges(circuit.difference)
-        patches = _patched(check, flows, edges, controls, seed, progress)
-    metric = require_metric(circuit.root, recording, "a difference") if flows else None
-    return Report(
-        circuit=circuit,
-        tolerance=check.tolerance,
-        failures=tuple(check.ledger.failures),
-        checked=dict(check.ledger.checked),
-        not_checked=tuple(check.ledger.not_checked),
-        predictions=(),
-        effects=(),
-        metric=None if metric is None else metric.name,
-        clean_metric=None if metric is None else metric.of(recording),
-        reach=reach,
-        scope=scope,
-        controls=controls,
-        seed=seed,
-        patches=patches,
-    )
+    if not flows:
+        return None
+    numbers = _Numbers.of(check, flows)
+    numbers.ends(said)
+    numbers.nodes()
+    numbers.edges(said)
+    return _patched(check, flows, edges, controls, seed, progress)
 
 
 def _flows_again(check: Checking) -> list[PairFlow]:

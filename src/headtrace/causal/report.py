@@ -33,16 +33,27 @@ if TYPE_CHECKING:
 
 SCHEMA = "headtrace.verification/2"
 _OPTIONS = ("metric", "clean_metric", "reach", "scope", "controls", "seed")
-Verdict = Literal["PASS", "FAIL", "NOTHING TO VERIFY"]
-"""What a verification comes to."""
+Verdict = Literal["PASS", "FAIL", "NOT REPRODUCED", "OTHER PRECISION", "NOTHING TO VERIFY"]
+"""What a verification comes to.
+
+- ``PASS``: the numbers reproduce: all that the file says, and tracing again gives the same nodes and edges.
+- ``FAIL``: the model contradicts a number or a flag.
+- ``NOT REPRODUCED``: no number is contradicted, but tracing again gives other nodes or edges. Rounding may have decided
+  a near tie on another machine, or something was taken out of the file or put into it.
+- ``OTHER PRECISION``: the file was made in a coarser precision than the model runs in (or its numbers are only as good
+  as one), and agrees as far as that precision can tell.
+- ``NOTHING TO VERIFY``: the circuit claims nothing about causes.
+"""
+WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "NOT REPRODUCED", "OTHER PRECISION", "PASS", "NOTHING TO VERIFY")
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on many: one failure fails all; nothing is verified only where nothing is in any of them."""
+    """The verdict on many, the worst of them; nothing is verified only where nothing is in any of them."""
     given = set(verdicts)
-    if "FAIL" in given:
-        return "FAIL"
-    return "PASS" if "PASS" in given else "NOTHING TO VERIFY"
+    for verdict in WORST_FIRST:
+        if verdict in given:
+            return verdict
+    return "NOTHING TO VERIFY"
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,10 @@ class Mismatch:
     """What it is in the model."""
     allowed: float | None = None
     """How far apart the two may be; none where they must be equal."""
+
+    def within(self, factor: float) -> bool:
+        """Whether the two would agree with this many times what is allowed."""
+        return self.allowed is not None and abs(self.in_file - self.measured) <= factor * self.allowed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -97,6 +112,10 @@ class Ledger:
     """How many of each field were compared."""
     not_checked: list[str] = field(default_factory=list[str])
     """What could not be, and why."""
+    if_not_traced: list[str] = field(default_factory=list[str])
+    """What only tracing again compares."""
+    places: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Fields that were compared, each with the node or edge that it belongs to."""
 
     def compare(
         self, name: str, where: str, *, in_file: float | None, measured: float, allowed: float
@@ -109,21 +128,62 @@ class Ledger:
         self, name: str, where: str, *, in_file: float, low: float, high: float, allowed: float
     ) -> None:
         """A number that may lie in a range."""
-        self.checked[name] += 1
+        self._note(name, where)
         if not low - allowed <= in_file <= high + allowed:  # what is not a number fails, too
             nearer = low if abs(in_file - low) <= abs(in_file - high) else high
             self.failures.append(Mismatch(name, where, in_file, nearer, allowed))
 
     def require(self, name: str, where: str, *, in_file: Any, measured: Any) -> None:
         """Something that is equal or is not."""
-        self.checked[name] += 1
+        self._note(name, where)
         if in_file != measured:
             self.failures.append(Mismatch(name, where, in_file, measured))
 
-    def skip(self, what: str) -> None:
-        """Once is enough."""
-        if what not in self.not_checked:
-            self.not_checked.append(what)
+    def _note(self, name: str, where: str) -> None:
+        self.checked[name] += 1
+        self.places.add((name, where))
+
+    def skip(self, what: str, *, unless_traced: bool = False) -> None:
+        """Something that was not compared, said once; with ``unless_traced``, only if nothing is traced again."""
+        where = self.if_not_traced if unless_traced else self.not_checked
+        if what not in where:
+            where.append(what)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A node, an edge or a channel that the file has and tracing again does not give, or the other way round."""
+
+    what: str
+    in_file: bool
+
+    def __str__(self) -> str:
+        return f"{self.what}: {'in the file only' if self.in_file else 'not in the file, and traced now'}"
+
+
+@dataclass(frozen=True)
+class Enough:
+    """How much of a circuit's number its heads keep by themselves: a short measurement of sufficiency.
+
+    All other head components take what they had on a counterfactual prompt; `headtrace.sufficiency` gives the whole
+    curve, controls and baselines.
+    """
+
+    kept: float | None = None
+    """The share of the difference between the two prompts that is kept; above 1: what opposes was left out."""
+    counterfactual: str | None = None
+    """The prompt that the others were taken from, as text."""
+    reason: str | None = "no counterfactual"
+    """Why it was not tested, where it was not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.kept is None:
+            return f"not tested ({self.reason})"
+        return f"{self.kept:.2f} of the difference kept against {self.counterfactual!r}"
 
 
 @dataclass(frozen=True)
@@ -176,16 +236,26 @@ class Report:
     """Offset edges that a global intervention cannot reach: no component writes them."""
     patches: PatchTest | None = None
     """Of a difference circuit: its components patched to the other run, beside their flows."""
+    differences: tuple[Difference, ...] = ()
+    """Nodes, edges and channels that the file has and tracing again does not give, or the other way round."""
+    coarser: Tolerance | None = None
+    """Where file and model have different precisions and agree to the coarser one: the tolerance of that."""
+    enough: Enough = Enough()
+    """Whether the circuit's heads are enough for the answer, where that was tested. It is no part of the verdict."""
 
     @property
     def verdict(self) -> Verdict:
-        """``"PASS"``, ``"FAIL"``, or ``"NOTHING TO VERIFY"`` where the circuit claims nothing about causes.
+        """What it comes to (`Verdict`). ``"PASS"`` says that the numbers reproduce, not that the circuit is enough.
 
-        Claims are predictions of attention, contributions of content, and what an MLP still writes.
+        Claims about causes are predictions of attention, contributions of content, what an MLP still writes, and flows.
         """
+        if self.coarser is not None:
+            return "OTHER PRECISION"
         if self.failures:
             return "FAIL"
-        stated = any(self.checked.get(name) for name in ("contribution", "left", "difference.value"))
+        if self.differences:
+            return "NOT REPRODUCED"
+        stated = any(self.checked.get(name) for name in ("contribution", "left", "flow", "difference.value"))
         claims = self.predictions or (stated and self.circuit.edges)
         return "PASS" if claims else "NOTHING TO VERIFY"
 
@@ -193,14 +263,34 @@ class Report:
     def why(self) -> str:
         """The reason for the verdict, in a sentence."""
         compared = sum(self.checked.values())
+        if self.coarser is not None:
+            stated = (self.circuit.method.settings or {}).get("dtype")
+            made = (
+                stated
+                or f"{'a finer precision than ' if self.tolerance == self.coarser else ''}{self.coarser.precision}"
+            )
+            return (
+                f"the file was made in {made} and the model runs in {self.tolerance.precision}: to the rounding of "
+                f"{self.coarser.precision} they agree, which says nothing about smaller differences. Verify it on the "
+                "model in its own precision, or trace it again"
+            )
+        if self.differences and not self.failures:
+            return (
+                f"the model contradicts none of the {compared:,} numbers and flags that were compared, but tracing "
+                f"again gives other nodes or edges ({len(self.differences)}): rounding decided a near tie on another "
+                "machine, or the file was changed"
+            )
         if self.failures:
             return f"the model contradicts {len(self.failures)} of {compared:,} numbers and flags in the file"
         if self.verdict == "PASS" and self.patches is not None:
             return f"the model gives all {compared:,} numbers in the file: flows, edges and both ends"
         if self.verdict == "PASS" and not self.predictions:
-            return f"contributions and all else agree: the model gives all {compared:,} numbers and flags"
+            return f"numbers reproduce: the model gives all {compared:,} numbers and flags"
         if self.predictions:
-            return f"{len(self.predictions)} predictions hold, and the model gives all {compared:,} numbers and flags"
+            return (
+                f"numbers reproduce: {len(self.predictions)} predictions hold, and the model gives all {compared:,} "
+                "numbers and flags"
+            )
         empty = (self.circuit.reason or "it is empty").split(";")[0]
         cause = (
             f"the method {self.circuit.method.name!r} predicts no attention"
@@ -236,10 +326,11 @@ class Report:
 
     def summary(self, failures: int = 8) -> str:
         """The verdict and the reasons for it, then: do claimed signals matter more than random channels?"""
-        lines = [f"{self.verdict}: {self.why}", f"Tolerance: {self.tolerance}"]
-        lines += [f"  {failure}" for failure in self.failures[:failures]]
-        if len(self.failures) > failures:
-            lines.append(f"  and {len(self.failures) - failures} more")
+        lines = [f"{self.verdict}: {self.why}", f"Enough: {self.enough}", f"Tolerance: {self.tolerance}"]
+        found = [*self.failures, *self.differences]
+        lines += [f"  {each}" for each in found[:failures]]
+        if len(found) > failures:
+            lines.append(f"  and {len(found) - failures} more")
         lines += [f"Not checked: {what}" for what in self.not_checked]
         if self.predictions:
             lines.append(
@@ -279,7 +370,8 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        parts = [paragraph(self.why, bold=self.verdict), paragraph(f"Tolerance: {self.tolerance}")]
+        parts = [paragraph(self.why, bold=self.verdict), paragraph(str(self.enough), bold="Enough")]
+        parts.append(paragraph(f"Tolerance: {self.tolerance}"))
         if self.failures:
             rows = [(f.field, f.where, shown(f.in_file), shown(f.measured)) for f in self.failures[:20]]
             parts.append(table(rows, ("field", "where", "in the file", "in the model")))
@@ -306,7 +398,10 @@ class Report:
             "verdict": self.verdict,
             "why": self.why,
             "tolerance": asdict(self.tolerance),
+            "enough": self.enough.to_dict(),
             "failures": [failure.to_dict() for failure in self.failures],
+            "differences": [asdict(each) for each in self.differences],
+            "coarser": None if self.coarser is None else self.coarser.precision,
             "checked": dict(self.checked),
             "not_checked": list(self.not_checked),
             "max_prediction_error": self.max_prediction_error,

@@ -3,18 +3,16 @@
 A forward pass adds up many numbers, and each sum is rounded. Rounding goes up as often as down, so the errors of n sums
 grow like the square root of n (Higham and Mary, 2019, on probabilistic rounding error analysis): a number of size s
 computed with n of them may differ by ``2 eps sqrt(n) s`` (eps / 2 is one rounding, so that is four of their standard
-deviations at most) on another CPU, with another number of threads or in another order. The precision is the coarser
-of two: the model's, and the one that the file was made in, which its numbers show (a float32 number written out in full
-is still one). Nothing is finer than the channels themselves.
+deviations at most) on another CPU, with another number of threads or in another order.
 
->>> precision_of([0.25, 0.1, 0.7]), precision_of([float(torch.tensor(x)) for x in (0.1, 0.2, 0.7)])
-(torch.float64, torch.float32)
+The precision is that of the model which is run. What a file says of its own precision changes nothing about it: a file
+of coarser numbers cannot be confirmed to the model's rounding, and gets a verdict that says so. Nothing is finer than
+the channels themselves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,13 +22,10 @@ from headtrace.channels.svd import RECONSTRUCTION_TOLERANCE
 from headtrace.models.devices import DTYPES, HALF
 
 if TYPE_CHECKING:
-    from headtrace.circuits import Circuit
     from headtrace.models import Model
 
 WRITTEN = torch.finfo(torch.float32).eps
 """For each number that follows from others in the file, whatever the model."""
-PRECISIONS = DTYPES
-"""From the coarsest to the finest."""
 ROUNDED_PER_LAYER = 10
 """Tensors that a layer rounds to half precision: norms, queries, keys, values, scores, mixture, writes, residual.
 Inside a product, half precision is added up in float32."""
@@ -41,24 +36,21 @@ class Tolerance:
     """What is allowed between a file and the model, and what that follows from."""
 
     precision: str
-    """The coarser precision of the file and the model."""
+    """The precision that the model runs in."""
     terms: int
     """Rounded sums along one path through the model."""
     relative: float
     """``2 eps sqrt(terms)``: allowed for a number of size one."""
 
     @classmethod
-    def of(cls, circuit: Circuit, model: Model) -> Tolerance:
-        """The tolerance for a circuit on a model: that of the coarser of the two precisions."""
-        own = precision_of(node.attention for node in circuit.nodes)
-        stated = str(
-            (circuit.method.settings or {}).get("dtype")
-        )  # half precision is computed with in float32
-        written = next((dtype for dtype in HALF if stated == str(dtype).removeprefix("torch.")), own)
-        coarser = min(own, written, model.hf.dtype, key=PRECISIONS.index)
-        terms = rounded_sums(model, coarser)
-        relative = max(2 * torch.finfo(coarser).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)
-        return cls(str(coarser).removeprefix("torch."), terms, relative)
+    def of(cls, model: Model, precision: str | None = None) -> Tolerance:
+        """The tolerance of a model as it runs, or as it would in another precision."""
+        dtype = model.hf.dtype
+        if precision is not None:
+            dtype = next(each for each in DTYPES if str(each) == f"torch.{precision}")
+        terms = rounded_sums(model, dtype)
+        relative = max(2 * torch.finfo(dtype).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)
+        return cls(str(dtype).removeprefix("torch."), terms, relative)
 
     def number(self, size: float) -> float:
         """For a number in a computation whose largest numbers have this size."""
@@ -76,22 +68,6 @@ class Tolerance:
         if self.relative <= RECONSTRUCTION_TOLERANCE:
             why = f"{self.precision}; the exactness of the channels"
         return f"{self.relative:.1e} x the size of what is added up ({why})"
-
-
-def precision_of(numbers: Iterable[float | None]) -> torch.dtype:
-    """The precision that numbers were computed in: the coarsest that holds them exactly.
-
-    Zero and one, which every precision holds, do not count. One wrong number must not make the rest look coarse: half
-    precision has to hold all of at least three numbers, float32 most of them.
-    """
-    known = torch.tensor(
-        sorted({x for x in numbers if x is not None and x not in (0.0, 1.0)}), dtype=torch.float64
-    )
-    for half in HALF:
-        if len(known) >= 3 and bool((known.to(half).double() == known).all()):
-            return half
-    exact = int((known.float().double() == known).sum())
-    return torch.float32 if 2 * exact >= len(known) else torch.float64
 
 
 def rounded_sums(model: Model, precision: torch.dtype) -> int:

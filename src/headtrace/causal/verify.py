@@ -6,15 +6,16 @@
 
 The numbers of the file, its graph and its content are compared with the model. For every firing and side, exactly the
 claimed signals are removed in the running model, and the attention it then shows is compared with what the trace
-predicted. For every edge, ablation and boost are measured against random channels. The verdict says whether all agree:
-PASS, FAIL, or NOTHING TO VERIFY where the circuit predicts nothing. A difference circuit is computed again from both
-runs, and its components take what they had in the other one (`headtrace.causal.difference_checks`).
+predicted. For every edge, ablation and boost are measured against random channels. The prompt is traced again, and
+everything compared. The verdict (`headtrace.causal.Verdict`) says whether the numbers reproduce; whether the circuit is
+enough for the answer stands beside it. A difference circuit is computed again from both runs, and its components take
+what they had in the other one (`headtrace.causal.difference_checks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headtrace.causal.changes import Reach
 from headtrace.causal.checks import (
@@ -32,7 +33,7 @@ from headtrace.causal.checks import (
 )
 from headtrace.causal.claims import SideClaim
 from headtrace.causal.content_checks import check_content
-from headtrace.causal.difference_checks import verify_difference
+from headtrace.causal.difference_checks import check_difference
 from headtrace.causal.effects import (
     EdgeEffect,
     check_options,
@@ -45,12 +46,16 @@ from headtrace.causal.effects import (
 from headtrace.causal.execute import run
 from headtrace.causal.metric import metric_of
 from headtrace.causal.opening import open_circuit
-from headtrace.causal.report import Ledger, PredictionCheck, Report
+from headtrace.causal.patching import measure
+from headtrace.causal.report import Difference, Enough, Ledger, PredictionCheck, Report
+from headtrace.causal.retrace import check_traced_again, not_traced
 from headtrace.causal.signals import Scope, edge_name
+from headtrace.causal.sufficiency import open_case
 from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge
+from headtrace.errors import InputError
 from headtrace.progress import Progress, part_of
-from headtrace.vocabulary import ATTENTION_SIDES
+from headtrace.vocabulary import ATTENTION_SIDES, Prompt
 
 if TYPE_CHECKING:
     from headtrace.models import Model
@@ -72,31 +77,41 @@ def verify(
     reach: Reach = "local",
     scope: Scope = "claim",
     seed: int = 0,
+    counterfactual: Prompt | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list."""
+    """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list.
+
+    With a ``counterfactual``, a prompt of as many tokens, the report also says which share of the difference between
+    the two the circuit keeps by itself. A difference circuit has one of its own.
+    """
     check_options(controls, reach, scope, seed)
     wanted = choose_edges(circuit, edges, seed)
     chosen = within_reach(circuit, wanted, reach) if isinstance(edges, str) else wanted
     if circuit.difference is not None:
-        how: dict[str, Any] = {"controls": controls, "reach": reach, "scope": scope, "seed": seed}
-        return verify_difference(circuit, model, edges=edges, progress=progress, **how)
+        chosen = []  # what its nodes do is measured by patching them
     method_of(circuit.method)  # options that cannot be are an error before anything runs
     recording = open_circuit(circuit, model)
-    check = Checking(circuit, recording, Tolerance.of(circuit, model), Ledger())
+    check = Checking(circuit, recording, Tolerance.of(model), Ledger())
+    coarser = coarser_precision(circuit, model)
+    enough = measure_enough(circuit, model, counterfactual)
     sides = len(list(claimed_sides(circuit)))
     of_all = sides + per_edge(controls) * len(chosen)
 
     # The numbers of the file, its graph, its content.
-    check_method(check)
     check_prompt(check)
     circuit.root.check(check, check.root)
     check_nodes(check)
-    check_flags(check)
     check_influence(check)
-    check_places(check)
-    check_root_edges(check)
-    check_content(check)
+    patches = None
+    if circuit.difference is not None:  # flows between two runs have no thresholds
+        patches = check_difference(check, edges, controls, seed, progress)
+    else:
+        check_method(check)
+        check_flags(check)
+        check_places(check)
+        check_root_edges(check)
+        check_content(check)
 
     # What each signal accounts for, and what is left without all of them.
     predictions = check_predictions(check, part_of(progress, 0, of_all))
@@ -116,6 +131,18 @@ def verify(
     )
     check_effects(check, effects, reach, scope)
 
+    # Everything else: what is missing from the file, which nodes were expanded, what was mixed into weights.
+    differences: list[Difference] = []
+    if coarser is not None:
+        not_traced(check, "it was made in another precision")
+    else:
+        differences = check_traced_again(check)
+        coarser = float32_numbers(check)
+    if coarser is not None and not all(
+        failure.within(coarser.relative / check.tolerance.relative) for failure in check.ledger.failures
+    ):
+        coarser = None
+
     return Report(
         circuit=circuit,
         tolerance=check.tolerance,
@@ -131,7 +158,53 @@ def verify(
         controls=controls,
         seed=seed,
         left_out=len(wanted) - len(chosen),
+        differences=tuple(differences),
+        coarser=coarser,
+        enough=enough,
+        patches=patches,
     )
+
+
+def coarser_precision(circuit: Circuit, model: Model) -> Tolerance | None:
+    """Where a file says that it was made in another precision than the model's: the tolerance of the coarser one.
+
+    Only half precision is named in files. What a file says makes no number of it right: it only gets another verdict.
+    """
+    stated = (circuit.method.settings or {}).get("dtype")
+    if stated == (model.own_dtype if model.half else None):
+        return None
+    here = Tolerance.of(model)
+    there = here if stated is None else Tolerance.of(model, str(stated))
+    return max(here, there, key=lambda each: each.relative)
+
+
+def float32_numbers(check: Checking) -> Tolerance | None:
+    """Where the model runs in float64 and the file does not agree to that: the tolerance of float32."""
+    if not check.ledger.failures or check.tolerance.precision != "float64":
+        return None
+    return Tolerance.of(check.recording.model, "float32")
+
+
+def measure_enough(circuit: Circuit, model: Model, counterfactual: Prompt | None = None) -> Enough:
+    """The share of the difference from a counterfactual prompt that the circuit's heads keep by themselves."""
+    given, text = counterfactual, counterfactual if isinstance(counterfactual, str) else None
+    if given is None and circuit.difference is not None and circuit.difference.prompts:
+        first = circuit.difference.prompts[0]
+        given, text = list(first.token_ids), first.text
+    if given is None:
+        return Enough()
+    if not circuit.heads():
+        return Enough(reason="the circuit has no heads")
+    try:
+        case, other = open_case(circuit, model, given)
+    except InputError as error:
+        if counterfactual is not None:
+            raise
+        return Enough(reason=str(error))
+    kept = measure([case.keeping(case.places_of(node.site.firing for node in circuit.heads()))])[0]
+    if text is None:
+        text = " ".join(map(str, given))  # type: ignore[arg-type]
+    return Enough((kept - other) / (case.clean - other), text, None)
 
 
 def check_predictions(check: Checking, progress: Progress | None = None) -> list[PredictionCheck]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.parts import Edge, Node
 from headtrace.errors import InputError
 from headtrace.validation import fail
-from headtrace.vocabulary import SIDES_OF, Kind, Site
+from headtrace.vocabulary import PATHS, SIDES_OF, Kind, Site
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
@@ -26,6 +26,12 @@ _PLACE: dict[Kind, tuple[str, ...]] = {
 
 _ANYWHERE = ("embedding", "offset", "rounding")
 """Leaves that belong to no block: they are read at the layer of their reader."""
+
+LAYERS, HEADS = 100_000, 100_000
+"""No model has as many layers, no layer as many heads."""
+ROUNDED = 1e-5
+"""A share that was added up in float32 may lie this far outside 0 to 1."""
+PRECISIONS = ("bfloat16", "float16", "float32", "float64")
 
 
 def check(circuit: Circuit) -> None:
@@ -46,6 +52,7 @@ def check(circuit: Circuit) -> None:
         if values is not None and len(values) != length:
             raise InputError(f"{name}: expected {length}, one per token, got {len(values)}")
     _check_position("root.position", circuit.root.position, length)
+    _check_numbers(circuit)
     known: dict[int, Node] = {}
     sites: set[Site] = set()
     for i, node in enumerate(circuit.nodes):
@@ -53,6 +60,10 @@ def check(circuit: Circuit) -> None:
             raise InputError(f"nodes[{i}].id: {node.id} is already taken by another node")
         site = node.site
         _check_node(f"nodes[{i}]", node, site, length)
+        if (
+            circuit.difference is None
+        ):  # there, influence is a flow as a share of the difference, and may exceed 1
+            _check_share(f"nodes[{i}].influence", node.influence)
         if site in sites:
             raise InputError(f"nodes[{i}]: {node.name!r} occurs more than once")
         known[node.id] = node
@@ -66,9 +77,60 @@ def check(circuit: Circuit) -> None:
         taken.add(identity)
 
 
+def _check_numbers(circuit: Circuit) -> None:
+    """Answers are listed once, shares are shares, settings can be what they are."""
+    if not getattr(circuit.root, "continuation", None):  # which may well repeat a token
+        for name in ("answer", "wrong", "support", "heads"):
+            _check_once(f"root.{name}", getattr(circuit.root, name, None))
+    _check_share("influence_kept", circuit.influence_kept)
+    _check_settings(circuit.method.settings or {})
+    if ((circuit.method.settings or {}).get("paths") == "difference") != (circuit.difference is not None):
+        stated = "an object" if circuit.difference is None else "null"
+        fail(
+            "difference", f"{stated}, since method.settings.paths says so", circuit.difference and "an object"
+        )
+
+
 def _check_position(path: str, position: int | None, length: int) -> None:
     if position is not None and position >= length:
         fail(path, f"a position below {length}, the length of the prompt", position)
+
+
+def _check_share(path: str, value: float | None) -> None:
+    if value is not None and not -ROUNDED <= value <= 1 + ROUNDED:
+        fail(path, "a number from 0 to 1", value)
+
+
+def _check_once(path: str, values: Sequence[Any] | None) -> None:
+    for i, value in enumerate(values or ()):
+        if value in (values or ())[:i]:
+            fail(f"{path}[{i}]", "one that is not listed yet", value)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """What headtrace writes among the settings of a method can be what it is; other settings may be anything."""
+
+    def require(name: str, expected: str, fits: Callable[[Any], bool]) -> None:
+        value = settings.get(name)
+        if value is not None and not fits(value):
+            fail(f"method.settings.{name}", expected, value)
+
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    def count(value: Any) -> bool:
+        return number(value) and value == int(value) and value >= 1
+
+    def share(value: Any) -> bool:
+        return number(value) and 0 <= value <= 1
+
+    require("paths", f"one of {', '.join(PATHS)}", lambda value: value in PATHS)
+    require("dtype", f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS)
+    for name in ("max_firings", "max_nodes"):
+        require(name, "a whole number of at least 1", count)
+    for name in ("min_influence", "min_flow", "min_carried"):
+        require(name, "a number from 0 to 1", share)
+    require("rounding", "a number of at least 0", lambda value: number(value) and value >= 0)
 
 
 def _check_node(path: str, node: Node, site: Site, length: int) -> None:
@@ -82,10 +144,12 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
         fail(f"{path}.layer", "an integer, since a head has a layer", None)
     _check_position(f"{path}.dest", node.dest, length)
     _check_position(f"{path}.src", node.src, length)
+    _check_node_numbers(path, node, length)
     if not site.possible:
         fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
     for i, signal in enumerate(node.elsewhere or ()):
         _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
+        _check_once(f"{path}.elsewhere[{i}].channels", signal.channels)
     if node.neurons is None:
         return
     if node.kind != "mlp":
@@ -97,6 +161,27 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
         seen.add(neuron.unit)
 
 
+def _check_node_numbers(path: str, node: Node, length: int) -> None:
+    """A place that a model can have, shares that are shares, a group that the node is in."""
+    for key, value, end in (("layer", node.layer, LAYERS), ("head", node.head, HEADS)):
+        if value is not None and value >= end:
+            fail(f"{path}.{key}", f"a number below {end:,}", value)
+    shares = {key: getattr(node, key) for key in ("attention", "threshold", "other_attention", "rounding")}
+    shares |= {f"predicted.{side}": value for side, value in (node.predicted or {}).items()}
+    for key, value in shares.items():
+        _check_share(f"{path}.{key}", value)
+    if node.group is not None:
+        _check_once(f"{path}.group", node.group)
+        for i, position in enumerate(node.group):
+            _check_position(f"{path}.group[{i}]", position, length)
+        if node.src not in node.group:
+            fail(
+                f"{path}.group",
+                f"positions with the node's own source ({node.src}) among them",
+                list(node.group),
+            )
+
+
 def _check_edge(path: str, edge: Edge, known: Mapping[int, Node]) -> None:
     for end, node in (("source", edge.source), ("target", edge.target)):
         if node not in known:
@@ -104,6 +189,8 @@ def _check_edge(path: str, edge: Edge, known: Mapping[int, Node]) -> None:
     for i, node in enumerate(edge.through or ()):
         if node not in known:
             fail(f"{path}.through[{i}]", "the id of a node", node)
+    _check_once(f"{path}.channels", edge.channels)
+    _check_once(f"{path}.through", edge.through)
     source, target = known[edge.source], known[edge.target]
     sides = SIDES_OF.get(target.kind)
     if sides is None:

@@ -214,6 +214,18 @@ def read_vector(path: str) -> list[float]:
     return [float(x) for x in found]
 
 
+TOLERATED = 0.1
+"""The share of prompts that may fail without a word in the exit code."""
+TOO_MANY_FAILED = 3
+
+
+def exit_by_share(failed: int, total: int) -> None:
+    """End with exit code 3 where more than one in ten prompts could not be read or traced."""
+    if failed > TOLERATED * total:
+        warn(f"{failed} of {total} prompts failed: more than one in ten, hence exit code {TOO_MANY_FAILED}.")
+        raise typer.Exit(TOO_MANY_FAILED)
+
+
 def report_skipped(lines: Lines[Any]) -> None:
     """How many lines of a file of prompts were skipped, and why the first few were."""
     for line in lines.report().splitlines():

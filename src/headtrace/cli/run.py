@@ -10,7 +10,7 @@ import typer
 from headtrace.cli import options
 from headtrace.cli.output import emit, note, say
 from headtrace.cli.progress import progress_bar
-from headtrace.cli.request_options import PromptsFile, RequestOptions, Strict, report_skipped
+from headtrace.cli.request_options import PromptsFile, RequestOptions, Strict, exit_by_share, report_skipped
 from headtrace.errors import InputError
 from headtrace.request import TraceRequest, read_requests
 from headtrace.tasks import TASKS
@@ -46,7 +46,8 @@ def run(
     json: options.Json = False,
 ) -> None:
     """
-    A prompt that fails is kept with its reason and stops nothing. `headtrace runs DIR` says how far a run is; a
+    A prompt that fails, or a line that cannot be read, is kept with its reason and stops nothing. Exit code: 3 where
+    more than one in ten failed (an empty circuit is no failure), else 0. `headtrace runs DIR` says how far a run is; a
     circuit of it is `DIR#ID`, also for show, view, verify and export.
 
     Examples:
@@ -69,11 +70,12 @@ def run(
     if lines is not None:
         report_skipped(lines)
     from headtrace.runs.manifest import check_place
-    from headtrace.runs.store import open_store
+    from headtrace.runs.store import open_store, require_lasting
 
+    require_lasting(out)
     check_place(open_store(out))
     loaded = place.load(model)
-    examples: Any = [] if lines is None else [each.to_json() for each in lines.values]
+    examples: Any = None if lines is None else lines.then(lambda each, _: each.to_json())
     if task is not None:
         examples = _examples(task, loaded, number, seed, variant)
     how: dict[str, Any] = {**request.options, **request.settings, **processes}
@@ -81,6 +83,7 @@ def run(
     traced = _run(loaded, examples, out, None if task is None else seed, how)
     status = traced.status()
     emit(lambda: _content(traced, status), as_json=json, show=lambda: _show(traced, status))
+    exit_by_share(status.failed - status.failures.get("no circuit", 0), status.prompts)
 
 
 def _examples(task: str, model: Model, n: int | None, seed: int, variant: str) -> TaskSet:
@@ -143,7 +146,14 @@ def runs(
 
 def _content(run: Run, status: RunStatus) -> dict[str, Any]:
     manifest = run.manifest.model_dump(mode="json", by_alias=True)
-    return {"out": run.path, **asdict(status), "left": status.left, "manifest": manifest}
+    skipped = manifest["plan"]["skipped"]
+    return {
+        "out": run.path,
+        **asdict(status),
+        "left": status.left,
+        "skipped": skipped,
+        "manifest": manifest,
+    }
 
 
 def _show(run: Run, status: RunStatus) -> None:
@@ -158,6 +168,11 @@ def _show(run: Run, status: RunStatus) -> None:
     say(f"{run.path}: {manifest.model.name}, {what}{task}")
     say(f"{status.prompts} prompts: {status.done} done, {status.failed} failed, {status.left} left")
     say(f"{status.shards_done} of {status.shards} shards: {sizes or 'nothing yet'}")
+    if manifest.plan.skipped:
+        first = manifest.plan.skipped_lines[0]
+        say(
+            f"{manifest.plan.skipped} lines could not be read; the first is line {first.line}: {first.reason}"
+        )
     if status.damaged:
         say(f"Damaged shards, to be traced again: {', '.join(map(str, status.damaged))}")
     for kind, count in status.failures.items():

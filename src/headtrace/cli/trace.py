@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,6 +26,7 @@ from headtrace.cli.request_options import (
     PromptsFile,
     RequestOptions,
     Strict,
+    exit_by_share,
     report_skipped,
 )
 from headtrace.errors import InputError
@@ -66,7 +68,7 @@ def trace(
     where = None if out is None else destination(out, many=prompts is not None)
     if where is not None:
         where.check()
-    lines = one = None
+    lines = one = resolved = None
     if prompts is None:
         one = TraceRequest.create(prompt.read(), **request.options)
     else:
@@ -86,7 +88,10 @@ def trace(
         from headtrace.circuits.files import to_json
 
         found = [to_json(circuit) for circuit in circuits]
-        return {"circuits": found} if one is None else found[0]
+        if resolved is None:
+            return found[0]
+        skipped = [asdict(each) for each in resolved.skipped]
+        return {"circuits": found, "lines": [line for line, _ in resolved], "skipped": skipped}
 
     def show() -> None:
         if one is not None:
@@ -95,12 +100,15 @@ def trace(
         empty = [(number, circuit) for number, circuit in enumerate(circuits) if circuit.reason]
         console.print(f"{len(circuits)} prompts: {len(circuits) - len(empty)} circuits, {len(empty)} empty.")
         for number, circuit in empty:
-            say(f"  prompt {number}: empty: {circuit.reason}")
+            line = resolved.entries[number][0] if resolved is not None else number
+            say(f"  line {line}: empty: {circuit.reason}")
 
     emit(content, as_json=json, out=out, show=show)
     written = "" if where is None else where.write(circuits, force=force)
     if written:
         note(written)
+    if resolved is not None:
+        exit_by_share(len(resolved.skipped), len(resolved) + len(resolved.skipped))
 
 
 def _show_circuit(circuit: Circuit) -> None:

@@ -30,7 +30,14 @@ ScopeChoice = Annotated[
 ]
 REFUSED = "REFUSED"
 """In place of a verdict: the circuit cannot be compared with this model at all."""
-EXIT_CODES = {"PASS": 0, "FAIL": 1, REFUSED: 2, "NOTHING TO VERIFY": 3}
+EXIT_CODES = {
+    "PASS": 0,
+    "FAIL": 1,
+    REFUSED: 2,
+    "NOTHING TO VERIFY": 3,
+    "OTHER PRECISION": 4,
+    "NOT REPRODUCED": 5,
+}
 
 
 def verify(
@@ -50,6 +57,10 @@ def verify(
     update: bool = typer.Option(
         False, "--update", help="Write the measured effects into the circuit file itself."
     ),
+    counterfactual: str | None = typer.Option(
+        None,
+        help="A prompt of as many tokens: which share of the difference does the circuit keep by itself?",
+    ),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -59,13 +70,18 @@ def verify(
     attention, weights, the root, influence, flags, tokens. Then every edge is ablated and boosted, beside random
     channels of the same head.
 
-    Exit code: 0 PASS, 1 FAIL, 3 NOTHING TO VERIFY (no prediction in the file), 2 if the input cannot be used. Of many
-    circuits, one that fails fails them all.
+    PASS says that the numbers reproduce. Whether the circuit is enough for the answer stands beside it: tested against
+    the prompt of --counterfactual, or that of a difference circuit; else "not tested".
+
+    Exit code: 0 PASS, 1 FAIL, 3 NOTHING TO VERIFY (no prediction in the file), 4 OTHER PRECISION (the file was made in
+    another one than the model runs in), 5 NOT REPRODUCED (no number is wrong, but tracing again gives other nodes or
+    edges), 2 if the input cannot be used. Of many circuits, the worst counts.
 
     Examples:
 
       headtrace verify circuit.json
       headtrace verify circuits.parquet --edges none
+      headtrace verify circuit.json --counterfactual "When Anna and Tom went to the store, Emma gave a drink to"
       headtrace verify circuit.json --edges top:20 --controls 4 --out verification
       headtrace verify circuit.json --reach global --scope token --update
     """
@@ -80,6 +96,7 @@ def verify(
     choose_edges(named[0][1], edges)
     updated = _files_of(circuit, [name for name, _ in named]) if update else []
     how: Any = {"edges": edges, "controls": controls, "reach": reach, "scope": scope, "seed": seed}
+    how["counterfactual"] = counterfactual
     tested: list[Tested] = []
     if len(named) == 1:
         name, only = named[0]
@@ -128,7 +145,8 @@ class Tested:
         return {"circuit": self.name, **found}
 
     def __str__(self) -> str:
-        return f"{self.verdict}  {self.name}: {self.why}"
+        enough = "" if self.report is None else f"; enough: {self.report.enough}"
+        return f"{self.verdict}  {self.name}: {self.why}{enough}"
 
 
 def _overall(tested: Sequence[Tested]) -> str:

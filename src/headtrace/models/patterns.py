@@ -8,9 +8,8 @@ each follows from the recorded queries and keys and one number per row, the loga
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +25,7 @@ SINGLED = 32
 NUMBERS_AT_ONCE = 16_000_000
 """Attention weights that are computed at once (64 MB in float32)."""
 
+T = TypeVar("T")
 Place = int | Int[Tensor, "*#n"]
 
 
@@ -135,18 +135,28 @@ class KeptPatterns(Patterns):
 class RecomputedPatterns(Patterns):
     """Patterns that are computed again, part by part, from queries, keys and the logarithms of their rows' sums."""
 
-    @cached_property
-    def _scales(self) -> Float[Tensor, " layer"]:
-        return self.recording.queries.new_tensor(self.recording.scales)
+    def _kept(self, name: str, make: Callable[[], T]) -> T:
+        known = self.recording.recomputing
+        if name not in known:
+            known[name] = make()
+        return known[name]
 
-    @cached_property
+    @property
+    def _scales(self) -> Float[Tensor, " layer"]:
+        return self._kept("scales", lambda: self.recording.queries.new_tensor(self.recording.scales))
+
+    @property
     def _caps(self) -> Float[Tensor, " layer"]:
         """Softcaps, zero where there is none."""
-        return self.recording.queries.new_tensor([cap or 0.0 for cap in self.recording.softcaps])
+        caps = [cap or 0.0 for cap in self.recording.softcaps]
+        return self._kept("caps", lambda: self.recording.queries.new_tensor(caps))
 
-    @cached_property
+    @property
     def _masks(self) -> tuple[list[Bool[Tensor, "batch dest src"]], Int[Tensor, " layer"]]:
         """The masks that there are, and which one each layer has."""
+        return self._kept("masks", self._find_masks)
+
+    def _find_masks(self) -> tuple[list[Bool[Tensor, "batch dest src"]], Int[Tensor, " layer"]]:
         masks: list[Tensor] = []
         kinds: list[int] = []
         for mask in self.recording.visible:

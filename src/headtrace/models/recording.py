@@ -368,12 +368,19 @@ class Recording:
 
     # -- attention -------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def attention(self) -> Patterns:
         """Attention weights by parts, whether patterns were kept or are computed again (`models.patterns`)."""
+        # Made anew: one that was kept here would hold the recording that holds it, and neither would be freed before
+        # the garbage collector comes by, which knows nothing of the size of tensors.
         if "patterns" in self.tensors or "log_normalisers" not in self.tensors:
             return KeptPatterns(self)
         return RecomputedPatterns(self)
+
+    @cached_property
+    def recomputing(self) -> dict[str, Any]:
+        """What patterns that are computed again keep between two readings."""
+        return {}
 
     def pattern(self, layer: int) -> Float[Tensor, "batch head dest src"]:
         """The attention patterns of one layer."""

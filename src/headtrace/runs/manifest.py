@@ -11,10 +11,12 @@ written after its tables, with their checksums: a shard whose record is there, a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headtrace.circuits import Circuit, Edge
@@ -65,6 +67,15 @@ class TracedModel(_Strict):
     """The type it computes in."""
 
 
+class SkippedLine(_Strict):
+    """A line of a prompt file that could not be read."""
+
+    line: int
+    """Its number, from 1."""
+    reason: str
+    """Why."""
+
+
 class PlanInfo(_Strict):
     """The prompts, by the hash of all that the plan says about them."""
 
@@ -80,6 +91,10 @@ class PlanInfo(_Strict):
     """Names of the labels that prompts came with."""
     roles: tuple[str, ...] = ()
     """Names of the roles that positions have."""
+    skipped: int = 0
+    """How many lines of the prompt file could not be read. They count as prompts, which failed."""
+    skipped_lines: tuple[SkippedLine, ...] = ()
+    """These lines, or the first thousand of them."""
 
     @property
     def shards(self) -> int:
@@ -195,14 +210,28 @@ def record_of(store: Store, shard: int, sizes: dict[str, int]) -> ShardRecord | 
 
 
 def is_intact(store: Store, record: ShardRecord, tables: Sequence[str]) -> bool:
-    """Whether the files of these tables are those that were written, by their checksums."""
+    """Whether the files of these tables are those that were written, by their checksums, and hold what the record
+    says: as many rows, and of the prompts as many that failed, by kind."""
     try:
-        return all(
-            checksum(store.read(shard_file(record.shard, name))) == record.files[name].sha256
-            for name in tables
-        )
-    except (FileNotFoundError, KeyError):
+        for name in tables:
+            content, file = store.read(shard_file(record.shard, name)), record.files[name]
+            if checksum(content) != file.sha256:
+                return False
+            table = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+            if table.metadata.num_rows != file.rows:
+                return False
+            if name == "prompts":
+                reasons = table.read(["reason"], use_threads=False)["reason"].to_pylist()
+                if (record.prompts, record.failures) != (len(reasons), count_failures(reasons)):
+                    return False
+    except (FileNotFoundError, KeyError, OSError, pa.ArrowException):
         return False
+    return True
+
+
+def count_failures(reasons: Iterable[str | None]) -> dict[str, int]:
+    """By kind, how many prompts failed: the kind stands before the colon of a reason; None is no failure."""
+    return dict(sorted(Counter(each.split(":")[0] for each in reasons if each is not None).items()))
 
 
 def is_temporary(name: str) -> bool:
@@ -231,7 +260,7 @@ def check_place(store: Store) -> Manifest | None:
     return None
 
 
-_NOT_COMPARED = ("made_with", "plan.file_sha256", "task")
+_NOT_COMPARED = ("made_with", "plan.file_sha256", "plan.skipped", "task")
 
 
 def differences(kept: Manifest, now: Manifest) -> list[str]:

@@ -22,14 +22,15 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from headtrace.errors import HeadtraceError, InputError
+from headtrace.lines import Lines, Skipped
 from headtrace.prompts import encode
 from headtrace.request import Paths, ResolvedRequest, TraceRequest, split_prompts
-from headtrace.runs.manifest import LABEL, ROLE, PlanInfo, plan_schema
+from headtrace.runs.manifest import LABEL, ROLE, PlanInfo, SkippedLine, plan_schema
 from headtrace.tasks.build import place_roles
 from headtrace.tasks.jsonl import spans_of
 from headtrace.validation import plain
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from headtrace.models import Model
     from headtrace.tracing import Tracer
 
+MOST_SKIPPED, LONGEST_REASON = 1000, 200
+"""Skipped lines that the manifest lists, and characters of a reason there; the table of prompts has all of them."""
 SHARD_SIZE = 64
 """Prompts per shard: enough for a full batch, few enough that little is lost when a run is killed."""
 
@@ -50,6 +53,8 @@ class Plan:
     labels: tuple[str, ...]
     roles: tuple[str, ...]
     shard_size: int
+    skipped: tuple[SkippedLine, ...] = ()
+    """Lines of a prompt file that could not be read; each is a prompt that failed."""
 
     def info(self, file_sha256: str) -> PlanInfo:
         """What the manifest says about the plan, whose file has this checksum."""
@@ -64,6 +69,8 @@ class Plan:
             file_sha256=file_sha256,
             labels=self.labels,
             roles=self.roles,
+            skipped=len(self.skipped),
+            skipped_lines=self.skipped[:MOST_SKIPPED],
         )
 
     def continues(self, earlier: pa.Table) -> bool:
@@ -80,13 +87,22 @@ def make_plan(
     """Make a request of each prompt, with these options, and sort them into shards."""
     if shard_size < 1:
         raise InputError(f"shard_size={shard_size}: a shard has at least one prompt.")
-    items = split_prompts(examples)
+    if isinstance(examples, Lines):  # skipped lines have their places, too
+        given = cast("Lines[Any]", examples)
+        numbered = [*given, *((each.line, each) for each in given.skipped)]
+        items = [found for _, found in sorted(numbered, key=lambda pair: pair[0])]
+    else:
+        items = split_prompts(examples)
     if not items:
         raise InputError("There are no prompts to trace: give at least one.")
     rows: list[dict[str, Any]] = []
     resolved: list[ResolvedRequest] = []
+    skipped: list[SkippedLine] = []
     for index, item in enumerate(items):
         try:
+            if isinstance(item, Skipped):
+                skipped.append(SkippedLine(line=item.line, reason=item.reason[:LONGEST_REASON]))
+                raise InputError(str(item))
             found = tracer.request(item, **options).resolve(tracer.model)
             row = _row(tracer.model, found)
             resolved.append(found)
@@ -109,7 +125,7 @@ def make_plan(
         for kind in (LABEL, ROLE)
     )
     table = pa.Table.from_pylist(rows, schema=pa.schema(plan_schema(labels, roles)))
-    return Plan(table, labels, roles, shard_size)
+    return Plan(table, labels, roles, shard_size, tuple(skipped))
 
 
 def requests_of(

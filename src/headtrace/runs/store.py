@@ -153,6 +153,15 @@ def _by_fsspec(text: str) -> tuple[Any, str]:
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), base
 
 
+def require_lasting(place: Place) -> None:
+    """Raise ``InputError`` for a place in this process' memory: what a command writes there is gone when it ends."""
+    if os.fspath(place).partition("://")[0].lower() in ("memory", "mock"):
+        raise InputError(
+            f"{os.fspath(place)!r} is in the memory of this command and gone when it ends. Give a folder, or a URL "
+            "such as s3://bucket/ioi."
+        )
+
+
 def parquet_bytes(table: pa.Table, row_group_size: int | None = None) -> bytes:
     """A table as a Parquet file: the same table gives the same bytes."""
     sink = pa.BufferOutputStream()

@@ -8,7 +8,6 @@ again writes the same files.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from headtrace.runs.manifest import (
     Outcome,
     ShardRecord,
     TableFile,
+    count_failures,
     is_intact,
     prompt_table,
     read_manifest,
@@ -100,12 +100,8 @@ class ShardWork:
         for name, table in tables.items():
             digest, size = self.store.write_table(shard_file(shard, name), table)
             files[name] = TableFile(sha256=digest, bytes=size, rows=table.num_rows)
-        kinds = Counter(
-            reason.split(":")[0] for found in outcomes if (reason := reason_of(found)) is not None
-        )
-        record = ShardRecord(
-            shard=shard, prompts=len(outcomes), failures=dict(sorted(kinds.items())), files=files
-        )
+        failures = count_failures(map(reason_of, outcomes))
+        record = ShardRecord(shard=shard, prompts=len(outcomes), failures=failures, files=files)
         self.store.write(shard_record(shard), record.text().encode())
         return record
 

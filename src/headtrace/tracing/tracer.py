@@ -410,6 +410,7 @@ class Tracer:
             "paths": "difference",
             "max_nodes": budget.nodes,
             "min_flow": budget.least,
+            "min_carried": budget.carried,
         }
         if self.model.half:
             settings["dtype"] = self.model.own_dtype

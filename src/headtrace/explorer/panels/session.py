@@ -51,6 +51,11 @@ class Settings:
     """Requests answered at the same time, including those that wait in the queue."""
     max_listeners: int = 64
     """Event streams open at the same time."""
+    max_connections: int = 512
+    """Connections open at the same time, or fewer where the system's limit on open files asks for it. Where there are
+    more, the one that has waited longest for the head of a request is closed."""
+    head_seconds: int = 10
+    """Seconds that a client may take to send the head of a request."""
     body_bytes: int = 2_000_000
     """Bytes of a request body."""
     body_seconds: int = 30

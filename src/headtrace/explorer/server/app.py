@@ -6,6 +6,7 @@ uvicorn.run(app)                              # or, with everything around it: h
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
@@ -24,6 +25,12 @@ from starlette.middleware import Middleware
 import headtrace
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.explorer.panels import Session, Settings
+from headtrace.explorer.server.connections import (
+    BACKLOG,
+    bounded_protocol,
+    most_connections,
+    quiet_about_handles,
+)
 from headtrace.explorer.server.http import Guard, handle
 from headtrace.explorer.server.jobs import Compute
 from headtrace.explorer.server.routes import GRACE_SECONDS, router, static_files, static_routes
@@ -147,8 +154,12 @@ class Server(uvicorn.Server):
     """A server that cancels all computation when it stops, so that no client waits for an answer in vain."""
 
     def __init__(self, app: FastAPI) -> None:
+        settings: Settings = app.state.session.settings
+        most = most_connections(settings.max_connections)
         config = uvicorn.Config(
             app,
+            http=bounded_protocol(most, settings.head_seconds),
+            backlog=BACKLOG,
             log_level="error",
             access_log=False,
             server_header=False,
@@ -159,6 +170,10 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.compute: Compute = app.state.compute
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(quiet_about_handles)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.compute.cancel_all()

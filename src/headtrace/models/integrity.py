@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headtrace.errors import IdentityError, InputError
+from headtrace.models.computation import changing_buffers
 from headtrace.models.devices import (
     DTYPES,
     HALF,
@@ -183,6 +184,12 @@ class Watcher:
             for module in hf.modules()
             for own in (vars(module)["_modules"], vars(module)["_parameters"])
             if id(own) not in ignored
+        ]
+        # Buffers compute, too (rotary frequencies); those that a longer prompt makes anew change with every pass.
+        self._dicts += [
+            vars(module)["_buffers"]
+            for module in hf.modules()
+            if vars(module)["_buffers"] and not changing_buffers(module)
         ]
         self._parts = list(self._now())
         self._parameters: list[Tensor] = list(

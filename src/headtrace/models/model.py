@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from headtrace.errors import InputError, UnsupportedModelError, deprecated
 from headtrace.models.architectures import find_architecture
+from headtrace.models.computation import computation_sha256
 from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
 from headtrace.models.forward import forward
 from headtrace.models.integrity import (
@@ -170,6 +171,16 @@ class Model:
             return found
 
         return self.cached("weights_sha256", compute)
+
+    @property
+    def computation_sha256(self) -> str:
+        """A hash of what else computes: the computing part of the config, and buffers (`headtrace.models.computation`).
+
+        >>> import headtrace
+        >>> len(headtrace.load("builtin").computation_sha256)
+        64
+        """
+        return computation_sha256(self)
 
     @property
     def channels(self) -> ModelChannels:

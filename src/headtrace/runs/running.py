@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace import __version__
 from headtrace.errors import InputError, shown
+from headtrace.models.computation import warn_if_not_compared
 from headtrace.progress import Progress, monotonic, part_of
 from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest, takes_request_options
 from headtrace.runs.engines import Engine, Engines
@@ -156,6 +157,7 @@ def _write_or_compare(store: Store, manifest: Manifest, plan: Plan, plan_file: b
                 f"{store.url} holds another run: {'; '.join(other)}. Use the same options and prompts to resume it, "
                 "or give another folder."
             )
+        warn_if_not_compared(f"The run in {store.url}", kept.model)
         try:
             if checksum(store.read(PLAN)) == kept.plan.file_sha256:
                 return

@@ -1,9 +1,9 @@
 """Run a model: the one place that does, ``forward``, one pass at a time.
 
 A model has one lock: threads that use headtrace wait their turn, and a pass that somebody else makes meanwhile is what
-it would be without headtrace (`headtrace.models.own_thread`). Inside, the model attends through headtrace's attention function, hooks
-call the observers at the places they care about, layers outside a range hand their input on; afterwards, whatever
-happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
+it would be without headtrace (`headtrace.models.own_thread`). Inside, the model attends through headtrace's attention
+function, hooks call the observers at the places they care about, layers outside a range hand their input on;
+afterwards, whatever happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
 
 Where a model is spread over devices, observers see everything on ``model.device``, where recordings and what they put
 in are kept; what they give back follows the layer that it goes into. Attention that they watch is computed there, too.

@@ -72,6 +72,21 @@ def check_parameters(hf: nn.Module) -> None:
             )
 
 
+def check_surroundings(device: torch.device) -> None:
+    """InputError if PyTorch is set to compute something else than it is told: in half precision, or nothing at all."""
+    if torch.is_autocast_enabled(device.type):
+        raise InputError(
+            f"torch.autocast is on for {device.type!r}: it rounds every product to half precision, and nothing would "
+            "add up. Call headtrace outside of it; to trace a model in half precision, load it so: "
+            "headtrace.load(..., dtype='bfloat16')."
+        )
+    if torch.get_default_device().type == "meta":
+        raise InputError(
+            "The default device of PyTorch is 'meta', where tensors have no numbers, so nothing can be computed. Call "
+            "torch.set_default_device('cpu') first, or leave the `with torch.device('meta')` block."
+        )
+
+
 # -- devices -------------------------------------------------------------------------------------------------
 
 SIZE = 24

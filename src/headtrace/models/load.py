@@ -39,6 +39,7 @@ from headtrace.models.devices import (
     same_device,
 )
 from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
+from headtrace.models.integrity import check_surroundings
 from headtrace.models.model import Model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -70,6 +71,7 @@ def load(
     among them. A model that is already loaded keeps its own dtype and devices. Code that comes with a model is never
     run, and pickled weights are never opened.
     """
+    check_surroundings(torch.device("cpu"))
     if dtype is not None and dtype not in (*DTYPES, "auto"):
         raise InputError(
             f"dtype={dtype!r} is not supported: choose {', '.join(map(repr, DTYPES))}, or 'auto' for what the "

@@ -22,6 +22,7 @@ from headtrace.models.integrity import (
     WeightsVersion,
     check_devices,
     check_parameters,
+    check_surroundings,
     weights_sha256,
 )
 from headtrace.models.observer import Observer
@@ -206,6 +207,7 @@ class Model:
         Returns the version of the weights: the same object as long as no change is seen.
         """
         if not getattr(self._thread, "assumed", False):
+            check_surroundings(self._first.device)
             with self._lock:
                 if not self._watcher.unchanged():
                     self.invalidate()
@@ -219,6 +221,11 @@ class Model:
         """
         with self._lock:
             check_parameters(self.hf)
+            if not self.n_layers:
+                raise UnsupportedModelError(
+                    f"{self.name!r} has no layers (num_hidden_layers is 0): nothing attends in it, so there is "
+                    "nothing to explain."
+                )
             if len(self.layers) != self.n_layers:
                 raise InputError(
                     f"The config says {self.n_layers} layers, and the model has {len(self.layers)}. Set "

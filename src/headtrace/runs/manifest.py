@@ -241,8 +241,11 @@ _UNKNOWN_BEFORE = ("model.computation_sha256",)
 
 
 _EXPLAINED = {
-    "model.computation_sha256": " (the same weights with another config: rotary base, activation, epsilon, scaling ...)"
+    "model.computation_sha256": " (the same weights with another config: rotary base, activation, epsilon ...)",
+    "options.thresholds": " (what the function given as tau returns for 1, 2, ... visible keys; runs before 0.3 did "
+    "not keep it, and cannot be resumed with a function)",
 }
+"""What a difference means, where its name does not say it."""
 
 
 def differences(kept: Manifest, now: Manifest) -> list[str]:

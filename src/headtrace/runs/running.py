@@ -102,12 +102,14 @@ def run(
     defaults = TraceRequest("the default options", **tracer.settings)
     if isinstance(examples, TaskSet) and seed is None:
         seed = examples.seed
+    thresholds = tracer.method.thresholds(plan.longest)
     manifest = Manifest(
         headtrace=__version__,
         model=TracedModel(**plain(model_info(model)), dtype=model.own_dtype),
         options={
             "paths": of_request.pop("paths", defaults.paths),
             "method": plain(tracer.method.describe()),
+            **({} if thresholds is None else {"thresholds": thresholds}),
             "signals": signals,
             "max_firings": defaults.max_firings,
             "min_influence": defaults.min_influence,

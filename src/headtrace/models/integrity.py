@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headtrace.errors import IdentityError, InputError
+from headtrace.errors import IdentityError, InputError, UnsupportedModelError
 from headtrace.models.computation import changing_buffers
 from headtrace.models.devices import (
     DTYPES,
@@ -69,6 +69,21 @@ def check_parameters(hf: nn.Module) -> None:
                 f"The parameter {name!r} is not finite: {int(wrong.sum())} of {values.numel()} numbers are NaN or "
                 f"infinite, the first at {tuple(wrong.nonzero()[0].tolist())}. Nothing that such a model computes can "
                 "be trusted: fetch or save it again."
+            )
+
+
+ADAPTERS = ("peft.", "adapters.", "loralib.")
+"""Packages whose modules compute with weights beside those that headtrace reads."""
+
+
+def check_adapters(hf: nn.Module) -> None:
+    """UnsupportedModelError that names an adapter: what it adds is in no weight that is folded, so it must be merged."""
+    for name, module in hf.named_modules():
+        if any(kind.__module__.startswith(ADAPTERS) for kind in type(module).__mro__):
+            raise UnsupportedModelError(
+                f"{f'The module {name!r}' if name else 'The model'} is an adapter ({type(module).__module__}.{type(module).__name__}), whose weights "
+                "stand beside the model's own and are not decomposed. Merge them first: PeftModel(...)"
+                ".merge_and_unload() gives a plain model with the same outputs, which headtrace.load takes."
             )
 
 

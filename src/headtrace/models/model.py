@@ -20,6 +20,7 @@ from headtrace.models.forward import forward
 from headtrace.models.integrity import (
     Watcher,
     WeightsVersion,
+    check_adapters,
     check_devices,
     check_parameters,
     check_surroundings,
@@ -221,6 +222,7 @@ class Model:
         """
         with self._lock:
             check_parameters(self.hf)
+            check_adapters(self.hf)
             if not self.n_layers:
                 raise UnsupportedModelError(
                     f"{self.name!r} has no layers (num_hidden_layers is 0): nothing attends in it, so there is "

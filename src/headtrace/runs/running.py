@@ -102,7 +102,7 @@ def run(
     defaults = TraceRequest("the default options", **tracer.settings)
     if isinstance(examples, TaskSet) and seed is None:
         seed = examples.seed
-    thresholds = tracer.method.thresholds(plan.longest)
+    thresholds = tracer.method.thresholds(plan.longest) if callable(tracer.method.tau) else None
     manifest = Manifest(
         headtrace=__version__,
         model=TracedModel(**plain(model_info(model)), dtype=model.own_dtype),

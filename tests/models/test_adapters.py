@@ -1,4 +1,4 @@
-"""Adapters that are not merged, and hooks that act like them: refused by name, never traced as the model without them."""
+"""Adapters that are not merged, and hooks that act like them: refused by name, never traced as if they were absent."""
 
 from __future__ import annotations
 

@@ -77,13 +77,14 @@ ADAPTERS = ("peft.", "adapters.", "loralib.")
 
 
 def check_adapters(hf: nn.Module) -> None:
-    """UnsupportedModelError that names an adapter: what it adds is in no weight that is folded, so it must be merged."""
+    """UnsupportedModelError that names an adapter: what it adds is in no weight that is folded; it must be merged."""
     for name, module in hf.named_modules():
         if any(kind.__module__.startswith(ADAPTERS) for kind in type(module).__mro__):
+            what, kind = f"The module {name!r}" if name else "The model", type(module)
             raise UnsupportedModelError(
-                f"{f'The module {name!r}' if name else 'The model'} is an adapter ({type(module).__module__}.{type(module).__name__}), whose weights "
-                "stand beside the model's own and are not decomposed. Merge them first: PeftModel(...)"
-                ".merge_and_unload() gives a plain model with the same outputs, which headtrace.load takes."
+                f"{what} is an adapter ({kind.__module__}.{kind.__name__}), whose weights stand beside the model's own "
+                "and are not decomposed. Merge them first: PeftModel(...).merge_and_unload() gives a plain model with "
+                "the same outputs, which headtrace.load takes."
             )
 
 

@@ -159,11 +159,11 @@ def test_flow_and_measurement_stand_side_by_side(report: headtrace.Report, tmp_p
 def test_a_wrong_number_of_a_node_is_found(model: headtrace.Model, circuit: Circuit, field: str) -> None:
     node = circuit.heads()[0]
     old = getattr(node, field)
-    wrong = (old[0] - 0.1, old[1]) if field == "spread" else old + 0.1
+    wrong = (old[0] - 0.1, old[1]) if field == "spread" else 0.9 * old
     nodes = tuple(replace(each, **{field: wrong}) if each is node else each for each in circuit.nodes)
     report = headtrace.verify(replace(circuit, nodes=nodes), model, edges="none")
     also = {"influence"} if field == "flow" else set()
-    assert {failure.field for failure in report.failures} == {field, *also}
+    assert {failure.field.split("[")[0] for failure in report.failures} == {field, *also}
 
 
 @pytest.mark.parametrize("field", ["weight", "flows", "logits"])

@@ -15,6 +15,7 @@ from headtrace.causal.tolerance import WRITTEN, Tolerance
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
+from headtrace.models.computation import NOT_COMPARED
 from headtrace.tracing.attribute_root import RootAttribution, attribute_root
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import METHODS, THRESHOLD_RULES, Method, make_method
@@ -122,6 +123,8 @@ def check_prompt(check: Checking) -> None:
         ledger.skip("importance of tokens, which `headtrace matters` measures")
     if circuit.model.weights_sha256 is None:
         ledger.skip("whether the weights are those that were traced: the file has no hash of them")
+    if circuit.model.computation_sha256 is None:
+        ledger.skip(NOT_COMPARED)
     labels = model.token_labels(circuit.prompt.token_ids)
     agree = sum(a == b for a, b in zip(circuit.prompt.tokens, labels, strict=True))
     if model.tokenizer is None and 2 * agree < len(labels):  # else the file, too, was made without one

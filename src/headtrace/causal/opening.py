@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headtrace.errors import InputError
+from headtrace.models.computation import difference
 from headtrace.models.devices import available_bytes
 from headtrace.validation import fail
 
@@ -36,12 +37,12 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
 
 
 def require_own_model(circuit: Circuit, model: Model) -> None:
-    """Raise ``InputError`` if a circuit was traced on other weights; one without a hash is taken on trust."""
-    if circuit.model.weights_sha256 not in (None, model.weights_sha256):
+    """Raise ``InputError`` if a circuit was traced on another model; one without a hash is taken on trust."""
+    other = difference(circuit.model, model)
+    if other is not None:
         raise InputError(
-            f"The circuit was traced on {circuit.model.name!r} with weights {str(circuit.model.weights_sha256)[:12]}"
-            f"..., but {model.name!r} has {model.weights_sha256[:12]}.... A circuit can only be tested on its own "
-            "model."
+            f"The circuit was traced on another model than {model.name!r}: {circuit.model.name!r} has {other}. A "
+            "circuit can only be tested on its own model."
         )
 
 

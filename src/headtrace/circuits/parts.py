@@ -46,7 +46,24 @@ class ModelInfo:
     architecture: Written[Text | None] = None
     """The family of architectures, such as `llama`."""
     weights_sha256: Written[Text | None] = None
-    """A hash of the weights, which tells the model from every other."""
+    """A hash of the weights, which tells the model from every other with other weights."""
+    computation_sha256: Text | None = None
+    """A hash of what else computes: the computing part of its config, and its buffers. Files of earlier versions have
+    none."""
+
+
+def same_model(a: ModelInfo, b: ModelInfo) -> bool:
+    """Whether two circuits are of one model: by the hashes that both have, or else by name and revision.
+
+    >>> from headtrace.circuits import ModelInfo
+    >>> same_model(ModelInfo("here", weights_sha256="ab"), ModelInfo("there", weights_sha256="ab"))
+    True
+    """
+    if a.computation_sha256 and b.computation_sha256 and a.computation_sha256 != b.computation_sha256:
+        return False
+    if a.weights_sha256 is not None and b.weights_sha256 is not None:
+        return a.weights_sha256 == b.weights_sha256
+    return (a.name, a.revision) == (b.name, b.revision)
 
 
 @stored

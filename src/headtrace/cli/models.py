@@ -104,12 +104,22 @@ def info(
         ("experts", _experts(config) if facts.experts else "none: one MLP in every layer"),
         ("tokenizer", "none: use token ids" if loaded.tokenizer is None else type(loaded.tokenizer).__name__),
         ("weights sha256", loaded.weights_sha256),
+        ("computation sha256", loaded.computation_sha256),
         (f"memory, {tokens} tokens", _memory(loaded, tokens)),
     ]
     rounding = _rounding(loaded)
     if rounding:
         rows.append(("rounding", rounding[0]))
-    sizes = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_vocab", "weights_sha256")
+    sizes = (
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "d_model",
+        "d_head",
+        "d_vocab",
+        "weights_sha256",
+        "computation_sha256",
+    )
     content: dict[str, Any] = {
         "model": loaded.name,
         "architecture": facts.model_type,

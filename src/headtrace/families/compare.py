@@ -24,6 +24,7 @@ import polars as pl
 from jaxtyping import Float
 
 from headtrace.circuits import Circuit
+from headtrace.circuits.parts import same_model
 from headtrace.errors import InputError
 from headtrace.families.population import (
     ROOT_NAME,
@@ -34,7 +35,6 @@ from headtrace.families.population import (
     edge_item,
     require_one_model,
     role_at,
-    same_model,
 )
 from headtrace.notebook import frame, paragraph
 from headtrace.vocabulary import Site

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from headtrace.circuits import Circuit
-from headtrace.circuits.parts import ModelInfo
+from headtrace.circuits.parts import ModelInfo, same_model
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import InputError
 from headtrace.runs.frames import RunLike
@@ -175,22 +175,12 @@ def position_of(role: str | None, roles: Roles) -> int | None:
 # -- circuits of one model -----------------------------------------------------------------------------------
 
 
-def same_model(a: ModelInfo, b: ModelInfo) -> bool:
-    """Whether two circuits are of one model: by the hash of the weights, or else by name and revision.
-
-    >>> same_model(ModelInfo("here", weights_sha256="ab"), ModelInfo("there", weights_sha256="ab"))
-    True
-    """
-    if a.weights_sha256 is not None and b.weights_sha256 is not None:
-        return a.weights_sha256 == b.weights_sha256
-    return (a.name, a.revision) == (b.name, b.revision)
-
-
 def describe_model(model: ModelInfo) -> str:
-    """A model in an error message: its name and the hash of its weights."""
+    """A model in an error message: its name and its hashes."""
     revision = "" if model.revision is None else f" at {model.revision}"
     hashed = "weights without a hash" if model.weights_sha256 is None else f"weights {model.weights_sha256}"
-    return f"{model.name!r}{revision} ({hashed})"
+    computing = "" if model.computation_sha256 is None else f", config {model.computation_sha256[:12]}"
+    return f"{model.name!r}{revision} ({hashed}{computing})"
 
 
 def require_one_model(models: Iterable[ModelInfo]) -> None:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow.parquet as pq
 
+from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError, shown
 from headtrace.interpret.embedding_reads import channel_reads
 from headtrace.interpret.head_measures import MEASURES
@@ -41,6 +42,7 @@ from headtrace.interpret.rules import PairStatistics, StandsOut
 from headtrace.interpret.scan import Scan
 from headtrace.interpret.scan_run import scan
 from headtrace.interpret.scored_signals import FIRST_LEFT_OUT, Pair
+from headtrace.models.computation import difference, warn_if_not_compared
 from headtrace.vocabulary import head_name
 from headtrace.writing import replacing, write_text
 
@@ -213,12 +215,20 @@ class Atlas:
         )
 
     def require_model(self, model: Model) -> None:
-        """An error if the atlas was made from other weights than this model's."""
-        if self.about["weights_sha256"] != model.weights_sha256:
+        """An error if the atlas was made of another model: other weights, or another config."""
+        kept = ModelInfo(
+            name=self.about["model"],
+            weights_sha256=self.about["weights_sha256"],
+            computation_sha256=self.about.get("computation_sha256"),
+        )
+        other = difference(kept, model)
+        if other is not None:
             raise InputError(
-                f"The atlas {str(self.folder)!r} was made of {self.about['model']!r} with other weights than those of "
-                f"{model.name!r}. Load the model that it was made of, or make an atlas of this one: headtrace atlas."
+                f"The atlas {str(self.folder)!r} was made of another model than {model.name!r}: "
+                f"{self.about['model']!r} has {other}. Load the model that it was made of, or make an atlas of this "
+                "one: headtrace atlas."
             )
+        warn_if_not_compared(f"The atlas {str(self.folder)!r}", kept)
 
 
 def open_atlas(folder: str | Path, model: Model | None = None) -> Atlas:
@@ -319,6 +329,7 @@ def atlas(
         "schema": SCHEMA,
         "model": model.name,
         "weights_sha256": model.weights_sha256,
+        "computation_sha256": model.computation_sha256,
         # A file by its name alone, since pages are shown to others.
         "corpus": Path(text["source"]).name if "bytes" in text else text["source"],
         "tokens": found.n_tokens,

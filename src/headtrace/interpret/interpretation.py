@@ -124,7 +124,13 @@ def interpret(
     found = replace(
         found,
         circuits=tuple(annotate(circuit, edges, explains.name, judges.name) for circuit in several),
-        settings={**found.settings, "model": model.name, "corpus": str(corpus)},
+        settings={
+            **found.settings,
+            "model": model.name,
+            "weights_sha256": model.weights_sha256,
+            "computation_sha256": model.computation_sha256,
+            "corpus": str(corpus),
+        },
     )
     if folder is not None:
         found.save(folder)

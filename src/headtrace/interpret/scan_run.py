@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -39,6 +40,7 @@ from headtrace.interpret.corpus import Chunk, Corpus, open_corpus
 from headtrace.interpret.head_measures import HeadSums
 from headtrace.interpret.scan import FILE, BatchScorer, Scan, Tally, batches, chunks_at_once
 from headtrace.interpret.scored_signals import ScoredSignal, Signals, find_signals
+from headtrace.models.computation import NOT_COMPARED
 from headtrace.progress import monotonic
 from headtrace.runs.engines import Engine, Engines, ModelPlace, Shard, ShardJob
 from headtrace.runs.lock import locked
@@ -93,6 +95,7 @@ def scan(
         "version": __version__,
         "model": model.name,
         "weights_sha256": model.weights_sha256,
+        "computation_sha256": model.computation_sha256,
         "dtype": model.own_dtype,
         "corpus": text.identity,
         "signals": signals if isinstance(signals, str) else _digest(signals),
@@ -151,6 +154,9 @@ def _saved(out: str | Path, options: dict[str, Any]) -> Scan | None:
     before = Scan.load(out)
     for name in dict.fromkeys([*options, *before.options]):
         then, now = before.options.get(name), options.get(name)
+        if name == "computation_sha256" and then is None:  # earlier versions kept the weights' alone
+            warnings.warn(f"The scan in {str(out)!r} does not say {NOT_COMPARED}.", stacklevel=3)
+            continue
         if then != now:
             raise InputError(
                 f"{str(out)!r} holds a scan with another {name.replace('_', ' ')}: {shown(then, 200)}, now "

@@ -29,6 +29,7 @@ from headtrace.errors import HeadtraceError, UnsupportedModelError
 from headtrace.models.architectures.facts import OwnAttention
 from headtrace.models.devices import compute_dtype
 from headtrace.models.observer import AttentionCall, Observer
+from headtrace.models.own_thread import in_this_thread
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -235,8 +236,10 @@ def replace_own_attention(model: Model, own: OwnAttention, stack: ExitStack) -> 
     for index, layer in enumerate(model.layers):
         module = layer.get_submodule(model.architecture.attention)
         attend, name = _attend_as(module, index, own), own.method or "forward"
+        before: Callable[..., Any] = getattr(module, name)
         stack.callback(_restore, module, name, module.__dict__.get(name))
-        setattr(module, name, attend if own.method else _with_attention(module.forward, attend))
+        attends = attend if own.method else _with_attention(before, attend)
+        setattr(module, name, in_this_thread(attends, otherwise=before))
 
 
 def _restore(module: nn.Module, name: str, before: Any) -> None:

@@ -1,8 +1,9 @@
 """Run a model: the one place that does, ``forward``, one pass at a time.
 
-A model has one lock: threads wait their turn. Inside, the model attends through headtrace's attention function, hooks
-call the observers at the places they care about, layers outside a range hand their input on; afterwards, whatever
-happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
+A model has one lock: threads that use headtrace wait their turn, and a pass that somebody else makes meanwhile is what
+it would be without headtrace (`headtrace.models.own_thread`). Inside, the model attends through headtrace's attention
+function, hooks call the observers at the places they care about, layers outside a range hand their input on;
+afterwards, whatever happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
 
 Where a model is spread over devices, observers see everything on ``model.device``, where recordings and what they put
 in are kept; what they give back follows the layer that it goes into. Attention that they watch is computed there, too.
@@ -27,6 +28,7 @@ from headtrace.models.attention import NAME, Watch, is_rereading, replace_own_at
 from headtrace.models.devices import every_module, exact
 from headtrace.models.fit import residual_norms
 from headtrace.models.observer import NormPlace, Observer, Rotary
+from headtrace.models.own_thread import in_this_thread, settings
 from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
 
 if TYPE_CHECKING:
@@ -200,27 +202,18 @@ def _observe(model: Model, observers: tuple[Observer, ...], token_ids: Tensor, s
 
 def _set_attention(model: Model, observers: tuple[Observer, ...], stack: ExitStack) -> None:
     """The model attends through headtrace's function, which shows each call to the observers."""
-    config: Any = model.config
-    stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-    stack.callback(
-        watching.reset, watching.set(Watch(observers, model.head_order, model.device, model.d_head))
-    )
+    watch = Watch(observers, model.head_order, model.device, model.d_head)
+    stack.callback(watching.reset, watching.set(watch))
     own = model.architecture.own_attention
-    config._attn_implementation = NAME if own is None or own.method is not None else "sdpa"
+    values: dict[str, Any] = {
+        "_attn_implementation": NAME if own is None or own.method is not None else "sdpa",
+        "return_dict": True,  # outputs by name, whatever the model's own setting
+    }
+    if model.dtype == torch.float64:  # grouped matrix products have no float64
+        values["_experts_implementation"] = "eager"
+    stack.enter_context(settings(model.config, **values))
     if own is not None:
         replace_own_attention(model, own, stack)
-    _experts_in_float64(model, stack)
-    if not config.return_dict:  # outputs by name, whatever the model's own setting
-        stack.callback(setattr, config, "return_dict", config.return_dict)
-        config.return_dict = True
-
-
-def _experts_in_float64(model: Model, stack: ExitStack) -> None:
-    """Mixtures of experts in float64 compute one expert after the other: grouped matrix products have no float64."""
-    config: Any = model.config
-    if model.dtype == torch.float64:
-        stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
-        config._experts_implementation = "eager"
 
 
 def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStack) -> None:
@@ -232,7 +225,7 @@ def _unembed_only(model: Model, keep: Int[Tensor, "batch kept"], stack: ExitStac
         return (x.gather(1, where.expand(-1, -1, x.shape[-1])), *args[1:])
 
     unembedding: Any = model.hf.get_output_embeddings()
-    stack.callback(unembedding.register_forward_pre_hook(hook).remove)
+    stack.callback(unembedding.register_forward_pre_hook(in_this_thread(hook)).remove)
 
 
 def _full_precision_norms(model: Model, stack: ExitStack) -> None:
@@ -265,7 +258,7 @@ def _full_precision_norms(model: Model, stack: ExitStack) -> None:
 
     for module in model.hf.modules():
         if isinstance(module, kinds):
-            stack.callback(module.register_forward_hook(hook).remove)
+            stack.callback(module.register_forward_hook(in_this_thread(hook)).remove)
 
 
 def _run_only(model: Model, wanted: range, residual: Tensor | None, stack: ExitStack) -> None:
@@ -284,10 +277,11 @@ def _run_only(model: Model, wanted: range, residual: Tensor | None, stack: ExitS
             own = {name: vars(layer)[name] for name in ("forward",) if name in vars(layer)}
             stack.callback(vars(layer).update, own)
             stack.callback(vars(layer).pop, "forward")
-            layer.forward = skip
+            layer.forward = in_this_thread(skip, otherwise=layer.forward)
     if residual is not None and len(wanted):
         first = model.layers[wanted[0]]
-        stack.callback(first.register_forward_pre_hook(begin, with_kwargs=True, prepend=True).remove)
+        hook = in_this_thread(begin)
+        stack.callback(first.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[Any, dict[str, Any]]:
@@ -315,16 +309,16 @@ class _Hooks:
         watches = cache(observer.watches)  # found out once, not for every layer
         for index, layer in enumerate(self.model.layers):
             if watches("layer_input"):
-                self._add(layer.register_forward_pre_hook(self._layer_input(index), with_kwargs=True))
+                self._before(layer, self._layer_input(index), with_kwargs=True)
             if watches("attention_write"):
                 hook = self._output(index, observer.attention_write)
-                self._add(layer.get_submodule(written).register_forward_hook(hook))
+                self._after(layer.get_submodule(written), hook)
             if watches("mlp_input"):
                 hook = self._input(index, observer.mlp_input)
-                self._add(layer.get_submodule(facts.mlp).register_forward_pre_hook(hook))
+                self._before(layer.get_submodule(facts.mlp), hook)
             if watches("mlp_write"):
                 hook = self._output(index, observer.mlp_write)
-                self._add(layer.get_submodule(facts.mlp_write).register_forward_hook(hook))
+                self._after(layer.get_submodule(facts.mlp_write), hook)
             if watches("norm_input"):
                 self._norms(index, layer)
             if watches("query_input") or watches("key_input"):
@@ -335,10 +329,14 @@ class _Hooks:
                 hf.get_output_embeddings() if facts.final_norm is None else hf.get_submodule(facts.final_norm)
             )
             hook = lambda _, args: observer.final_input(self._shown(args[0]))  # noqa: E731
-            self._add(final.register_forward_pre_hook(hook))
+            self._before(final, hook)
 
-    def _add(self, handle: Any) -> None:
+    def _before(self, module: nn.Module, hook: Callable[..., Any], with_kwargs: bool = False) -> None:
+        handle = module.register_forward_pre_hook(in_this_thread(hook), with_kwargs=with_kwargs)
         self.stack.callback(handle.remove)
+
+    def _after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        self.stack.callback(module.register_forward_hook(in_this_thread(hook)).remove)
 
     def _shown(self, x: Tensor) -> Tensor:
         """As observers see it: in float32 at least, where their own tensors are."""
@@ -413,7 +411,7 @@ class _Hooks:
 
         for place, path in places.items():
             if path is not None:
-                self._add(layer.get_submodule(path).register_forward_pre_hook(hook_at(place)))
+                self._before(layer.get_submodule(path), hook_at(place))
 
     def _reread(self, index: int, layer: nn.Module) -> None:
         """Queries or keys of another residual: the model's own norm and projections read it beside the real one."""
@@ -445,5 +443,5 @@ class _Hooks:
                 instead[index] = used
 
         if norm is not None:
-            self._add(norm.register_forward_pre_hook(look))
-        self._add(attention.register_forward_pre_hook(hook, with_kwargs=True))
+            self._before(norm, look)
+        self._before(attention, hook, with_kwargs=True)

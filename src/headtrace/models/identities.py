@@ -86,6 +86,7 @@ def check_identities(recording: Recording, tolerance: float | None = None) -> Id
         return _check_rounding(recording, tolerance)
     allowed = tolerance_for(recording.model.dtype) if tolerance is None else tolerance
     tokens = check_tokens(recording, allowed)
+    check_values(recording)
     residual = attention = pattern = 0.0
     total = recording.embedding.clone()
     size = total.norm(dim=-1)
@@ -105,6 +106,7 @@ def _check_rounding(recording: Recording, tolerance: float | None) -> IdentityRe
     """In half precision: what must hold in float32, and how large the rounding parts are that make up the rest."""
     exact = tolerance_for(recording.model.dtype)
     tokens = check_tokens(recording, exact)
+    check_values(recording)
     allowed = rounding_bound(recording.model, "logits") if tolerance is None else tolerance
     pattern = attention = 0.0
     for layer in range(recording.model.n_layers):
@@ -282,6 +284,40 @@ def _attention_error(recording: Recording, total: Tensor, layer: int, allowed: f
     what = f"Folded queries and keys do not give the attention logits of layer {layer}"
     names, real = ("prompt", "head", "position"), _real(recording)[:, None]
     return _worst(error * real, allowed, what, names, lambda: recording.model.device_of(layer))
+
+
+@torch.inference_mode()
+def check_values(recording: Recording) -> float:
+    """Values are what the folded weights read from the residual: the largest relative error, or an IdentityError.
+
+    Attention logits do not depend on them, so nothing else shows an adapter or a hook that changes values, and what it
+    adds to a norm's bias would be called a head's. Each head's values are compared along one fixed random direction,
+    which costs a d_head-th of computing them.
+    """
+    model, weights = recording.model, recording.model.weights
+
+    def along() -> tuple[Tensor, Tensor, Tensor]:
+        shape, generator = weights.b_V.shape, torch.Generator().manual_seed(0)
+        drawn = torch.randn(shape, generator=generator, device="cpu").to(weights.b_V)
+        drawn = drawn / drawn.norm(dim=-1, keepdim=True)
+        return drawn, (weights.W_V @ drawn[..., None])[..., 0].mT, (weights.b_V * drawn).sum(-1)
+
+    direction, reads, offset = model.cached("values along a direction", along)
+    read = (
+        recording.residuals[:-1].flatten(1, 2) @ reads / recording.norm_scales[:-1].flatten(1, 2)[..., None]
+    )
+    expected = (read + offset[:, None]).mT.unflatten(2, recording.token_ids.shape)
+    found = (recording.values.transpose(1, 2) @ direction[:, :, None, :, None])[..., 0]
+    size = recording.values.transpose(1, 2).norm(dim=-1).amax(dim=(-1, -2)) + weights.b_V.norm(dim=-1)
+    error = (found - expected).abs() / size.clamp_min(1e-30)[..., None, None] * _real(recording)
+    allowed = rounding_bound(model, "values") if model.half else tolerance_for(model.dtype)
+    layer = int(error.amax(dim=(1, 2, 3)).nan_to_num(nan=torch.inf).argmax())
+    what = f"The values of layer {layer} are not what its weights read"
+    names, advice = ("KV head", "prompt", "position"), f"{_OF_THE_MODEL} {_HOOKED}"
+    return _worst(error[layer], allowed, what, names, lambda: model.device_of(layer), advice)
+
+
+_HOOKED = "Does it have an adapter that is not merged, or a hook that changes what a projection returns?"
 
 
 def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headtrace.errors import IdentityError, InputError
+from headtrace.errors import IdentityError, InputError, UnsupportedModelError
+from headtrace.models.computation import changing_buffers
 from headtrace.models.devices import (
     DTYPES,
     HALF,
@@ -69,6 +70,37 @@ def check_parameters(hf: nn.Module) -> None:
                 f"infinite, the first at {tuple(wrong.nonzero()[0].tolist())}. Nothing that such a model computes can "
                 "be trusted: fetch or save it again."
             )
+
+
+ADAPTERS = ("peft.", "adapters.", "loralib.")
+"""Packages whose modules compute with weights beside those that headtrace reads."""
+
+
+def check_adapters(hf: nn.Module) -> None:
+    """UnsupportedModelError that names an adapter: what it adds is in no weight that is folded; it must be merged."""
+    for name, module in hf.named_modules():
+        if any(kind.__module__.startswith(ADAPTERS) for kind in type(module).__mro__):
+            what, kind = f"The module {name!r}" if name else "The model", type(module)
+            raise UnsupportedModelError(
+                f"{what} is an adapter ({kind.__module__}.{kind.__name__}), whose weights stand beside the model's own "
+                "and are not decomposed. Merge them first: PeftModel(...).merge_and_unload() gives a plain model with "
+                "the same outputs, which headtrace.load takes."
+            )
+
+
+def check_surroundings(device: torch.device) -> None:
+    """InputError if PyTorch is set to compute something else than it is told: in half precision, or nothing at all."""
+    if torch.is_autocast_enabled(device.type):
+        raise InputError(
+            f"torch.autocast is on for {device.type!r}: it rounds every product to half precision, and nothing would "
+            "add up. Call headtrace outside of it; to trace a model in half precision, load it so: "
+            "headtrace.load(..., dtype='bfloat16')."
+        )
+    if torch.get_default_device().type == "meta":
+        raise InputError(
+            "The default device of PyTorch is 'meta', where tensors have no numbers, so nothing can be computed. Call "
+            "torch.set_default_device('cpu') first, or leave the `with torch.device('meta')` block."
+        )
 
 
 # -- devices -------------------------------------------------------------------------------------------------
@@ -183,6 +215,12 @@ class Watcher:
             for module in hf.modules()
             for own in (vars(module)["_modules"], vars(module)["_parameters"])
             if id(own) not in ignored
+        ]
+        # Buffers compute, too (rotary frequencies); those that a longer prompt makes anew change with every pass.
+        self._dicts += [
+            vars(module)["_buffers"]
+            for module in hf.modules()
+            if vars(module)["_buffers"] and not changing_buffers(module)
         ]
         self._parts = list(self._now())
         self._parameters: list[Tensor] = list(

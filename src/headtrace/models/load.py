@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -39,6 +40,7 @@ from headtrace.models.devices import (
     same_device,
 )
 from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
+from headtrace.models.integrity import check_adapters, check_surroundings
 from headtrace.models.model import Model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -70,6 +72,7 @@ def load(
     among them. A model that is already loaded keeps its own dtype and devices. Code that comes with a model is never
     run, and pickled weights are never opened.
     """
+    check_surroundings(torch.device("cpu"))
     if dtype is not None and dtype not in (*DTYPES, "auto"):
         raise InputError(
             f"dtype={dtype!r} is not supported: choose {', '.join(map(repr, DTYPES))}, or 'auto' for what the "
@@ -77,6 +80,8 @@ def load(
         )
     if isinstance(name_or_path_or_model, PreTrainedModel):
         return _loaded(name_or_path_or_model, tokenizer, device, dtype, device_map, revision)
+    if isinstance(name_or_path_or_model, nn.Module):
+        check_adapters(name_or_path_or_model)
     if not isinstance(name_or_path_or_model, (str, os.PathLike)):
         raise InputError(
             f"Expected the name of a model, a path or a loaded transformers model, got "

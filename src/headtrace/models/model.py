@@ -14,14 +14,17 @@ from transformers import PreTrainedModel
 
 from headtrace.errors import InputError, UnsupportedModelError, deprecated
 from headtrace.models.architectures import find_architecture
+from headtrace.models.computation import computation_sha256
 from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
 from headtrace.models.fit import Sizes, fitted, require_heads, require_sizes
 from headtrace.models.forward import forward
 from headtrace.models.integrity import (
     Watcher,
     WeightsVersion,
+    check_adapters,
     check_devices,
     check_parameters,
+    check_surroundings,
     weights_sha256,
 )
 from headtrace.models.observer import Observer
@@ -192,6 +195,16 @@ class Model:
         return self.cached("weights_sha256", compute)
 
     @property
+    def computation_sha256(self) -> str:
+        """A hash of what else computes: the computing part of the config, and buffers (`headtrace.models.computation`).
+
+        >>> import headtrace
+        >>> len(headtrace.load("builtin").computation_sha256)
+        64
+        """
+        return computation_sha256(self)
+
+    @property
     def channels(self) -> ModelChannels:
         """The SVD of every head's query-key form."""
         from headtrace.channels import model_channels
@@ -215,6 +228,7 @@ class Model:
         Returns the version of the weights: the same object as long as no change is seen.
         """
         if not getattr(self._thread, "assumed", False):
+            check_surroundings(self._first.device)
             with self._lock:
                 if not self._watcher.unchanged():
                     self.invalidate()
@@ -228,6 +242,12 @@ class Model:
         """
         with self._lock:
             check_parameters(self.hf)
+            check_adapters(self.hf)
+            if not self.n_layers:
+                raise UnsupportedModelError(
+                    f"{self.name!r} has no layers (num_hidden_layers is 0): nothing attends in it, so there is "
+                    "nothing to explain."
+                )
             if len(self.layers) != self.n_layers:
                 raise InputError(
                     f"The config says {self.n_layers} layers, and the model has {len(self.layers)}. Set "

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from headtrace.errors import HeadtraceError, InputError, shown
 from headtrace.models.checkpoint import file_sha256
+from headtrace.models.computation import difference, warn_if_not_compared
 from headtrace.models.identities import check_tokens
 from headtrace.models.integrity import require_same_weights
 from headtrace.models.observer import Rotary
@@ -45,6 +46,8 @@ class _Model(BaseModel):
     """The name it was loaded by."""
     weights_sha256: str
     """A hash of its weights: a recording is read with the model that it was made of."""
+    computation_sha256: str | None = None
+    """A hash of what else computes: its config's computing part, and its buffers; earlier versions kept none."""
 
 
 class _Facts(BaseModel):
@@ -89,7 +92,11 @@ def save_recording(recording: Recording, folder: str | Path) -> None:
         tensors[f"visible.{i}"] = mask.contiguous()
     facts: dict[str, Any] = {
         "schema": SCHEMA,
-        "model": {"name": recording.model.name, "weights_sha256": recording.model.weights_sha256},
+        "model": {
+            "name": recording.model.name,
+            "weights_sha256": recording.model.weights_sha256,
+            "computation_sha256": recording.model.computation_sha256,
+        },
         "lengths": list(recording.lengths),
         "scales": list(recording.scales),
         "softcaps": list(recording.softcaps),
@@ -130,17 +137,21 @@ def _facts_sha256(facts: dict[str, Any]) -> str:
 
 
 def load_recording(folder: str | Path, model: Model) -> Recording:
-    """Read a recording that ``save_recording`` wrote; ``model`` must have the same weights.
+    """Read a recording that ``save_recording`` wrote; ``model`` must have the same weights, config and buffers.
 
-    The two files must belong together, and all they hold must fit each other and the model.
+    The two files must belong together, and all they hold must fit each other and the model. A recording of an earlier
+    version says nothing about the config: it is compared by its weights, and a warning says so.
     """
     path = Path(folder)
     data = _json(path / FACTS)
     facts = _facts(path / FACTS, data)
-    if facts.model.weights_sha256 != model.weights_sha256:
+    other = difference(facts.model, model)
+    if other is not None:
         raise InputError(
-            f"The recording was made with {facts.model.name!r}, whose weights are not those of {model.name!r}."
+            f"The recording was made with another model than {model.name!r}: {facts.model.name!r} has {other}. Load "
+            "the model that was recorded, or record the prompt again."
         )
+    warn_if_not_compared(f"The recording in {str(path)!r}", facts.model)
     tensors = _tensors(path, facts, None if facts.schema_ == _FIRST else _facts_sha256(data))
     try:
         return _recording(facts, {name: tensor.to(model.device) for name, tensor in tensors.items()}, model)

@@ -81,6 +81,7 @@ class ModelPlace:
     dtype: str
     device: str
     weights_sha256: str
+    computation_sha256: str | None = None
     device_map: dict[str, int | str] | None = None
     """Of a model that is spread over devices, where its parts are."""
 
@@ -102,6 +103,7 @@ class ModelPlace:
             dtype=model.own_dtype,
             device="cpu" if model.device_map is None and model.device.type == "cpu" else "auto",
             weights_sha256=model.weights_sha256,
+            computation_sha256=model.computation_sha256,
             device_map=model.device_map,
         )
 
@@ -109,8 +111,9 @@ class ModelPlace:
         return asdict(self)
 
     def load(self) -> Model:
-        """The model, where a worker runs; an error if its weights are others there."""
+        """The model, where a worker runs; an error if it is another one there."""
         from headtrace.models import load
+        from headtrace.models.computation import difference
 
         model = load(
             self.place,
@@ -120,10 +123,12 @@ class ModelPlace:
             device_map=self.device_map,
         )
         model.name = self.name  # as results name it, wherever a worker finds it
-        if model.weights_sha256 != self.weights_sha256:
+        other = difference(self, model)
+        if other is not None:
             raise InputError(
-                f"{self.place!r} has other weights where the worker runs ({socket.gethostname()}) than the model that "
-                "the work was started with. Save the model in a folder that all nodes see, and load it from there."
+                f"{self.place!r} is another model where the worker runs ({socket.gethostname()}) than the one that the "
+                f"work was started with, which has {other}. Save the model in a folder that all nodes see, and load it "
+                "from there."
             )
         return model
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import polars as pl
 
 from headtrace.circuits import Circuit, ModelInfo, read_circuits
+from headtrace.circuits.parts import same_model
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import InputError, shown
 from headtrace.runs.manifest import ROLE
@@ -126,10 +127,11 @@ def _one_model(circuits: Sequence[Circuit]) -> ModelInfo:
         if not isinstance(circuit, Circuit):
             raise InputError(f"expected circuits, got {shown(circuit)}")
         first, other = circuits[0].model, circuit.model
-        if (other.weights_sha256 or other.name) != (first.weights_sha256 or first.name):
+        if not same_model(first, other):
+            how = "weights" if other.weights_sha256 != first.weights_sha256 else "settings in its config"
             raise InputError(
                 f"Circuits of two models cannot be put together: the first is of {first.name!r}, number {number} of "
-                f"{other.name!r}{' with other weights' if other.name == first.name else ''}. Merge each model's by "
+                f"{other.name!r}{f' with other {how}' if other.name == first.name else ''}. Merge each model's by "
                 "themselves."
             )
     return circuits[0].model

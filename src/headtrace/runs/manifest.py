@@ -62,7 +62,9 @@ class TracedModel(_Strict):
     architecture: str | None = None
     """The family of architectures, such as ``llama``."""
     weights_sha256: str
-    """A hash of the weights, which tells the model from every other."""
+    """A hash of the weights, which tells the model from every other with other weights."""
+    computation_sha256: str | None = None
+    """A hash of what else computes: the computing part of the config, and buffers; earlier versions kept none."""
     dtype: str
     """The type it computes in."""
 
@@ -263,6 +265,18 @@ def check_place(store: Store) -> Manifest | None:
 _NOT_COMPARED = ("made_with", "plan.file_sha256", "plan.skipped", "task")
 
 
+_UNKNOWN_BEFORE = ("model.computation_sha256",)
+"""Fields that runs of earlier versions do not have: compared where both have them."""
+
+
+_EXPLAINED = {
+    "model.computation_sha256": " (the same weights with another config: rotary base, activation, epsilon ...)",
+    "options.thresholds": " (what the function given as tau returns for 1, 2, ... visible keys; runs before 0.3 did "
+    "not keep it, and cannot be resumed with a function)",
+}
+"""What a difference means, where its name does not say it."""
+
+
 def differences(kept: Manifest, now: Manifest) -> list[str]:
     """Where the settings of a run differ from those of an existing one, field by field."""
 
@@ -274,10 +288,11 @@ def differences(kept: Manifest, now: Manifest) -> list[str]:
         return {key: item for each in items for key, item in each.items()}
 
     before, after = flat(kept.model_dump(mode="json")), flat(now.model_dump(mode="json"))
+    unknown = tuple(name for name in _UNKNOWN_BEFORE if before.get(name) is None)
     return [
-        f"{name}: {shown(before.get(name))} there, {shown(after.get(name))} now"
+        f"{name}: {shown(before.get(name))} there, {shown(after.get(name))} now{_EXPLAINED.get(name, '')}"
         for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name) and not name.startswith(_NOT_COMPARED)
+        if before.get(name) != after.get(name) and not name.startswith((*_NOT_COMPARED, *unknown))
     ]
 
 

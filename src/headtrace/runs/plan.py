@@ -73,6 +73,12 @@ class Plan:
             skipped_lines=self.skipped[:MOST_SKIPPED],
         )
 
+    @property
+    def longest(self) -> int:
+        """How many tokens can be visible in the longest prompt: its own, and those of its answer."""
+        columns = (self.table[name].to_pylist() for name in ("token_ids", "answer"))
+        return max(len(ids or ()) + len(answer or ()) for ids, answer in zip(*columns, strict=True)) or 1
+
     def continues(self, earlier: pa.Table) -> bool:
         """Whether a plan made before plans had requests, with ids of another kind, is of the same prompts."""
         names = [name for name in self.table.column_names if name not in ("id", "request", "problem")]

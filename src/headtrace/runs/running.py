@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace import __version__
 from headtrace.errors import InputError, shown
+from headtrace.models.computation import warn_if_not_compared
 from headtrace.progress import Progress, monotonic, part_of
 from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest, takes_request_options
 from headtrace.runs.engines import Engine, Engines
@@ -101,12 +102,14 @@ def run(
     defaults = TraceRequest("the default options", **tracer.settings)
     if isinstance(examples, TaskSet) and seed is None:
         seed = examples.seed
+    thresholds = tracer.method.thresholds(plan.longest) if callable(tracer.method.tau) else None
     manifest = Manifest(
         headtrace=__version__,
         model=TracedModel(**plain(model_info(model)), dtype=model.own_dtype),
         options={
             "paths": of_request.pop("paths", defaults.paths),
             "method": plain(tracer.method.describe()),
+            **({} if thresholds is None else {"thresholds": thresholds}),
             "signals": signals,
             "max_firings": defaults.max_firings,
             "min_influence": defaults.min_influence,
@@ -156,6 +159,7 @@ def _write_or_compare(store: Store, manifest: Manifest, plan: Plan, plan_file: b
                 f"{store.url} holds another run: {'; '.join(other)}. Use the same options and prompts to resume it, "
                 "or give another folder."
             )
+        warn_if_not_compared(f"The run in {store.url}", kept.model)
         try:
             if checksum(store.read(PLAN)) == kept.plan.file_sha256:
                 return

@@ -19,7 +19,13 @@ RESTS_ON_ROUNDING = 0.02
 
 def model_info(model: Model) -> ModelInfo:
     """What a circuit says of its model. The hash of the weights is computed once, and kept by the model."""
-    return ModelInfo(model.name, model.revision, model.architecture.model_type, model.weights_sha256)
+    return ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        architecture=model.architecture.model_type,
+        weights_sha256=model.weights_sha256,
+        computation_sha256=model.computation_sha256,
+    )
 
 
 def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: MethodInfo) -> Circuit:

@@ -215,7 +215,7 @@ def difference_circuit(
     value, other = first.value, fmean(each.other_value for each in flows)
     change, n = value - other, len(prompt.tokens)
     error = max(each.flow.error for each in flows)
-    position = max((read.position for read in first.flow.roots[first.prompt].residuals), default=None)
+    position = min((read.position for read in first.flow.roots[first.prompt].residuals), default=None)
     root = replace(first.root, value=value, **({} if position is None else {"position": position}))
     tokens = torch.stack([each.flow.embedding()[each.prompt, :n] for each in flows]).mean(0).tolist()
     said = DifferenceInfo(

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels.groups import groups_or_none
-from headtrace.errors import IdentityError
+from headtrace.errors import IdentityError, InputError
 from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for
 from headtrace.progress import count
@@ -59,6 +59,8 @@ def _path(steps: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor,
 
 def path_weights(steps: int, like: Tensor) -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
     """Points of the path of integrated gradients, from 0 to 1, and their trapezoid weights."""
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"ig_steps={steps!r}: expected a whole number of intervals, at least 1.")
     return _path(steps, like.dtype, like.device)
 
 

@@ -15,16 +15,18 @@ A package of your own adds one by subclassing ``Method`` (a frozen dataclass) an
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from operator import ge, gt, le
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from headtrace import __version__
 from headtrace.circuits import MethodInfo
-from headtrace.errors import InputError
+from headtrace.errors import InputError, shown
 from headtrace.registry import Registry, create
 from headtrace.tracing.causes import Causes
 from headtrace.vocabulary import Firing
@@ -137,8 +139,19 @@ class Method(ABC):
         if self.tau is None:
             limit = self.default_threshold(visible_keys)
         else:
-            limit = float(self.tau(visible_keys)) if callable(self.tau) else float(self.tau)
+            limit = self.tau(visible_keys) if callable(self.tau) else self.tau
+            if not isinstance(limit, Real) or not math.isfinite(limit):
+                raise InputError(
+                    f"tau({visible_keys}) is {shown(limit)}: a function for tau gives the attention that counts as "
+                    "attending with so many visible keys, a finite number."
+                )
+            limit = float(limit)
         return limit if sources == 1 else min(limit * sources, (1 + sources / visible_keys) / 2)
+
+    def thresholds(self, longest: int) -> list[float] | None:
+        """The values of a ``tau`` that is a function, for 1 to ``longest`` visible keys; None for a number or the
+        method's own rule, which the description names."""
+        return [self.threshold(n) for n in range(1, longest + 1)] if callable(self.tau) else None
 
     def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
         """Whether a firing is traced further."""

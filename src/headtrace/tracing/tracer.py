@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headtrace.circuits import Circuit, ComparedPrompt, MethodInfo, ModelInfo, PromptInfo
 from headtrace.errors import InputError, deprecated
 from headtrace.models.frozen import CONTENT_FIELDS
-from headtrace.models.identities import roundings_of
+from headtrace.models.identities import check_values, roundings_of
 from headtrace.models.integrity import require_same_weights
 from headtrace.progress import Progress, scaled
 from headtrace.prompts.encoding import decoded
@@ -267,6 +267,7 @@ class Tracer:
         recording = self.model.record(
             [self.model.to_ids(prompt, bos=bos)], last_logits=True, patterns=self.settings["patterns"]
         )
+        check_values(recording)
         found = self.trace_firings(recording, [wanted])[0]
         return Explanation(found, recording.tokens(), self.model.name)
 
@@ -313,6 +314,7 @@ class Tracer:
                 keep=None if paths == "attention" else CONTENT_FIELDS,
                 patterns=patterns,
             )
+            check_values(recording)
             roots = find_seeds([each.root for each in requests], recording, steps)
             info = model_info(self.model)
             methods = [

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from headtrace.explorer.panels.requests import View, python_lines
 from headtrace.explorer.panels.session import Session
 from headtrace.families import find_families
 from headtrace.families.clustering import square
+from headtrace.models.computation import difference, warn_if_not_compared
 from headtrace.request import TraceRequest
 from headtrace.runs import open_run
 from headtrace.runs.manifest import LABEL
@@ -33,6 +34,7 @@ from headtrace.runs.manifest import LABEL
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
     from headtrace.families.result import Families
+    from headtrace.models import Model
     from headtrace.progress import Progress
 
 
@@ -121,6 +123,17 @@ class RunSource:
 
     def __init__(self, place: str | Path) -> None:
         self.place, self.run = str(place), open_run(str(place))
+
+    def require_model(self, models: Sequence[Model]) -> None:
+        """An error if the run was traced on none of these models: its circuits would be taken for theirs."""
+        kept = self.run.manifest.model
+        others = [difference(kept, model) for model in models]
+        if all(others):
+            raise InputError(
+                f"The run {self.name!r} was traced on another model than {models[0].name!r}: {kept.name!r} has "
+                f"{others[0]}. Serve the model that it was traced on, or a run of this one."
+            )
+        warn_if_not_compared(f"The run {self.name!r}", kept)
 
     @property
     def name(self) -> str:

@@ -184,6 +184,8 @@ class Session:
         if not 1 <= len(models) <= 2:
             raise InputError(f"{len(models)} models: give one, or two to compare them.")
         self.models, self.settings = tuple(models), Settings() if settings is None else settings
+        if run is not None:
+            run.require_model(models)
         self.atlas, self._run = atlas, run
         self.tracers = tuple(Tracer(model) for model in models)
         self.recordings = Recordings(self.settings.cached_bytes, self.settings.cached_recordings)

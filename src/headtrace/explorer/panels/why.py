@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError
 from headtrace.explorer.panels.requests import FiringRequest, PromptRequest, RootedRequest, View, python_lines
 from headtrace.explorer.panels.session import Session
+from headtrace.models.computation import difference, warn_if_not_compared
 from headtrace.tracing.content import moved
 from headtrace.vocabulary import Kind, head_name
 
@@ -202,7 +204,7 @@ class AtlasEvidence:
 
         place = Path(folder)
         interpreted = (place / "interpretation.json").is_file()
-        self.words = read_interpretation(place) if interpreted else {}
+        self.words = read_interpretation(place, model) if interpreted else {}
         self.atlas: Atlas | None = None
         self.in_atlas: frozenset[str] = frozenset()
         if (place / "atlas.json").is_file():
@@ -228,12 +230,16 @@ class AtlasEvidence:
         )
 
 
-def read_interpretation(folder: Path) -> dict[tuple[int, int, int], EvidenceView]:
-    """Descriptions by layer, head and channel; where several signals share a channel, the most specific one."""
+def read_interpretation(folder: Path, model: Model) -> dict[tuple[int, int, int], EvidenceView]:
+    """Descriptions by layer, head and channel; where several signals share a channel, the most specific one.
+
+    Those of another model are refused: what its channels stand for says nothing about this one's.
+    """
     path = folder / "interpretation.json"
     found: dict[tuple[int, int, int], EvidenceView] = {}
     try:
-        signals: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["signals"]
+        data = json.loads(path.read_text(encoding="utf-8"))
+        settings, signals = dict[str, Any](data.get("settings") or {}), list[dict[str, Any]](data["signals"])
         described = [signal for signal in signals if signal["description"]]
         # Later signals replace earlier ones: those with fewer channels, and supported ones, come last.
         described.sort(key=lambda signal: (-len(signal["channels"]), signal["supported"]))
@@ -251,4 +257,13 @@ def read_interpretation(folder: Path) -> dict[tuple[int, int, int], EvidenceView
         raise InputError(
             f"The interpretation {str(folder)!r} cannot be read ({error}). Make it anew: headtrace interpret."
         ) from error
+    hashes = (settings.get(name) for name in ("weights_sha256", "computation_sha256"))
+    kept = ModelInfo(str(settings.get("model")), None, None, *hashes)
+    other = difference(kept, model)
+    if other is not None:
+        raise InputError(
+            f"The interpretation {str(folder)!r} was made of another model than {model.name!r}: {kept.name!r} has "
+            f"{other}. Serve the model that it was made of, or interpret this one: headtrace interpret."
+        )
+    warn_if_not_compared(f"The interpretation {str(folder)!r}", kept)
     return found

@@ -22,7 +22,7 @@ from headtrace.cli.output import tolerate_few_characters
 MARKUP = "rich"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "models": ("models", "List supported architectures and names that are ready to load."),
+    "models": ("models", "List supported architectures and names that are ready to load; download models."),
     "info": (
         "models",
         "Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.",

@@ -40,6 +40,7 @@ from headtrace.models.devices import (
 )
 from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
 from headtrace.models.model import Model
+from headtrace.models.packages import packaged_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 DTYPES = {dtype_name(dtype): dtype for dtype in devices.DTYPES}
@@ -181,16 +182,19 @@ def _on_this_machine(source: Source) -> Source:
     """
     if source.kind != "hub":
         return source
+    packaged = packaged_file(source.name) if source.revision is None else None
+    if packaged is not None and not hub.in_cache(source):  # what the user got is used without asking the hub
+        return replace(source, kind="gguf", place=str(packaged))
     folder = hub.fetch(source)
     if folder is not None:
         return replace(source, kind="folder", place=str(folder), revision=source.revision or folder.name)
-    packaged = _packaged_gguf(source.name) if source.revision is None else None
+    packaged = packaged or (_installed_gguf(source.name) if source.revision is None else None)
     if packaged is None:
         raise hub.unreachable(source)
     return replace(source, kind="gguf", place=str(packaged))
 
 
-def _packaged_gguf(alias: str) -> Path | None:
+def _installed_gguf(alias: str) -> Path | None:
     """The GGUF file that an installed package carries for this alias (found without importing the package)."""
     if alias not in PACKAGED_GGUF:
         return None
@@ -212,8 +216,8 @@ def loadable_place(name: str, revision: str | None = None) -> str | None:
         return None
     if source.kind in ("folder", "gguf"):
         return os.path.abspath(source.place)
-    known = source.kind == "builtin" or hub.in_cache(source) or _packaged_gguf(source.name) is not None
-    return name if known else None
+    packaged = packaged_file(source.name) or _installed_gguf(source.name)
+    return name if source.kind == "builtin" or hub.in_cache(source) or packaged is not None else None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from headtrace import builtin
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.models import devices, hub
 from headtrace.models.checkpoint import (
-    converted,
     missing_weights,
     open_checkpoint,
     saved_dtype,
@@ -38,6 +37,7 @@ from headtrace.models.devices import (
     named_device,
     same_device,
 )
+from headtrace.models.gguf_files import converted
 from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
 from headtrace.models.model import Model
 from headtrace.models.packages import packaged_file
@@ -230,11 +230,12 @@ class _Reading:
     with_tokenizer: bool
 
     def gguf(self, path: Path) -> tuple[PreTrainedModel, Any]:
+        dtype = (self.dtype or torch.float32) if self.device_map is None else None
         try:
-            return self.folder(converted(path))
+            return self.folder(converted(path, dtype=dtype))
         except InputError:
             # The file itself is damaged, which a second conversion says again, or its converted copy is.
-            return self.folder(converted(path, anew=True))
+            return self.folder(converted(path, anew=True, dtype=dtype))
 
     def folder(self, folder: Path) -> tuple[PreTrainedModel, Any]:
         """The module of a folder, and its tokenizer if it has one and it is wanted."""

@@ -65,6 +65,9 @@ class PromptInfo:
     importance: tuple[Number | None, ...] | None = None
     """What is lost of the root's number, on average, when the token's word is exchanged for others like it: measured
     (`headtrace matters`). Null where nothing was exchanged."""
+    start_tokens: Words | None = None
+    """The first of these tokens that the tokenizer put in front of the text, such as `<bos>`; empty if it put none
+    there. Null where that is not known: for bare token ids, and in files of earlier versions."""
 
 
 @stored

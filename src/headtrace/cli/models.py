@@ -179,6 +179,7 @@ def info(
         ("windows", _windows(config)),
         ("experts", _experts(config) if facts.experts else "none: one MLP in every layer"),
         ("tokenizer", "none: use token ids" if loaded.tokenizer is None else type(loaded.tokenizer).__name__),
+        ("start tokens", _start_tokens(loaded)),
         ("weights sha256", loaded.weights_sha256),
         (f"memory, {tokens} tokens", _memory(loaded, tokens)),
     ]
@@ -194,8 +195,17 @@ def info(
     content |= {name: getattr(loaded, name) for name in sizes}
     content |= {"length": tokens, "recording_bytes": recording_bytes(loaded, tokens), "described": dict(rows)}
     content["tracing_bytes"] = tracing_bytes(loaded, tokens)
+    content["start_tokens"] = loaded.start_tokens
     content |= {"dtype": loaded.own_dtype, "rounding": rounding[1] if rounding else None}
     emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
+
+
+def _start_tokens(loaded: Any) -> str:
+    """What the tokenizer puts in front of a text: part of the model's input."""
+    found = loaded.start_tokens
+    if found is None:
+        return "none: token ids are taken as they are"
+    return " ".join(map(repr, found)) + " (before every text)" if found else "none: text is read as it is"
 
 
 def _memory(loaded: Any, tokens: int) -> str:

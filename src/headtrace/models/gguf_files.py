@@ -248,7 +248,7 @@ def _hf_tensors(
     )
 
     config: Any = empty.config
-    kind: Any = TENSOR_PROCESSORS.get(header.facts.get("general.architecture"), TensorProcessor)
+    kind: Any = TENSOR_PROCESSORS.get(str(header.facts.get("general.architecture")), TensorProcessor)
     processor = kind(config=config.to_dict())
     names: Mapping[str, str] = get_gguf_hf_weights_map(empty, processor)
     gathered: dict[str, Any] = {"tensors": {}, "config": processor.config}
@@ -325,7 +325,7 @@ class _SafetensorsFile:
                 f"its {name!r} has the shape {tuple(values.shape)}, and its metadata asks for {self.shapes[name]}"
             )
         self.file.seek(self.begin + self.starts[name])
-        self.file.write(memoryview(np.ascontiguousarray(values, dtype=np.float32)).cast("B"))
+        self.file.write(np.ascontiguousarray(values, dtype=np.float32).data.cast("B"))
         self.written.add(name)
 
     def __enter__(self) -> _SafetensorsFile:

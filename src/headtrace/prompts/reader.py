@@ -112,6 +112,20 @@ class PromptReader:
             return tuple(f"#{token}" for token in ids)
         return tuple(decoded(self.tokenizer, [token]) for token in ids)
 
+    def start_tokens(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...] | None:
+        """Which of a prompt's tokens stand in front of its text (a ``<bos>``); None where there is no text to compare.
+
+        >>> import headtrace
+        >>> reader = headtrace.load("builtin").reader
+        >>> reader.start_tokens("When Mary", reader.ids("When Mary"))
+        ('<|endoftext|>',)
+        """
+        if text is None or self.tokenizer is None:
+            return None
+        own = encode(self.tokenizer, [text], special=False)[0].ids
+        front = len(ids) - len(own)
+        return self.labels(ids[:front]) if front >= 0 and tuple(ids[front:]) == own else None
+
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _require_tokenizer(self, instead: str) -> PreTrainedTokenizerBase:

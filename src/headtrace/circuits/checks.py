@@ -32,7 +32,7 @@ def check(circuit: Circuit) -> None:
     """Ids exist once, positions lie in the prompt, edges lead upwards into sides that their targets have."""
     prompt = circuit.prompt
     length = len(prompt.tokens)
-    if len(prompt.token_ids) != length:
+    if prompt.token_ids and len(prompt.token_ids) != length:
         raise InputError(f"prompt.tokens: expected {len(prompt.token_ids)}, one per token id, got {length}")
     start = prompt.start_tokens or ()
     if start != prompt.tokens[: len(start)]:

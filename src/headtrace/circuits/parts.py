@@ -56,7 +56,7 @@ class PromptInfo:
     text: Text | None
     """The text; null for bare token ids."""
     token_ids: Ids
-    """The tokens as the model reads them."""
+    """The tokens as the model reads them; empty in a circuit of another tool that does not say."""
     tokens: Words
     """How each token reads."""
     contributions: tuple[Number, ...] | None = None

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from inspect import cleandoc
+from keyword import iskeyword
 from typing import Any
 
 import typer
@@ -56,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write circuits as one page (a single HTML file that needs no network) and open it.",
     ),
     "export": ("circuits", "Write circuits in the format of another tool."),
+    "import": (
+        "imports",
+        "Read circuits of other tools: GraphML and JSON of ACC and accpp-tracer, Neuronpedia's graphs.",
+    ),
     "verify": ("verify", "Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY."),
     "sufficiency": (
         "experiments",
@@ -120,7 +125,8 @@ class LazyCommands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self.made:
             module, summary = COMMANDS[name]
-            found = getattr(import_module(f"headtrace.cli.{module}"), name)
+            function = f"{name}_" if iskeyword(name) else name
+            found = getattr(import_module(f"headtrace.cli.{module}"), function)
             if isinstance(found, typer.Typer):
                 self.made[name] = typer.main.get_group(found)
             else:

@@ -160,3 +160,12 @@ def test_an_edge_between_groups_stands_for_pairs_that_lead_upwards() -> None:
     assert len(named["previous token", "induction"]) == 8
     assert all(a[0] < b[0] for pairs in named.values() for a, b in pairs)
     assert replace(reference, edges=()).edges == ()
+
+
+@pytest.mark.parametrize("name", ["gpt2-greater-than", "gpt2-pronoun"])
+def test_references_of_heads_alone_say_where_they_come_from(name: str) -> None:
+    reference = load_reference(name)
+    assert (len(reference.heads), reference.edges) == (8, ())
+    assert len({(head.layer, head.head) for head in reference.heads}) == 8
+    assert reference.source
+    assert "MLPs" in (reference.notes or "")

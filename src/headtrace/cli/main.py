@@ -67,6 +67,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is "
         "left?",
     ),
+    "bench": (
+        "bench",
+        "Methods side by side on prompts with counterfactuals: sufficiency at sizes, CPR, CMD, cost in forward passes.",
+    ),
     "intervene": (
         "experiments",
         "Change the signal of one edge in the running model: attention and metric before and after.",

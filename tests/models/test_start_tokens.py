@@ -18,6 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import headtrace
+from headtrace.models.packages import packaged_file
 from tests.models.test_gguf import NAMES
 from tests.tiny import tiny_hf
 
@@ -193,3 +194,14 @@ def test_circuits_say_which_tokens_were_put_in_front() -> None:
     assert ids.prompt.start_tokens is None  # nobody knows which of them is a start token
     without = tracer.trace(text, answer=" Mary", wrong=" John", bos=False)
     assert without.prompt.start_tokens == ()
+
+
+@pytest.mark.slow
+def test_gemma_answers_as_it_does_with_its_start_token() -> None:
+    if packaged_file("gemma-3-270m") is None:
+        pytest.skip("Gemma is not here: headtrace models get gemma-3-270m")
+    model = headtrace.load("gemma-3-270m")
+    recording = model.record("When Mary and John went to the store, John gave a drink to")
+    assert recording.tokens()[0] == "<bos>"
+    assert recording.top_answers(1)[0][0] == " Mary"
+    assert recording.top_answers(1)[0][2] > 0.5

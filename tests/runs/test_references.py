@@ -149,7 +149,9 @@ def test_a_reference_that_cannot_be_is_refused_by_its_field(change, message, tmp
 
 
 def test_an_unknown_name_lists_those_that_are_known() -> None:
-    with pytest.raises(InputError, match=r"No reference file at ioi.*gpt2-ioi, gpt2-pronoun, pythia-160m-ioi"):
+    with pytest.raises(
+        InputError, match=r"No reference file at ioi.*gpt2-ioi, gpt2-pronoun, pythia-160m-ioi"
+    ):
         load_reference("ioi")
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from headtrace.errors import InputError
 
 
-def cache_folder(room: str) -> Path:
-    """The folder for one kind of cached thing, created on first use."""
+def cache_folder(room: str, *, lasting: bool = False) -> Path:
+    """The folder for one kind of cached thing, created on first use; if it has to be ``lasting``, no temporary one."""
     try:
         folder = _root() / room
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,6 +24,10 @@ def cache_folder(room: str) -> Path:
         reason = f"no permission to write to {str(folder)!r}"
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         reason = str(error)
+    if lasting:
+        raise InputError(
+            f"There is no place to keep files: {reason}. Set HEADTRACE_CACHE to a folder that can be written to."
+        )
     return _temporary_folder(reason, room)
 
 

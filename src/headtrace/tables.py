@@ -1,9 +1,13 @@
-"""Small tables for notebooks, and sizes for people."""
+"""Small tables for notebooks and papers, and sizes for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> str:
@@ -23,6 +27,50 @@ def _inert(text: str) -> str:
     return escape(
         "".join(c if c.isprintable() or c == " " else c.encode("unicode_escape").decode() for c in text)
     )
+
+
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def latex_table(table: pl.DataFrame, digits: int = 3) -> str:
+    r"""A frame as a LaTeX table (with the rules of booktabs): numbers to the right, nothing in it is markup.
+
+    >>> import polars as pl
+    >>> print(latex_table(pl.DataFrame({"head": ["L9H6 & co"], "f_1": [0.5]})))
+    \begin{tabular}{lr}
+    \toprule
+    head & f\_1 \\
+    \midrule
+    L9H6 \& co & 0.5 \\
+    \bottomrule
+    \end{tabular}
+    """
+
+    def cell(value: object) -> str:
+        if value is None:
+            return ""
+        text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+        return "".join(_LATEX.get(c, c) for c in text)
+
+    sides = "".join("r" if kind.is_numeric() else "l" for kind in table.dtypes)
+    rows = [" & ".join(map(cell, row)) + r" \\" for row in table.iter_rows()]
+    head = " & ".join(map(cell, table.columns)) + r" \\"
+    lines = [
+        rf"\begin{{tabular}}{{{sides}}}",
+        r"\toprule",
+        head,
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines)
 
 
 def human(n_bytes: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from keyword import iskeyword
 
 import typer
 from typer.testing import CliRunner
@@ -19,7 +20,9 @@ def test_help_begins_with_the_line_of_the_list_and_goes_on_with_the_docstring() 
     for name, (module, line) in COMMANDS.items():
         first, *more = found[name].help.split("\n\n")
         assert first == line
-        documented = getattr(import_module(f"headtrace.cli.{module}"), name).__doc__
+        documented = getattr(
+            import_module(f"headtrace.cli.{module}"), f"{name}_" if iskeyword(name) else name
+        ).__doc__
         assert not more or more[0].split()[0] == documented.split()[0]
 
 

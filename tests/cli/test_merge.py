@@ -94,7 +94,10 @@ def test_a_network_of_which_nothing_is_left_says_so(table, tmp_path, capsys) -> 
         (["--out", "-", "--json"], "asked for twice"),
         (["--channels", "--skeleton"], "no channels"),
         (["--reference", "gpt2-ioi"], "'gpt2-small' (12 layers of 12 heads); this network is of 'builtin'"),
-        (["--reference", "nothing"], "Known by name: gpt2-ioi, pythia-160m-ioi"),
+        (
+            ["--reference", "nothing"],
+            "Known by name: gpt2-greater-than, gpt2-ioi, gpt2-pronoun, pythia-160m-ioi",
+        ),
         (["--min-frequency", "2"], "less than or equal to 1"),
     ],
 )

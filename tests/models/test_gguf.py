@@ -94,7 +94,7 @@ def test_a_tensor_that_is_missing_is_named(name: str, tmp_path) -> None:
 
 def test_a_tensor_that_is_not_finite_is_named(tmp_path) -> None:
     path = write(tmp_path / "a.gguf", small(), spoil="blk.1.ffn_up.weight")
-    with pytest.raises(InputError, match=r"layers\.1\.mlp\.up_proj\.weight' is not finite"):
+    with pytest.raises(InputError, match=r"blk\.1\.ffn_up\.weight' is not finite"):
         headtrace.load(path)
 
 
@@ -109,7 +109,7 @@ def test_metadata_that_its_tensors_contradict_is_refused(facts: dict, tmp_path) 
 
 def test_a_model_too_large_for_memory_stops_before_it_is_read(tmp_path, monkeypatch) -> None:
     path = write(tmp_path / "a.gguf", small())
-    monkeypatch.setattr("headtrace.models.checkpoint.available_bytes", lambda: 1000)
+    monkeypatch.setattr("headtrace.models.gguf_files.available_bytes", lambda: 1000)
     with pytest.raises(OutOfMemoryError, match=r"needs about .* 1 KB is available"):
         headtrace.load(path)
 

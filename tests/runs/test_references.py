@@ -149,7 +149,9 @@ def test_a_reference_that_cannot_be_is_refused_by_its_field(change, message, tmp
 
 
 def test_an_unknown_name_lists_those_that_are_known() -> None:
-    with pytest.raises(InputError, match=r"No reference file at ioi.*gpt2-ioi, pythia-160m-ioi"):
+    with pytest.raises(
+        InputError, match=r"No reference file at ioi.*gpt2-ioi, gpt2-pronoun, pythia-160m-ioi"
+    ):
         load_reference("ioi")
 
 
@@ -160,3 +162,12 @@ def test_an_edge_between_groups_stands_for_pairs_that_lead_upwards() -> None:
     assert len(named["previous token", "induction"]) == 8
     assert all(a[0] < b[0] for pairs in named.values() for a, b in pairs)
     assert replace(reference, edges=()).edges == ()
+
+
+@pytest.mark.parametrize("name", ["gpt2-greater-than", "gpt2-pronoun"])
+def test_references_of_heads_alone_say_where_they_come_from(name: str) -> None:
+    reference = load_reference(name)
+    assert (len(reference.heads), reference.edges) == (8, ())
+    assert len({(head.layer, head.head) for head in reference.heads}) == 8
+    assert reference.source
+    assert "MLPs" in (reference.notes or "")

@@ -140,9 +140,14 @@ def check_prompt(check: Checking) -> None:
             ledger.require(name, "", in_file=words, measured=labels)
         for i, (word, label) in enumerate(zip(words, labels, strict=False)):
             ledger.require(name if word == label else f"{name}[{i}]", "", in_file=word, measured=label)
-    text, ids = circuit.prompt.text, list(circuit.prompt.token_ids)
-    if text is None or model.tokenizer is None:
-        return
+    if circuit.prompt.text is not None and model.tokenizer is not None:
+        _check_text(check, circuit.prompt.text)
+
+
+def _check_text(check: Checking, text: str) -> None:
+    """The text of the prompt gives its tokens."""
+    circuit, model, ledger = check.circuit, check.recording.model, check.ledger
+    ids = list(circuit.prompt.token_ids)
     ids = ids[: len(ids) - len(circuit.root.answer_prefix)]
     readings = list(text_as_ids(model, text).values())
     if readings:

@@ -3,11 +3,13 @@
 ``parts.py`` and ``circuit.py`` state what a circuit is, field by field, and ``checks.py`` what must hold
 between the parts. ``graph.py`` computes influence and cuts out subgraphs, ``summary.py`` describes a circuit in words.
 ``files.py`` reads and writes circuit files, ``describe.py`` makes their documentation, ``rows.py`` keeps many
-circuits in one table, ``sources.py`` finds circuits wherever they are kept, ``exports.py`` is for other tools.
+circuits in one table, ``sources.py`` finds circuits wherever they are kept, ``exports.py`` and ``imports.py`` are for
+other tools.
 """
 
 from headtrace.circuits.circuit import Circuit
 from headtrace.circuits.files import load_circuit
+from headtrace.circuits.imports import imported
 from headtrace.circuits.parts import (
     ComparedPrompt,
     CompetingKeySignal,
@@ -44,6 +46,7 @@ __all__ = [
     "Node",
     "PromptInfo",
     "Root",
+    "imported",
     "load_circuit",
     "named_circuits",
     "read_circuit",

@@ -38,8 +38,11 @@ def check(circuit: Circuit) -> None:
     """Ids exist once, positions lie in the prompt, edges lead upwards into sides that their targets have."""
     prompt = circuit.prompt
     length = len(prompt.tokens)
-    if len(prompt.token_ids) != length:
+    if prompt.token_ids and len(prompt.token_ids) != length:
         raise InputError(f"prompt.tokens: expected {len(prompt.token_ids)}, one per token id, got {length}")
+    start = prompt.start_tokens or ()
+    if start != prompt.tokens[: len(start)]:
+        raise InputError(f"prompt.start_tokens: expected the first of prompt.tokens, got {list(start)}")
     by_token: dict[str, Any] = {
         "prompt.contributions": prompt.contributions,
         "prompt.importance": prompt.importance,

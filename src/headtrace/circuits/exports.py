@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.circuits.files import dumps
+from headtrace.circuits.files import dumps, to_json
 from headtrace.circuits.graph import node_influence
 from headtrace.circuits.summary import opposing, place, question
 from headtrace.vocabulary import ATTENTION_SIDES
@@ -29,11 +29,14 @@ def to_networkx(circuit: Circuit) -> nx.MultiDiGraph[int]:
     """A directed multigraph whose attributes are the fields of nodes and edges."""
     import networkx as nx
 
+    data = to_json(circuit)
+    rest = {key: data[key] for key in data if key not in ("schema", "nodes", "edges")}
     graph: nx.MultiDiGraph[int] = nx.MultiDiGraph(
         model=circuit.model.name,
         prompt=circuit.prompt.text,
         question=question(circuit),
         method=circuit.method.name,
+        headtrace=json.dumps(rest),  # with which `headtrace import` reads the graph again
     )
     for node in circuit.nodes:
         values = {key: value for key, value in asdict(node).items() if key != "id"}
@@ -175,6 +178,7 @@ def to_neuronpedia(circuit: Circuit, path: str | Path | None, slug: str) -> dict
                 "generator": {"name": "headtrace", "version": circuit.method.version or ""},
             },
             "generation_settings": {"method": circuit.method.name, "tau": circuit.method.tau},
+            "headtrace": to_json(circuit),  # the whole circuit: `headtrace import` reads it again
         },
         "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
         "nodes": list(nodes.values()),
@@ -208,7 +212,7 @@ def _neuronpedia_node(circuit: Circuit, node: Node, influence: float) -> dict[st
     if node.kind == "root":
         feature = next(iter(getattr(circuit.root, "answer", ())), None)
     elif node.kind == "embedding":
-        feature = circuit.prompt.token_ids[node.dest or 0]
+        feature = (circuit.prompt.token_ids or (None,) * len(circuit.prompt.tokens))[node.dest or 0]
     if node.kind in ("root", "embedding"):
         name = f"{layer}_{feature or 0}_{position}"
     elif node.kind == "head":

@@ -73,7 +73,7 @@ class PromptInfo:
     text: Text | None
     """The text; null for bare token ids."""
     token_ids: Ids
-    """The tokens as the model reads them."""
+    """The tokens as the model reads them; empty in a circuit of another tool that does not say."""
     tokens: Words
     """How each token reads."""
     contributions: tuple[Number, ...] | None = None
@@ -82,6 +82,9 @@ class PromptInfo:
     importance: tuple[Number | None, ...] | None = None
     """What is lost of the root's number, on average, when the token's word is exchanged for others like it: measured
     (`headtrace matters`). Null where nothing was exchanged."""
+    start_tokens: Words | None = None
+    """The first of these tokens that the tokenizer put in front of the text, such as `<bos>`; empty if it put none
+    there. Null where that is not known: for bare token ids, and in files of earlier versions."""
 
 
 @stored

@@ -28,7 +28,7 @@ def question(circuit: Circuit, quote: Quote = quoted) -> str:
 
 def _named(circuit: Circuit) -> Root:
     """The root with the text of its tokens, as far as the prompt knows it where the root itself does not."""
-    root, known = circuit.root, dict(zip(circuit.prompt.token_ids, circuit.prompt.tokens, strict=True))
+    root, known = circuit.root, dict(zip(circuit.prompt.token_ids, circuit.prompt.tokens, strict=False))
     for name in ("answer", "wrong"):
         ids: Ids | None = getattr(root, name, None)
         if ids and getattr(root, f"{name}_tokens") is None:
@@ -141,8 +141,9 @@ def words_text(edge: Edge) -> str:
 def opening(circuit: Circuit) -> str:
     """The prompt and the question, the size of the circuit, and what the tokens contribute."""
     value = "" if circuit.root.value is None else f", value {circuit.root.value:.4g}"
+    prompt = circuit.prompt
     lines = [
-        f"{circuit.prompt.text if circuit.prompt.text is not None else list(circuit.prompt.token_ids)}",
+        prompt.text if prompt.text is not None else str(list(prompt.token_ids or prompt.tokens)),
         f"Why {question(circuit)}? ({circuit.root.kind} root{value}; {origin(circuit)})",
     ]
     lines += _compared(circuit)

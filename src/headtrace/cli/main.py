@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from inspect import cleandoc
+from keyword import iskeyword
 from typing import Any
 
 import typer
@@ -22,7 +23,7 @@ from headtrace.cli.output import tolerate_few_characters
 MARKUP = "rich"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "models": ("models", "List supported architectures and names that are ready to load."),
+    "models": ("models", "List supported architectures and names that are ready to load; download models."),
     "info": (
         "models",
         "Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.",
@@ -60,11 +61,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write circuits as one page (a single HTML file that needs no network) and open it.",
     ),
     "export": ("circuits", "Write circuits in the format of another tool."),
+    "import": (
+        "imports",
+        "Read circuits of other tools: GraphML and JSON of ACC and accpp-tracer, Neuronpedia's graphs.",
+    ),
     "verify": ("verify", "Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY."),
     "sufficiency": (
         "experiments",
         "Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is "
         "left?",
+    ),
+    "bench": (
+        "bench",
+        "Methods side by side on prompts with counterfactuals: sufficiency at sizes, CPR, CMD, cost in forward passes.",
     ),
     "intervene": (
         "experiments",
@@ -124,7 +133,8 @@ class LazyCommands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self.made:
             module, summary = COMMANDS[name]
-            found = getattr(import_module(f"headtrace.cli.{module}"), name)
+            function = f"{name}_" if iskeyword(name) else name
+            found = getattr(import_module(f"headtrace.cli.{module}"), function)
             if isinstance(found, typer.Typer):
                 self.made[name] = typer.main.get_group(found)
             else:

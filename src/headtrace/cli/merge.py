@@ -22,12 +22,14 @@ from headtrace.writing import (
 )
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.runs.network import Network, NetworkEdge
     from headtrace.runs.references import ReferenceAgreement
 
 FILES = ("network.json", "network.graphml", "network.png", "network.svg", "network.html")
 """What goes into a folder."""
-ENDINGS = (".json", ".graphml", ".png", ".svg", ".pdf", ".html")
+ENDINGS = (".json", ".graphml", ".png", ".svg", ".pdf", ".html", ".tex")
 SHOWN = 20
 
 
@@ -119,6 +121,11 @@ def _save(network: Network, found: ReferenceAgreement | None, out: str, ending: 
         ".html": network.to_html,
         ".json": lambda path: write_text(path, dumps(network)),
     }
+    if ending == ".tex":  # the sweep against the reference, or else the edges
+        from headtrace.tables import latex_table
+
+        write_text(out, latex_table(_edge_frame(network) if found is None else found.table) + "\n")
+        return
     if ending:
         plain.get(ending, network.plot)(out)
         return
@@ -126,6 +133,18 @@ def _save(network: Network, found: ReferenceAgreement | None, out: str, ending: 
         plain.get(Path(name).suffix, network.plot)(os.path.join(out, name))
     if found is not None:
         write_json(os.path.join(out, "agreement.json"), _agreement(found))
+
+
+def _edge_frame(network: Network) -> pl.DataFrame:
+    """Edges as a table: between which components at which places, on which side, how often, how strong."""
+    import polars as pl
+
+    named = {node.id: str(node) for node in network.nodes}
+    rows = [
+        (named[edge.source], named[edge.target], edge.side, edge.frequency, edge.weight)
+        for edge in network.edges
+    ]
+    return pl.DataFrame(rows, schema=["source", "target", "side", "frequency", "weight"], orient="row")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------

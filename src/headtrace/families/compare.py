@@ -177,7 +177,11 @@ def compare_circuits(
         raise InputError(
             f"Give each of the {len(many)} circuits a name of its own; the names are {[*names]!r}."
         )
-    one_prompt = all(circuit.prompt.token_ids == many[0].prompt.token_ids for circuit in many)
+    # Circuits of other tools may come without token ids: then the labels of tokens have to agree.
+    one_prompt = all(
+        (each.prompt.token_ids or each.prompt.tokens) == (many[0].prompt.token_ids or many[0].prompt.tokens)
+        for each in many
+    )
     by = check_by(by or ("positions" if one_prompt else "components"))
     of_circuit: Sequence[Mapping[str, int]] = [{} for _ in many] if roles is None else roles
     warnings = check_weights(many, grain)
@@ -212,7 +216,7 @@ def check_weights(circuits: Sequence[Circuit], grain: Grain) -> list[str]:
         return []
     for circuit in others:
         same_name = circuit.model.name == first.model.name
-        same_tokens = circuit.prompt.token_ids == first.prompt.token_ids
+        same_tokens = circuit.prompt.token_ids == first.prompt.token_ids != ()
         if circuit.model.architecture != first.model.architecture or not (same_name or same_tokens):
             require_one_model([first.model, circuit.model])
     a, b = describe_model(first.model), describe_model(others[0].model)

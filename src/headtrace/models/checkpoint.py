@@ -9,32 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import shutil
-import struct
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_model
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from headtrace.cache import cache_folder
-from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError, UnsupportedModelError
+from headtrace.errors import InputError, OutOfMemoryError, UnsupportedModelError
 from headtrace.models.architectures import ARCHITECTURES, HOW_TO_ADD, find_architecture
 from headtrace.models.devices import available_bytes, dtype_name
-from headtrace.models.integrity import check_parameters
 from headtrace.tables import human
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -323,146 +310,3 @@ def _listed(names: Iterable[str], most: int = 5) -> str:
     found = sorted(names)
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(map(repr, found[:most])) + more
-
-
-# -- GGUF files ------------------------------------------------------------------------------------------------
-
-CONVERSION = 2
-"""Conversions of an earlier number are not read: the first ones did not look for weights that are missing."""
-GGUF_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-GGUF_STRING, GGUF_ARRAY = 8, 9
-GGUF_COMPUTED = ("rope_freqs.weight",)
-"""Tensors of GGUF files that models compute themselves."""
-
-
-class _GGUFHeader:
-    """Metadata (without lists) and shapes of a GGUF file. Never reads more than the file has, however damaged it is."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.file, self.size = file, size
-        self.facts: dict[str, Any] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        if self._take(4) != b"GGUF":
-            raise ValueError("it does not begin like a GGUF file")
-        version = self._number("I")
-        if version not in (2, 3):
-            raise ValueError(f"it has the version {version}: expected 2 or 3, little-endian")
-        n_tensors, n_facts = self._number("Q"), self._number("Q")
-        for _ in range(n_facts):
-            key = self._text()
-            self.facts[key] = self._value(self._number("I"))
-        for _ in range(n_tensors):
-            name, n_axes = self._text(), self._number("I")
-            if n_axes > 8:
-                raise ValueError(f"its tensor {name!r} has {n_axes} axes")
-            self.shapes[name] = tuple(self._number("Q") for _ in range(n_axes))
-            self._take(12)  # type and place
-
-    def _take(self, count: int) -> bytes:
-        if count > self.size - self.file.tell():
-            raise ValueError(f"it ends after {self.size} bytes, in the middle of its header")
-        return self.file.read(count)
-
-    def _number(self, code: str) -> Any:
-        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
-
-    def _text(self) -> str:
-        return self._take(self._number("Q")).decode("utf-8")
-
-    def _value(self, kind: int) -> Any:
-        if kind == GGUF_STRING:
-            return self._text()
-        if kind in GGUF_NUMBERS:
-            return self._number(GGUF_NUMBERS[kind])
-        if kind != GGUF_ARRAY:
-            raise ValueError(f"it has a value of an unknown type {kind}")
-        inner, count = self._number("I"), self._number("Q")  # lists are vocabularies: nothing here needs them
-        if inner in GGUF_NUMBERS:
-            self._take(count * struct.calcsize("<" + GGUF_NUMBERS[inner]))
-        elif inner == GGUF_STRING:
-            for _ in range(count):  # ends with the file: a string takes eight bytes at least
-                self._take(self._number("Q"))
-        else:
-            raise ValueError(f"it has a list of an unknown type {inner}")
-        return None
-
-    def check(self, file_size: int) -> int:
-        """Compare what the metadata says with the shapes, and these with the file; bytes of all tensors in float32."""
-        widest = max((max(shape, default=0) for shape in self.shapes.values()), default=0)
-        limits = {
-            ".block_count": len(self.shapes),
-            ".embedding_length": widest,
-            ".feed_forward_length": widest,
-        }
-        for key, value in self.facts.items():
-            for ending, most in limits.items():
-                if key.endswith(ending) and isinstance(value, int) and value > most:
-                    raise ValueError(f"it says {key} = {value}, and its tensors allow {most} at most")
-        needed = 4 * sum(math.prod(shape) for shape in self.shapes.values())
-        if needed > 8 * 4 * file_size:  # no type takes less than a bit per number
-            raise ValueError(f"its tensors would take {human(needed)}, far more than the file holds")
-        return needed
-
-
-def converted(path: Path, *, anew: bool = False) -> Path:
-    """A GGUF file as a Hugging Face folder with float32 weights, converted once and kept in the cache.
-
-    transformers takes some twenty seconds to read a GGUF file even of a small model; the folder loads in one. With
-    ``anew`` the file is converted even if the folder exists.
-    """
-    partial: Path | None = None
-    try:
-        folder = cache_folder("gguf") / f"{file_sha256(path)}-{CONVERSION}"
-        if anew:
-            shutil.rmtree(folder, ignore_errors=True)
-        if (folder / "config.json").exists():
-            return folder
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            header = _GGUFHeader(file, size)
-        needed = header.check(size)
-        if needed > available_bytes():
-            raise OutOfMemoryError(
-                f"The model in {path.name!r} needs about {human(needed)} in float32, and {human(available_bytes())} is "
-                "available. Use a machine with more memory, or a smaller model."
-            )
-        from rich.console import Console
-
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-        with Console(stderr=True).status(f"Reading {path.name} (once; later loads take a second)"):
-            _convert(path, partial, has_tokenizer="tokenizer.ggml.model" in header.facts)
-        with suppress(OSError):  # another process was faster
-            partial.rename(folder)
-        return folder
-    except HeadtraceError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(
-            f"The GGUF file {path.name!r} cannot be read: {reason}. It is damaged, cut short or of a kind that "
-            "transformers cannot read: fetch it again, or give the model in Hugging Face format."
-        ) from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _convert(path: Path, folder: Path, *, has_tokenizer: bool) -> None:
-    options: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False, "local_files_only": True}
-    found: Any = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), dtype=torch.float32, output_loading_info=True, **options
-    )
-    hf, info = found
-    if info["missing_keys"]:
-        raise missing_weights(path.name, info["missing_keys"])
-    extra = [key for key in info["unexpected_keys"] if not key.endswith(GGUF_COMPUTED)]
-    if extra:
-        raise unexpected_weights(path.name, extra)
-    check_parameters(hf)
-    config: Any = hf.config
-    if getattr(config, "quantization_config", None) is not None:
-        del config.quantization_config  # the weights are plain floats now
-    config.save_pretrained(folder)
-    save_model(hf, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    if has_tokenizer:
-        AutoTokenizer.from_pretrained(str(path.parent), **options).save_pretrained(folder)

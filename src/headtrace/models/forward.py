@@ -34,6 +34,8 @@ from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
 if TYPE_CHECKING:
     from headtrace.models.model import Model
 
+EXPERTS_IN_FLOAT64 = {"_experts_implementation": "eager"}
+"""Mixtures of experts in float64 compute one expert after the other: grouped matrix products have no float64."""
 NORM_ROUNDING = 1e-5
 """By how much a norm that transformers computes in float32 may differ from the same in float64."""
 
@@ -122,7 +124,8 @@ def own_logits(
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)
         options["attention_mask"] = (positions < positions.new_tensor(lengths)[:, None]).long()
     with _session(model) as stack, torch.inference_mode():
-        _experts_in_float64(model, stack)
+        if model.dtype == torch.float64:
+            stack.enter_context(settings(model.config, **EXPERTS_IN_FLOAT64))
         output: Any = model.hf(input_ids=token_ids, **options)
         found: Tensor = output[0]
     return found.to(model.device, model.dtype)
@@ -209,8 +212,8 @@ def _set_attention(model: Model, observers: tuple[Observer, ...], stack: ExitSta
         "_attn_implementation": NAME if own is None or own.method is not None else "sdpa",
         "return_dict": True,  # outputs by name, whatever the model's own setting
     }
-    if model.dtype == torch.float64:  # grouped matrix products have no float64
-        values["_experts_implementation"] = "eager"
+    if model.dtype == torch.float64:
+        values |= EXPERTS_IN_FLOAT64
     stack.enter_context(settings(model.config, **values))
     if own is not None:
         replace_own_attention(model, own, stack)

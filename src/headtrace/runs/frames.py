@@ -139,7 +139,7 @@ def _one_model(circuits: Sequence[Circuit]) -> ModelInfo:
 
 def _prompts(circuits: Sequence[Circuit], roles: Roles | None) -> pl.LazyFrame:
     """``id``, ``tokens`` and the positions of roles."""
-    placed = [{} for _ in circuits] if roles is None else _roles_of(circuits, roles)
+    placed = list(map(_own_roles, circuits)) if roles is None else _roles_of(circuits, roles)
     for number, (circuit, where) in enumerate(zip(circuits, placed, strict=True)):
         for name, position in where.items():
             length = len(circuit.prompt.tokens)
@@ -154,6 +154,13 @@ def _prompts(circuits: Sequence[Circuit], roles: Roles | None) -> pl.LazyFrame:
     }
     columns |= {ROLE + name: pl.Series([w.get(name) for w in placed], dtype=pl.Int64) for name in names}
     return pl.LazyFrame(columns)
+
+
+def _own_roles(circuit: Circuit) -> Mapping[str, int]:
+    """Roles of a circuit of another tool, whose places have names but no tokens (`headtrace.circuits.imports`)."""
+    tokens = circuit.prompt.tokens
+    named = not circuit.prompt.token_ids and len(set(tokens)) == len(tokens)
+    return {token: position for position, token in enumerate(tokens)} if named else {}
 
 
 def _roles_of(circuits: Sequence[Circuit], roles: Roles) -> list[Mapping[str, int]]:

@@ -324,7 +324,7 @@ class Tracer:
 
             def assembled(place: int, trace: PromptTrace) -> Circuit:
                 each = requests[place]
-                prompt = PromptInfo(each.text, tuple(each.ids), self.model.token_labels(each.ids))
+                prompt = self._prompt(each.text, each.ids)
                 return assemble(info, prompt, trace, methods[place])
 
             show: OnPartial | None = (
@@ -400,6 +400,10 @@ class Tracer:
             )
         return PromptPair(request.ids, other, request.root, compared)
 
+    def _prompt(self, text: str | None, ids: Sequence[int]) -> PromptInfo:
+        reader = self.model.reader
+        return PromptInfo(text, tuple(ids), reader.labels(ids), start_tokens=reader.start_tokens(text, ids))
+
     def _difference_circuit(
         self,
         request: ResolvedRequest,
@@ -417,7 +421,7 @@ class Tracer:
         if self.model.half:
             settings["dtype"] = self.model.own_dtype
         method = MethodInfo("difference", version=self.method.describe().version, settings=settings)
-        prompt = PromptInfo(request.text, tuple(request.ids), self.model.token_labels(request.ids))
+        prompt = self._prompt(request.text, request.ids)
         note = None
         if measured is not None:
             prompt = replace(prompt, importance=measured.by_token(len(request.ids)))

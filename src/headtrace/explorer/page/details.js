@@ -238,7 +238,7 @@ export function edgeCard(graph, edge) {
 /** A token of the axis, in full. */
 export function tokenCard(graph, position) {
   const here = [...graph.nodes.values()].filter((node) => node.dest === position).length;
-  const id = String(graph.data.prompt.token_ids[position]);
+  const id = String(graph.data.prompt.token_ids[position] ?? "unknown");
   const amount = graph.amounts?.[position].value;
   return [
     el("h3", {}, token(graph, position)),

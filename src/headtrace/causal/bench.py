@@ -1,0 +1,299 @@
+"""Methods side by side on prompts of your own: what is enough, and what it costs.
+
+Every prompt comes with an answer, a wrong answer and a counterfactual prompt of equal length. Each method ranks head
+components; the first n are kept, and all others take what they had in the counterfactual run
+(`headtrace.causal.sufficiency`). Methods: circuits of attention (``acc++``), content, both (``complete``) and of the
+difference between the two runs (``difference``); ``attribution patching`` and ``integrated gradients``, which take
+gradients; ``random``. The cost is the time of a method over the time of a forward pass on the same prompt, the median
+over prompts: a number of forward passes, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headtrace.causal.patching import BASELINES, RANDOM
+from headtrace.causal.sufficiency import SHOWN, open_case, sufficiency
+from headtrace.errors import InputError
+from headtrace.progress import Progress
+from headtrace.request import TraceRequest, read_requests
+from headtrace.writing import replacing, write_text
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+    from headtrace.circuits import Circuit
+    from headtrace.models import Model
+    from headtrace.tracing import Tracer
+
+PATHS = {"acc++": "attention", "content": "content", "complete": "complete", "difference": "difference"}
+GRADIENTS = ("attribution patching", "integrated gradients")
+METHODS = (*PATHS, *GRADIENTS, RANDOM)
+SCHEMA = "headtrace.bench/1"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What ``bench`` measured: one row for each set of prompts, prompt and method."""
+
+    model: Mapping[str, Any]
+    """Name, layers, heads and width."""
+    rows: tuple[Mapping[str, Any], ...]
+    passed: Mapping[str, Mapping[str, int]]
+    """By set: how many prompts were used, and why others were not."""
+    scores: Mapping[str, Mapping[str, float]]
+    """Mean flow of edges between components over all prompts, by the kind of part (nodes, edges): for MIB."""
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """``set``, ``prompt``, ``method``, sufficiency at some sizes, ``cpr``, ``cmd``, ``cost`` in forward passes."""
+        import polars as pl
+
+        return pl.DataFrame([dict(row) for row in self.rows], infer_schema_length=None)
+
+    @property
+    def medians(self) -> pl.DataFrame:
+        """A row per set and method: medians over its prompts."""
+        import polars as pl
+
+        numbers = [*(f"at {n}" for n in SHOWN), "cpr", "cmd", "cost"]
+        return self.table.group_by("set", "method", maintain_order=True).agg(
+            pl.len().alias("prompts"), pl.col(numbers).median()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "schema": SCHEMA,
+            "model": dict(self.model),
+            "prompts": {name: dict(counts) for name, counts in self.passed.items()},
+            "medians": self.medians.to_dicts(),
+            "rows": [dict(row) for row in self.rows],
+        }
+
+    def mib(self) -> dict[str, Any]:
+        """The scores as the circuit track of the MIB benchmark reads them: ``cfg``, ``nodes``, ``edges``.
+
+        Nodes are ``input``, ``a3.h5`` (a head), ``m3`` (an MLP) and ``logits``; an edge is ``a3.h5->a7.h2<q>`` with
+        ``<q>``, ``<k>`` or ``<v>`` into a head. The score of an edge is its flow between clean and counterfactual run,
+        summed over positions, the mean over prompts; those that no difference circuit has are left out.
+        """
+        return {
+            "cfg": {
+                name: self.model[name] for name in ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
+            },
+            "nodes": {
+                name: {"in_graph": True, "score": score} for name, score in self.scores["nodes"].items()
+            },
+            "edges": {
+                name: {"in_graph": True, "score": score} for name, score in self.scores["edges"].items()
+            },
+        }
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Median sufficiency over the number of components: a panel for each set, a line for each method."""
+        import polars as pl
+
+        from headtrace.figures.causal import sufficiency_by_method
+
+        sizes = {f"at {n}": n for n in SHOWN}
+        long = self.table.rename({"set": "task"}).unpivot(
+            list(sizes),
+            index=["task", "prompt", "method"],
+            variable_name="components",
+            value_name="sufficiency",
+        )
+        return sufficiency_by_method(long.with_columns(pl.col("components").replace_strict(sizes)), path)
+
+    def to_latex(self) -> str:
+        """The medians as a LaTeX table."""
+        from headtrace.tables import latex_table
+
+        return latex_table(self.medians)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``bench.json``, ``bench.parquet`` and ``bench.png`` into a folder."""
+        path = Path(folder)
+        write_text(path / "bench.json", json.dumps(self.to_dict(), indent=1) + "\n")
+        with replacing(path / "bench.parquet") as temporary:
+            self.table.write_parquet(temporary)
+        self.plot(path / "bench.png")
+        return path
+
+
+def bench(
+    model: Model,
+    prompts: str | Path | Sequence[str | Path],
+    *,
+    methods: Sequence[str] = METHODS,
+    n: int = 20,
+    progress: Progress | None = None,
+) -> Bench:
+    """Measure methods on prompt files (``.jsonl``) or folders of them: each file is a set, n prompts of each.
+
+    A line needs ``answer``, ``wrong`` and ``counterfactual``. Prompts are passed over whose counterfactual has another
+    number of tokens, that the model answers wrongly, or whose metric hardly differs in the counterfactual; how many, is
+    part of the result.
+    """
+    unknown = [name for name in methods if name not in METHODS]
+    if unknown or not methods:
+        raise InputError(f"There is no method {unknown[:1]}: choose from {', '.join(METHODS)}.")
+    sets = _sets(prompts)
+    from headtrace.tracing import Tracer
+
+    tracer = Tracer(model)
+    rows: list[dict[str, Any]] = []
+    passed: dict[str, Counter[str]] = {}
+    circuits: list[Circuit] = []
+    for number, (name, requests) in enumerate(sets.items()):
+        counts = passed[name] = Counter[str]()
+        for place, request in enumerate(requests):
+            if progress is not None:
+                progress(number * n + counts["used"], len(sets) * n)
+            if counts["used"] == n:
+                break
+            try:
+                found, circuit = _measured(tracer, request, methods)
+            except InputError as error:
+                counts[str(error)[:100]] += 1
+                continue
+            counts["used"] += 1
+            rows += [{"set": name, "prompt": place, **row} for row in found]
+            circuits += [] if circuit is None else [circuit]
+    if not rows:
+        reasons = "; ".join(
+            f"{count}: {why}" for counts in passed.values() for why, count in counts.most_common(2)
+        )
+        raise InputError(
+            f"No prompt could be measured ({reasons}). Every line needs a counterfactual of equal length."
+        )
+    info = {name: getattr(model, name) for name in ("name", "n_layers", "n_heads", "d_model")}
+    info["parallel_attn_mlp"] = bool(getattr(model.architecture, "parallel", False))
+    return Bench(info, tuple(rows), passed, _scores(circuits))
+
+
+def _sets(prompts: str | Path | Sequence[str | Path]) -> dict[str, list[TraceRequest]]:
+    given = [prompts] if isinstance(prompts, (str, Path)) else list(prompts)
+    files = [
+        file
+        for each in map(Path, given)
+        for file in (sorted(each.glob("*.jsonl")) if each.is_dir() else [each])
+    ]
+    if not files:
+        raise InputError(f"There are no .jsonl files in {', '.join(map(repr, map(str, given)))}.")
+    return {file.stem: [request for _, request in read_requests(file)] for file in files}
+
+
+def _measured(
+    tracer: Tracer, request: TraceRequest, methods: Sequence[str]
+) -> tuple[list[dict[str, Any]], Circuit | None]:
+    """One prompt: sufficiency and cost of each method, and its difference circuit if there is one."""
+    from dataclasses import replace
+
+    model = tracer.model
+    if request.counterfactual is None:
+        raise InputError("no counterfactual")
+    plain = replace(request, counterfactual=None, paths="attention")
+    ids, other = plain.token_ids(model), model.to_ids(request.counterfactual)
+    if len(ids) != len(other):
+        raise InputError("counterfactual of another length")
+    costs: dict[str, float] = {}
+    forward = min(_seconds(lambda: model.end_logits([ids]))[0] for _ in range(3))
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        seconds, found = _seconds(work)
+        costs[name] = seconds / forward
+        return found
+
+    traced: dict[str, Any] = {}
+    for name in (each for each in methods if each in PATHS):
+        asked = replace(plain, paths=PATHS[name], counterfactual=other if name == "difference" else None)
+        traced[name] = timed(name, lambda asked=asked: tracer.trace(asked))
+    circuit: Circuit = traced.get("acc++") or tracer.trace(plain)
+    if not circuit.root.value or circuit.root.value <= 0:
+        raise InputError("answered wrongly")
+    case, _ = open_case(circuit, model, other, "counterfactual")
+    for name in (each for each in methods if each in GRADIENTS):
+        timed(name, lambda name=name: BASELINES[name](case, circuit))
+    ranked = {name: _by_flow(found) if name == "difference" else found for name, found in traced.items()}
+    compare = {name: each for name, each in ranked.items() if isinstance(each, list) or each.heads()}
+    baselines = [name for name in methods if name not in PATHS]
+    ranking = None if circuit.heads() else ["L0H0:0:0"]  # an empty circuit keeps nothing, which is a result
+    measured = sufficiency(
+        circuit, model, other, ranking=ranking, baselines=baselines, compare=compare, draws=2
+    )
+    curves = {name: measured.compared.get(name) for name in methods}
+    rows = [
+        {
+            "method": name,
+            **{f"at {size}": measured.nothing if curve is None else curve.at(size) for size in SHOWN},
+            "cpr": None if curve is None else curve.cpr,
+            "cmd": None if curve is None else curve.cmd,
+            "own size": 0 if curve is None else curve.own,
+            "cost": costs.get(name, 0.0),
+        }
+        for name, curve in curves.items()
+    ]
+    return rows, traced.get("difference")
+
+
+def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    found = work()
+    return time.perf_counter() - start, found
+
+
+def _by_flow(circuit: Circuit) -> list[str]:
+    """The heads of a difference circuit through which the difference flows, the most first.
+
+    Those that it flows against are left out, as in circuits of one run, unless there are no others.
+    """
+    sign = 1.0 if circuit.difference is None or circuit.difference.change >= 0 else -1.0
+    heads = sorted(circuit.heads(), key=lambda node: (-sign * (node.flow or 0.0), node.id))
+    along = [node for node in heads if sign * (node.flow or 0.0) > 0]
+    return [str(node.site.firing) for node in along or heads]
+
+
+def _scores(circuits: Sequence[Circuit]) -> dict[str, dict[str, float]]:
+    """Flows by component, summed over positions, the mean over prompts."""
+    nodes: dict[str, list[float]] = defaultdict(list)
+    edges: dict[str, list[float]] = defaultdict(list)
+    for circuit in circuits:
+        flow: dict[str, float] = defaultdict(float)
+        through: dict[str, float] = defaultdict(float)
+        for node in circuit.nodes:
+            name = _mib_name(node)
+            if name is not None and node.kind != "root":
+                through[name] += node.flow or 0.0
+        for edge in circuit.edges:
+            source, target = (_mib_name(circuit.node(end)) for end in (edge.source, edge.target))
+            if source is not None and target is not None:
+                side = f"<{edge.side[0]}>" if edge.side in ("query", "key", "value") else ""
+                flow[f"{source}->{target}{side}"] += edge.weight
+        for name, value in through.items():
+            nodes[name].append(value)
+        for name, value in flow.items():
+            edges[name].append(value)
+    count = max(len(circuits), 1)
+    return {
+        "nodes": {name: sum(values) / count for name, values in sorted(nodes.items())},
+        "edges": {name: sum(values) / count for name, values in sorted(edges.items())},
+    }
+
+
+def _mib_name(node: Any) -> str | None:
+    """A component as the benchmark names it; biases have no name there."""
+    names = {
+        "head": f"a{node.layer}.h{node.head}",
+        "mlp": f"m{node.layer}",
+        "embedding": "input",
+        "root": "logits",
+    }
+    return names.get(node.kind)

@@ -1,0 +1,100 @@
+"""Methods side by side: what is measured agrees with sufficiency itself, and what cannot be is counted."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import headtrace
+from headtrace.causal.bench import METHODS, bench
+from headtrace.cli import app
+from headtrace.errors import InputError
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+OTHER = "When Anna and Tom went to the store, Emma gave a drink to"
+LINES = (
+    {"text": PROMPT, "answer": " Mary", "wrong": " John", "counterfactual": OTHER},
+    {"text": PROMPT, "answer": " John", "wrong": " Mary", "counterfactual": OTHER},  # answered wrongly
+    {"text": PROMPT, "answer": " Mary", "wrong": " John", "counterfactual": OTHER + " the"},  # longer
+    {"text": PROMPT, "answer": " Mary", "wrong": " John"},
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs")
+    (path / "ioi.jsonl").write_text("\n".join(map(json.dumps, LINES)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return bench(headtrace.load("builtin"), folder, n=4)
+
+
+def test_every_method_is_measured_on_prompts_that_can_be(found) -> None:
+    assert found.medians["method"].to_list() == list(METHODS)
+    assert dict(found.passed["ioi"]) == {
+        "used": 1,
+        "answered wrongly": 1,
+        "counterfactual of another length": 1,
+        "no counterfactual": 1,
+    }
+    costs = dict(found.medians.select("method", "cost").rows())
+    assert costs.pop("random") == 0
+    assert all(cost > 0 for cost in costs.values())
+
+
+def test_numbers_are_those_of_sufficiency(found) -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(PROMPT, answer=" Mary", wrong=" John")
+    direct = headtrace.sufficiency(circuit, model, OTHER, baselines=["attribution patching"])
+    rows = {row["method"]: row for row in found.rows}
+    assert rows["acc++"]["at 5"] == pytest.approx(direct.at(5), abs=1e-5)
+    assert rows["acc++"]["cpr"] == pytest.approx(direct.cpr, abs=1e-5)
+    patching = direct.compared["attribution patching"]
+    assert rows["attribution patching"]["at 10"] == pytest.approx(patching.at(10), abs=1e-5)
+    assert rows["attribution patching"]["cmd"] == pytest.approx(patching.cmd, abs=1e-5)
+
+
+def test_scores_for_mib_are_flows_between_named_components(found) -> None:
+    model = headtrace.load("builtin")
+    circuit = headtrace.Tracer(model).trace(
+        PROMPT, answer=" Mary", wrong=" John", paths="difference", counterfactual=OTHER
+    )
+    scores = found.mib()
+    assert scores["cfg"]["n_layers"] == model.n_layers
+    node = r"(input|a\d+\.h\d+|m\d+)"
+    assert all(re.fullmatch(rf"{node}->({node}(<[qkv]>)?|logits)", name) for name in scores["edges"])
+    into_root = sum(each["score"] for name, each in scores["edges"].items() if name.endswith("->logits"))
+    shown = sum(edge.weight for edge in circuit.edges if edge.side == "root")
+    assert into_root == pytest.approx(shown, abs=1e-4)
+
+
+def test_the_command_writes_a_folder_a_table_and_scores(folder, tmp_path) -> None:
+    given = ["bench", "builtin", "--prompts", str(folder), "--methods", "difference,random"]
+    for more, written in (
+        (["--out", str(tmp_path / "all")], ["all/bench.json", "all/bench.png", "all/bench.parquet"]),
+        (["--out", str(tmp_path / "t.tex")], ["t.tex"]),
+        (["--to", "mib", "--out", str(tmp_path / "mib.json")], ["mib.json"]),
+    ):
+        done = CliRunner().invoke(app, [*given, *more])
+        assert done.exit_code == 0, done.output
+        assert all((tmp_path / name).stat().st_size for name in written)
+    assert (tmp_path / "t.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}{llr")
+    assert json.loads((tmp_path / "mib.json").read_text(encoding="utf-8")).keys() == {"cfg", "nodes", "edges"}
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(folder, tmp_path) -> None:
+    model = headtrace.load("builtin")
+    (tmp_path / "p.jsonl").write_text(json.dumps(LINES[3]), encoding="utf-8")
+    for given, options, match in (
+        (folder, {"methods": ["magic"]}, "no method"),
+        (tmp_path / "empty", {}, "cannot be read"),
+        (tmp_path / "p.jsonl", {}, "No prompt could be measured.*no counterfactual"),
+    ):
+        with pytest.raises(InputError, match=match):
+            bench(model, given, **options)

@@ -51,10 +51,11 @@ from headtrace.tracing.difference_circuit import (
 )
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import Method, make_method
+from headtrace.tracing.rather_than import FiringParts, RatherThan
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.replacements import Measured, Replacement, measure
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
-from headtrace.vocabulary import Firing, Prompt
+from headtrace.vocabulary import Firing, Place, Prompt
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -208,14 +209,58 @@ class Tracer:
         deprecated("Tracer.ask", "0.5", "Tracer.request(...).resolve(model)")
         return self.request(prompt, **options).resolve(self.model)
 
-    def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
-        """Why does this head attend here? The causes of one firing, side by side."""
-        wanted = Firing.parse(firing)
+    def explain(
+        self,
+        prompt: Prompt,
+        firing: Firing | str,
+        *,
+        rather_than: str | int | None = None,
+        bos: bool | None = None,
+    ) -> Explanation:
+        """Why does this head attend here? The causes of one firing, side by side.
+
+        The firing is given by positions (``"L9H6:14:3"``) or words (``"L9H6:to:John"``, ``"L9H6:to:John#2"``); a head
+        alone means its strongest pair. With ``rather_than``, another source (a word or a position): the two attentions
+        compared, as exact sums over components and channels. Where the head does not attend, what it attends to
+        instead, and what holds the pair down.
+        """
         recording = self.model.record(
             [self.model.to_ids(prompt, bos=bos)], last_logits=True, patterns=self.settings["patterns"]
         )
-        found = self.trace_firings(recording, [wanted])[0]
-        return Explanation(found, recording.tokens(), self.model.name)
+        return self.explain_recorded(recording, firing, rather_than=rather_than)
+
+    def explain_recorded(
+        self,
+        recording: Recording,
+        firing: Firing | str,
+        prompt: int = 0,
+        *,
+        rather_than: str | int | None = None,
+    ) -> Explanation:
+        """As ``explain``, of a prompt that is recorded already."""
+        wanted, notice = recording.find_firing(firing, prompt)
+        tokens, name, prompt = recording.tokens(prompt), self.model.name, prompt % len(recording)
+        other = None if rather_than is None else _other_source(recording, wanted, rather_than, prompt)
+        found = self.trace_firings(recording, [wanted], prompt)[0]
+        why = Explanation(found, tokens, name, notice)
+        most = wanted.src
+        if not why.attends:
+            most = int(recording.attention.row(wanted.layer, prompt, wanted.head, wanted.dest).argmax())
+        instead = None if most == wanted.src else replace(wanted, src=most)
+        sources = list(dict.fromkeys([wanted, *(each for each in (other, instead) if each is not None)]))
+        parts: FiringParts | None = None
+        if len(sources) > 1:
+            parts = FiringParts.of(recording, self.composer, sources, prompt)
+
+        def split() -> FiringParts:
+            require_same_weights(recording)
+            return parts or FiringParts.of(recording, self.composer, sources, prompt)
+
+        def against(source: Firing | None) -> RatherThan | None:
+            found = None if source is None or parts is None else sources.index(source)
+            return None if found is None or parts is None else RatherThan.of(parts, name, tokens, found)
+
+        return replace(why, split=split, rather_than=against(other), instead=against(instead))
 
     def trace_firings(
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int | Sequence[int] = 0
@@ -225,9 +270,10 @@ class Tracer:
         prompts = [prompt] * len(firings) if isinstance(prompt, int) else list(prompt)
         if len(prompts) != len(firings):
             raise InputError(f"{len(prompts)} prompts for {len(firings)} firings: give one for each.")
-        parsed = [(place, Firing.parse(firing)) for place, firing in zip(prompts, firings, strict=True)]
-        for place, firing in parsed:
-            recording.check_firing(firing, place)
+        parsed = [
+            (place, recording.find_firing(firing, place)[0])
+            for place, firing in zip(prompts, firings, strict=True)
+        ]
         asked = [(place % len(recording), firing.site) for place, firing in parsed]
         rows = Firings.of(list(dict.fromkeys(asked)), self.model.device)
         with self.model.assume_weights_unchanged():
@@ -388,3 +434,19 @@ class Tracer:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
         steps = IG_STEPS if info.ig_steps is None and request.root.integrates_gradients else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
+
+
+def _other_source(recording: Recording, firing: Firing, given: str | int, prompt: int) -> Firing:
+    """The source that a firing is compared with: a word or position that its destination sees, and not its own."""
+    place, tokens = Place.parse(given), recording.tokens(prompt)
+    choices = place.choices(tokens)
+    seen = recording.visible[firing.layer][prompt, firing.dest]
+    free = [i for i in choices if i != firing.src and i < len(tokens) and bool(seen[i])]
+    if len(free) > 1:
+        listed = ", ".join(f"{choices[i]} (position {i})" for i in free)
+        raise InputError(f"rather_than={given!r} could mean {len(free)} tokens: write {listed}.")
+    if not free and firing.src in choices:
+        raise InputError(f"rather_than={given!r} is the source of {firing} itself: name another token.")
+    found = replace(firing, src=free[0] if free else next(iter(choices)))
+    recording.check_firing(found, prompt)
+    return found

@@ -13,6 +13,7 @@ from headtrace.tracing.rather_than import FiringParts, RatherThan
 from headtrace.vocabulary import Firing
 from tests.conftest import IOI
 from tests.tiny import NAMES, prompts, tiny_model
+from tests.truth.known import KNOWN
 
 FAMILIES = ["gpt2", "opt", "gpt_neox", "llama", "qwen3", "gemma2", "gemma3_text", "olmo2"]
 """Biases, partial and scaled rotary positions, shared keys, QK-norm, windows, a softcap, post-norms."""
@@ -308,3 +309,68 @@ def test_figures_and_views_of_a_question(builtin, tmp_path) -> None:
         assert "<table>" in why._repr_html_()
         assert "all other pairs" in why.pairs(3)._repr_html_()
         assert why.frame().height == len(why.query) + len(why.key)
+
+
+# -- defaults ------------------------------------------------------------------------------------------------
+
+
+def test_without_an_answer_the_models_own_is_taken_and_said(builtin) -> None:
+    tracer = headtrace.Tracer(builtin)
+    own, given = tracer.trace(IOI), tracer.trace(IOI, " Mary", " John")
+    assert own.root == given.root
+    assert own.edges == given.edges
+    assert "No answer was given" in own.summary()
+    assert "No answer was given" not in given.summary()
+
+
+def test_where_mlps_give_the_answer_the_complete_circuit_is_traced_and_said() -> None:
+    known = KNOWN["fact"]
+    case = known.cases(1)[0]
+    tracer = headtrace.Tracer(known.model)
+    empty = tracer.trace(list(case.ids), case.answer, case.wrong, paths="attention")
+    assert not empty.edges
+    assert "--paths complete" in (empty.reason or "")
+    taken = tracer.trace(list(case.ids), case.answer, case.wrong)
+    assert taken.edges
+    assert "The circuit of attention is empty" in taken.summary()
+    wanted = tracer.trace(list(case.ids), case.answer, case.wrong, paths="complete")
+    assert (taken.nodes, taken.edges) == (wanted.nodes, wanted.edges)
+
+
+def test_edges_and_nodes_are_read_without_looking_up_ids(builtin) -> None:
+    circuit = headtrace.Tracer(builtin).trace(IOI, " Mary", " John")
+    top = circuit.top(3)
+    assert isinstance(top, tuple)
+    assert (
+        list(top)
+        == sorted((e for e in circuit.edges if e.side in ("query", "key")), key=lambda e: -e.weight)[:3]
+    )
+    assert repr(top).count("\n") == 2
+    assert 'of L0H2 14->12 ("to" -> "a")' in repr(top)
+    assert "<table>" in top._repr_html_()
+    edges, nodes = circuit.frame(), circuit.frame("nodes")
+    assert edges.height == len(circuit.edges)
+    assert nodes.height == len(circuit.nodes)
+    assert set(edges["unit"]) == {"attention", "logit difference"}
+    with pytest.raises(InputError, match="'edges' and 'nodes'"):
+        circuit.frame("arrows")
+
+
+def test_a_module_is_called_what_its_user_calls_it(builtin, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    builtin.hf.save_pretrained(tmp_path / "finetuned")
+    module = AutoModelForCausalLM.from_pretrained(tmp_path / "finetuned")
+    assert headtrace.load(module, builtin.tokenizer).name == "finetuned"
+    named = headtrace.load(module, builtin.tokenizer, name="mine")
+    assert named.name == "mine"
+    assert named.record("When Mary").lengths == builtin.record("When Mary").lengths
+    with pytest.raises(InputError, match="has a name of its own"):
+        headtrace.load("builtin", name="mine")
+
+
+def test_a_long_prompt_is_shortened_in_a_summary(builtin) -> None:
+    text = "When Mary and John went to the store, " * 12 + "John gave a drink to"
+    summary = headtrace.Tracer(builtin).trace(text, " Mary", " John").summary()
+    assert len(summary.splitlines()[0]) < 260
+    assert summary.splitlines()[0].endswith("drink to")

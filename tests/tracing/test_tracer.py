@@ -110,7 +110,7 @@ def test_every_root_traces_every_architecture(name: str, root: str) -> None:
     if root == "linear":
         circuit = tracer.trace(ids, answer, wrong, root="linear")
     elif root == "probability":
-        circuit = tracer.trace(ids, root="probability", top_k=3)
+        circuit = tracer.trace(ids, root="probability", top_k=3, paths="attention")
         assert len(circuit.root.support or ()) == 3
     else:
         vector = model.record(ids).residuals[3, 0, 5]

@@ -73,7 +73,7 @@ def trace(
     tracer = request.tracer(place.load(model))
     if one is not None:
         with progress_bar("Tracing firings") as progress:
-            circuits = [tracer.trace(one, progress=progress)]
+            circuits = [tracer.trace(prompt.read(), **request.options, progress=progress)]
     else:
         assert lines is not None
         resolved = lines.then(lambda each, _: tracer.request(each).resolve(tracer.model), strict=strict)

@@ -13,7 +13,7 @@ Firing(layer=2, head=0, dest=14, src=10)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ from headtrace.request import (
 )
 from headtrace.roots.base import Answer
 from headtrace.tracing.assemble import assemble, model_info
-from headtrace.tracing.attribute_root import Seeds, attribute_roots, find_seeds
+from headtrace.tracing.attribute_root import NO_HEAD, Seeds, attribute_roots, find_seeds
 from headtrace.tracing.causes import Causes, Explanation
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep
 from headtrace.tracing.components import Firings
@@ -114,7 +114,8 @@ class Tracer:
         """The circuit of one prompt: text, token ids in any form, a conversation, an example of a task, a mapping in
         the JSON form of a request, or a `TraceRequest`.
 
-        ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. Without ``root``, a wrong answer
+        ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. With neither, nor anything else to
+        explain, the model's own answer is taken, and its strongest rival; the circuit says so. Without ``root``, a wrong answer
         makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
         is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
 
@@ -123,7 +124,8 @@ class Tracer:
         signal; ``"difference"``, what changed the root between the prompt and a ``counterfactual`` of the same length
         (several: the mean; ``"auto"``, or none: natural changes that flip the answer, found by the model itself, as are
         the answer and its rival where none is given). With ``neurons``, each MLP of a content or complete circuit lists
-        as many of its hidden units, those that contribute most.
+        as many of its hidden units, those that contribute most. Where no paths are asked for, those of attention are
+        followed; if there are none, because MLPs give the answer, the complete circuit is traced, and says so.
 
         ``progress`` is called with the number of firings traced and the number known to be needed.
         ``on_partial`` is called with the circuit as far as it is known, again and again while it is traced: what is
@@ -133,7 +135,23 @@ class Tracer:
             deprecated("grown=", "0.5", "on_partial=")
             on_partial = options.pop("grown")
         request = self.request(prompt, answer=answer, wrong=wrong, **options)
-        return self._trace([request.resolve(self.model)], progress, on_partial)[0]
+        resolved = request.resolve(self.model)
+        circuit = self._trace([resolved], progress, on_partial)[0]
+        chosen = (
+            options.get("paths") is not None
+            or isinstance(prompt, TraceRequest)
+            or (isinstance(prompt, Mapping) and "paths" in prompt)
+        )
+        if chosen or not (circuit.reason or "").startswith(NO_HEAD) or self.method.name != "acc++":
+            return circuit
+        # Attention has nothing to begin with: MLPs give the answer. Rather than nothing, what they read is followed.
+        notice = (
+            "The circuit of attention is empty (no head writes the answer itself), so this is the complete one, through "
+            'MLPs and values; paths="attention" (--paths attention) says what is missing.'
+        )
+        said = notice if resolved.notice is None else f"{resolved.notice} {notice}"
+        complete = replace(resolved, request=replace(resolved.request, paths="complete"), notice=said)
+        return self._trace([complete], progress, on_partial)[0]
 
     @takes_request_options
     def trace_batch(
@@ -393,6 +411,8 @@ class Tracer:
         }
         if self.model.half:
             settings["dtype"] = self.model.own_dtype
+        if request.notice is not None:
+            settings["notice"] = request.notice
         method = MethodInfo("difference", version=self.method.describe().version, settings=settings)
         prompt = PromptInfo(request.text, tuple(request.ids), self.model.token_labels(request.ids))
         note = None
@@ -432,6 +452,8 @@ class Tracer:
             settings["paths"] = request.request.paths
         if rounding is not None:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
+        if request.notice is not None:
+            settings["notice"] = request.notice
         steps = IG_STEPS if info.ig_steps is None and request.root.integrates_gradients else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -370,7 +372,8 @@ def test_a_module_is_called_what_its_user_calls_it(builtin, tmp_path) -> None:
 
 
 def test_a_long_prompt_is_shortened_in_a_summary(builtin) -> None:
+    circuit = headtrace.Tracer(builtin).trace(IOI, " Mary", " John")
     text = "When Mary and John went to the store, " * 12 + "John gave a drink to"
-    summary = headtrace.Tracer(builtin).trace(text, " Mary", " John").summary()
+    summary = replace(circuit, prompt=replace(circuit.prompt, text=text)).summary()
     assert len(summary.splitlines()[0]) < 260
     assert summary.splitlines()[0].endswith("drink to")

@@ -144,7 +144,7 @@ def _loaded(
             f"device={device!r}, but the model that was given is on {str(hf.device)!r}. Move it first "
             f"(model.to({device!r})), or leave device out."
         )
-    place: str = hf.config.name_or_path
+    place = str(hf.config.name_or_path or "")
     if name is None and os.path.isdir(place):  # a path is where it was read from, not what anybody calls it
         name = os.path.basename(os.path.abspath(place))
     return Model(hf, tokenizer, name=name)

@@ -115,9 +115,9 @@ class Tracer:
         the JSON form of a request, or a `TraceRequest`.
 
         ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. With neither, nor anything else to
-        explain, the model's own answer is taken, and its strongest rival; the circuit says so. Without ``root``, a wrong answer
-        makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
-        is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
+        explain, the model's own answer is taken, and its strongest rival; the circuit says so. Without ``root``, a
+        wrong answer makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of
+        several tokens is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
 
         ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
         moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
@@ -146,8 +146,8 @@ class Tracer:
             return circuit
         # Attention has nothing to begin with: MLPs give the answer. Rather than nothing, what they read is followed.
         notice = (
-            "The circuit of attention is empty (no head writes the answer itself), so this is the complete one, through "
-            'MLPs and values; paths="attention" (--paths attention) says what is missing.'
+            "The circuit of attention is empty (no head writes the answer itself), so this is the complete one, "
+            'through MLPs and values; paths="attention" (--paths attention) says what is missing.'
         )
         said = notice if resolved.notice is None else f"{resolved.notice} {notice}"
         complete = replace(resolved, request=replace(resolved.request, paths="complete"), notice=said)

@@ -104,7 +104,7 @@ class Firing:
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenPlace:
     """Where in a prompt, as people write it: a position (``14``), a word (``John``), its second occurrence
     (``John#2``). A word in quotes is a word even if it is a number."""
 
@@ -116,7 +116,7 @@ class Place:
     """Which occurrence of the word, from 1."""
 
     @classmethod
-    def parse(cls, given: str | int) -> Place:
+    def parse(cls, given: str | int) -> TokenPlace:
         """A position, or a word with or without the number of its occurrence."""
         if isinstance(given, int):
             return cls(str(given), given)
@@ -135,7 +135,7 @@ class Place:
 
         Spaces around a token do not count, and capitals only where they tell two tokens apart.
 
-        >>> Place.parse("to").positions(("When", " to", " the", " to"))
+        >>> TokenPlace.parse("to").positions(("When", " to", " the", " to"))
         (1, 3)
         """
         if self.position is not None:
@@ -192,8 +192,8 @@ class FiringName:
 
     layer: int
     head: int
-    dest: Place | None = None
-    src: Place | None = None
+    dest: TokenPlace | None = None
+    src: TokenPlace | None = None
 
     @classmethod
     def parse(cls, text: str) -> FiringName:
@@ -206,7 +206,7 @@ class FiringName:
             )
         layer, head, *places = match.groups()
         return cls(
-            int(layer), int(head), *(None if place is None else Place.parse(place) for place in places)
+            int(layer), int(head), *(None if place is None else TokenPlace.parse(place) for place in places)
         )
 
     def written(self, dest: str, src: str) -> str:

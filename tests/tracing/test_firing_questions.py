@@ -91,12 +91,12 @@ def test_words_that_are_unclear_are_refused_with_the_choices(builtin, text: str,
 
 
 def test_a_word_of_several_tokens_is_refused_with_their_positions() -> None:
-    from headtrace.vocabulary import Place
+    from headtrace.vocabulary import TokenPlace
 
     with pytest.raises(InputError, match=r"several tokens, 'J' \(1\), 'enn' \(2\)\. Write the position"):
-        Place.parse("Jenn").positions(("When", " J", "enn", " and"))
-    assert Place.parse('"3"').positions(("1", "3", " 3")) == (1, 2)
-    assert Place.parse("3").positions(("1", "3", " 3")) == (3,), (
+        TokenPlace.parse("Jenn").positions(("When", " J", "enn", " and"))
+    assert TokenPlace.parse('"3"').positions(("1", "3", " 3")) == (1, 2)
+    assert TokenPlace.parse("3").positions(("1", "3", " 3")) == (3,), (
         "a number is a position, unless it is in quotes"
     )
 

@@ -57,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": ("circuits", "Write circuits in the format of another tool."),
     "verify": ("verify", "Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY."),
+    "expect": (
+        "expect",
+        "Circuits as tests: put claims made from a circuit to another model, PASS or FAIL each.",
+    ),
     "sufficiency": (
         "experiments",
         "Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is "

@@ -36,7 +36,7 @@ from headtrace.models.identities import (
 from headtrace.models.observer import Rotary
 from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns, n_blocks
 from headtrace.tables import html_table, human
-from headtrace.vocabulary import Component, Firing, FiringName, Place, Site, head_name
+from headtrace.vocabulary import Component, Firing, FiringName, Site, TokenPlace, head_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -373,7 +373,7 @@ class Recording:
         for given in (dest, src):
             mask = torch.full((n,), given is None, device=self.token_ids.device)
             if given is not None:
-                positions = Place.parse(given).positions(tokens)
+                positions = TokenPlace.parse(given).positions(tokens)
                 if max(positions) >= n:
                     raise InputError(f"There is no position {max(positions)}: the prompt has 0 to {n - 1}.")
                 mask[list(positions)] = True

@@ -38,7 +38,7 @@ ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Pair:
+class WriterPair:
     """A component of the query and one of the key, and what they add to the score together."""
 
     query: Component
@@ -63,7 +63,7 @@ class Pairs:
     """The firing whose score is taken away, if two are compared."""
     tokens: tuple[str, ...]
     model: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[WriterPair, ...]
     total: float
     """The score, or the difference: all pairs together, and what lies outside the channels of the head."""
     remainder: float
@@ -73,7 +73,7 @@ class Pairs:
     matrix: Float[Tensor, "query key"]
     """What the components of the listed pairs add to the score, each with each."""
 
-    def names(self, pair: Pair) -> tuple[str, str]:
+    def names(self, pair: WriterPair) -> tuple[str, str]:
         """Both components with token text."""
         return self.query_name(pair.query), self.key_name(pair.key)
 
@@ -139,7 +139,7 @@ class Pairs:
         return "\n".join([*lines, f"  {self.remainder:+.3f}  all other pairs"])
 
 
-def _shown(pair: Pair) -> str:
+def _shown(pair: WriterPair) -> str:
     return ", ".join(f"{k} ({pair.channels[k]:+.2f})" for k in pair.largest_channels())
 
 
@@ -183,7 +183,7 @@ def largest_pairs(parts: FiringParts, k: int, model: str, tokens: tuple[str, ...
         return tuple(index.component(number, site) for number in numbers)
 
     pairs = tuple(
-        Pair(index.component(i, site), index.component(j, site), value, tuple(channels))
+        WriterPair(index.component(i, site), index.component(j, site), value, tuple(channels))
         for i, j, value, channels in zip(
             q.tolist(), c.tolist(), values.tolist(), by_channel.tolist(), strict=True
         )

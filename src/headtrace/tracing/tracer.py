@@ -55,7 +55,7 @@ from headtrace.tracing.rather_than import FiringParts, RatherThan
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.replacements import Measured, Replacement, measure
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
-from headtrace.vocabulary import Firing, Place, Prompt
+from headtrace.vocabulary import Firing, Prompt, TokenPlace
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -117,7 +117,8 @@ class Tracer:
         ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. With neither, nor anything else to
         explain, the model's own answer is taken, and its strongest rival; the circuit says so. Without ``root``, a
         wrong answer makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of
-        several tokens is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
+        several tokens is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token
+        instead.
 
         ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
         moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
@@ -460,7 +461,7 @@ class Tracer:
 
 def _other_source(recording: Recording, firing: Firing, given: str | int, prompt: int) -> Firing:
     """The source that a firing is compared with: a word or position that its destination sees, and not its own."""
-    place, tokens = Place.parse(given), recording.tokens(prompt)
+    place, tokens = TokenPlace.parse(given), recording.tokens(prompt)
     choices = place.choices(tokens)
     seen = recording.visible[firing.layer][prompt, firing.dest]
     free = [i for i in choices if i != firing.src and i < len(tokens) and bool(seen[i])]

@@ -65,15 +65,16 @@ def trace(
     where = None if out is None else destination(out, many=prompts is not None)
     if where is not None:
         where.check()
-    lines = one = None
+    lines = one = given = None
     if prompts is None:
-        one = TraceRequest.create(prompt.read(), **request.options)
+        given = prompt.read()
+        one = TraceRequest.create(given, **request.options)
     else:
         lines = read_requests(prompts, strict=strict, chat=prompt.chat, **request.options)
     tracer = request.tracer(place.load(model))
     if one is not None:
         with progress_bar("Tracing firings") as progress:
-            circuits = [tracer.trace(prompt.read(), **request.options, progress=progress)]
+            circuits = [tracer.trace(given, **request.options, progress=progress)]
     else:
         assert lines is not None
         resolved = lines.then(lambda each, _: tracer.request(each).resolve(tracer.model), strict=strict)

@@ -71,7 +71,8 @@ class TraceRequest:
         default="attention",
         metadata={
             "help": "attention (why heads attend), content (what is moved, by values and MLPs), complete (both) or "
-            "difference (what changed the answer, compared with another prompt)."
+            "difference (what changed the answer, compared with another prompt). Default: attention; of one prompt, "
+            "complete where that is empty."
         },
     )
     counterfactual: str | tuple[Any, ...] | None = field(
@@ -303,10 +304,14 @@ class TraceRequest:
         bare: Any = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
         ids = self.token_ids(model)
         text = self.text if isinstance(self.prompt, tuple) else model.reader.text(bare)
-        if self.paths == "difference" and self.root is None and not self.about:
+        if self.root is None and not self.about:
             from headtrace.tracing.replacements import ask
 
-            return ask(model, self)
+            found = ask(model, self)
+            asked = found.root.question()
+            return replace(
+                found, notice=f"No answer was given: {asked} is the model's own answer and its rival."
+            )
         if self.root is None or isinstance(self.root, str):
             kind = self.root_kind or "probability"
             # Answers follow the text, where it is known: how they are split may depend on it.
@@ -373,6 +378,8 @@ class ResolvedRequest:
     text: str | None = None
     counterfactuals: tuple[list[int], ...] = ()
     """Prompts of the same length to compare with, where they are given."""
+    notice: str | None = None
+    """What was taken for granted, where the request did not say it."""
 
     @property
     def logits_needed(self) -> int:

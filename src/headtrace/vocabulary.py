@@ -2,6 +2,8 @@
 
 >>> Firing.parse("L9H6:14:3")
 Firing(layer=9, head=6, dest=14, src=3)
+>>> FiringName.parse("L9H6:to:John#2").src.positions(("John", " and", " John"))
+(2,)
 >>> print(Firing(9, 6, 14, 3))
 L9H6 14->3
 >>> print(Site("mlp", layer=5, dest=13))
@@ -13,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from headtrace.errors import InputError
@@ -51,7 +54,11 @@ SIDES_OF: dict[Kind, tuple[Side, ...]] = {
 """What can be caused, and on which sides: why a head attends and what it moves, what an MLP reads, the root."""
 
 _HEAD = re.compile(r"\s*L(\d+)H(\d+)\s*", re.IGNORECASE)
-_FIRING = re.compile(r"\s*L(\d+)H(\d+)\s*[: ]\s*(\d+)\s*(?::|->)\s*(\d+)\s*", re.IGNORECASE)
+_PLACE = r"""(?:"[^"]+"|'[^']+')(?:\#\d+)?|[^\s:](?:[^:]*?[^\s:])??"""
+_FIRING = re.compile(
+    rf"\s*L(\d+)H(\d+)(?:\s*[:\s]\s*({_PLACE})(?:\s*(?::|->)\s*({_PLACE}))?)?\s*", re.IGNORECASE | re.DOTALL
+)
+_WORD = re.compile(r"""(?:(["'])(?P<quoted>.+)\1|(?P<bare>.+?))(?:#(?P<nth>\d+))?""", re.DOTALL)
 
 
 def head_name(layer: int, head: int) -> str:
@@ -78,17 +85,17 @@ class Firing:
 
     @classmethod
     def parse(cls, text: str | Firing) -> Firing:
-        """Read ``L9H6:14:3`` (layer and head : dest : src) or ``L9H6 14->3``."""
+        """Read ``L9H6:14:3`` (layer and head : dest : src) or ``L9H6 14->3``. Words need a prompt: `FiringName`."""
         if isinstance(text, Firing):
             return text
-        match = _FIRING.fullmatch(text)
-        if match is None:
+        name = FiringName.parse(text)
+        dest, src = (None if place is None else place.position for place in (name.dest, name.src))
+        if dest is None or src is None:
             raise InputError(
-                f"{text!r} is not a firing. Write layer and head, destination and source position, "
-                "like L9H6:14:3 (or 'L9H6 14->3')."
+                f"{text!r} is not a firing in numbers. Write layer and head, destination and source position, like "
+                "L9H6:14:3 (or 'L9H6 14->3')."
             )
-        layer, head, dest, src = (int(group) for group in match.groups())
-        return cls(layer, head, dest, src)
+        return cls(name.layer, name.head, dest, src)
 
     @property
     def site(self) -> Site:
@@ -97,6 +104,117 @@ class Firing:
 
     def __str__(self) -> str:
         return f"{head_name(self.layer, self.head)} {self.dest}->{self.src}"
+
+
+@dataclass(frozen=True)
+class TokenPlace:
+    """Where in a prompt, as people write it: a position (``14``), a word (``John``), its second occurrence
+    (``John#2``). A word in quotes is a word even if it is a number."""
+
+    text: str
+    """As it was written."""
+    position: int | None = None
+    word: str | None = None
+    nth: int | None = None
+    """Which occurrence of the word, from 1."""
+
+    @classmethod
+    def parse(cls, given: str | int) -> TokenPlace:
+        """A position, or a word with or without the number of its occurrence."""
+        if isinstance(given, int):
+            return cls(str(given), given)
+        match = _WORD.fullmatch(given.strip())
+        if match is None:
+            raise InputError(
+                f"{given!r} is no place of a prompt. Write a position (14) or a word (John, John#2)."
+            )
+        word, nth = match["quoted"] or match["bare"], match["nth"]
+        if match["bare"] is not None and nth is None and word.isascii() and word.isdigit():
+            return cls(given, int(word))
+        return cls(given, None, word.strip() or word, None if nth is None else int(nth))
+
+    def positions(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """The positions that it may mean, in order; an error if there is none.
+
+        Spaces around a token do not count, and capitals only where they tell two tokens apart.
+
+        >>> TokenPlace.parse("to").positions(("When", " to", " the", " to"))
+        (1, 3)
+        """
+        if self.position is not None:
+            return (self.position,)
+        word = self.word or ""
+        plain = [token.strip() or token for token in tokens]
+        found = [i for i, token in enumerate(plain) if token == word]
+        found = found or [i for i, token in enumerate(plain) if token.casefold() == word.casefold()]
+        if not found:
+            raise InputError(f"There is no token {word!r} in the prompt{_instead(word, plain)}")
+        if self.nth is None:
+            return tuple(found)
+        if not 1 <= self.nth <= len(found):
+            where = ", ".join(map(str, found))
+            raise InputError(f"{self.text!r}: the prompt has {word!r} {len(found)} times, at {where}.")
+        return (found[self.nth - 1],)
+
+    def choices(self, tokens: Sequence[str]) -> dict[int, str]:
+        """What to write for each position that it may mean: ``John#1``, ``John#2``."""
+        found = self.positions(tokens)
+        if self.word is None or self.nth is not None or len(found) == 1:
+            return {found[0]: self.text}
+        return {position: f"{self.text}#{i}" for i, position in enumerate(found, 1)}
+
+    def one(self, tokens: Sequence[str]) -> int:
+        """The one position that it means; several are refused with the choices."""
+        choices = self.choices(tokens)
+        if len(choices) > 1:
+            listed = ", ".join(f"{text} (position {i})" for i, text in choices.items())
+            raise InputError(f"{self.text!r} is in the prompt {len(choices)} times: write {listed}.")
+        return next(iter(choices))
+
+
+def _instead(word: str, tokens: Sequence[str]) -> str:
+    """What could be meant by a word that is no token: the tokens that spell it, or a token like it."""
+    for start in range(len(tokens)):
+        for end in range(start + 2, len(tokens) + 1):
+            spelled = "".join(tokens[start:end])
+            if spelled == word:
+                parts = ", ".join(f"{tokens[i]!r} ({i})" for i in range(start, end))
+                return f": the word is several tokens, {parts}. Write the position of one."
+            if len(spelled) > len(word):
+                break
+    near = get_close_matches(word, tokens, n=1)
+    return f". Did you mean {near[0]!r}?" if near else ". Write a word of it, or a position."
+
+
+@dataclass(frozen=True)
+class FiringName:
+    """A firing as people write it: ``L9H6:14:3``, ``L9H6:to:John#2``, ``L9H6:to`` or a head alone, ``L9H6``.
+
+    Which firing that is in a prompt, `headtrace.Recording.find_firing` says.
+    """
+
+    layer: int
+    head: int
+    dest: TokenPlace | None = None
+    src: TokenPlace | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> FiringName:
+        """The one reader of firings; ``L9H6 14->3`` is read as well."""
+        match = _FIRING.fullmatch(text)
+        if match is None:
+            raise InputError(
+                f"{text!r} is not a firing. Write layer and head, destination and source, by position or by word, like "
+                "L9H6:14:3 (or 'L9H6 14->3'), L9H6:to:John or L9H6:to:John#2; a head alone means its strongest pair."
+            )
+        layer, head, *places = match.groups()
+        return cls(
+            int(layer), int(head), *(None if place is None else TokenPlace.parse(place) for place in places)
+        )
+
+    def written(self, dest: str, src: str) -> str:
+        """The name with these places."""
+        return f"{head_name(self.layer, self.head)}:{dest}:{src}"
 
 
 @dataclass(frozen=True, order=True)

@@ -239,7 +239,7 @@ def test_summary_of_a_circuit_with_content_counts_only_the_sides_it_has():
     text = content_circuit().summary()
     assert "2 firings (1 expanded; not expanded: 1 cut by the budget)" in text
     assert "10 edges (2 root, 1 query, 1 key, 2 value, 4 input; 2 opposing)" in text
-    assert "Why a name is due? (direction root, value 1.75; made-up, acc++)" in text
+    assert "Why a name is due? (direction root, projection 1.75; made-up, acc++)" in text
 
 
 def test_summary_of_a_complete_circuit_tells_tokens_content_and_what_opposes():

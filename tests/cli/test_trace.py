@@ -84,7 +84,7 @@ def test_explain_prints_both_sides_and_writes_json(case, tmp_path) -> None:
         (("--prompts", "missing.jsonl", "--answer-id", "5"), "cannot be read"),
         (("--tokens", "5,6,7", "--answer-id", "999"), "Unknown token id 999"),
         (("--tokens", "5,6,7", "--answer-id", "5", "--method", "magic"), "no method 'magic'"),
-        (("--tokens", "5,6,7"), "exactly one of"),
+        (("--tokens", "5,6,7", "--root", "probability"), "exactly one of"),
     ],
 )
 def test_bad_input_ends_with_exit_code_two(case, arguments, message: str) -> None:

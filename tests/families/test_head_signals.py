@@ -67,12 +67,28 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 def test_heads_are_sorted_by_what_their_cosine_says(circuits) -> None:
     table = compare_signals(circuits[0], circuits[0], builtin()).table.head(4)
-    table = table.with_columns(cosine=np.array([0.95, 0.1, -0.8, 0.5]))
-    found = SignalComparison(table, ("a", "b"), (1, 1), 3, 4)
+    table = table.with_columns(cosine=np.array([0.95, 0.1, -0.8, 0.5]), control=0.9, in_a=4, in_b=4)
+    found = SignalComparison(table, ("a", "b"), (4, 4), 3, 4)
     assert [found.same.height, found.other.height, found.opposite.height] == [1, 1, 1]
-    assert [found.verdict(v) for v in (0.95, 0.1, -0.8, 0.5, -0.2)] == [
+    assert found.undecided.is_empty()
+    assert [found.verdict(v, 0.9, 4, 4) for v in (0.95, 0.1, -0.8, 0.5, -0.2)] == [
         "the same", "something else", "the opposite", "partly the same", "something else",
     ]  # fmt: skip
+
+
+def test_no_verdict_contradicts_its_control(circuits) -> None:
+    """A head that varies within its families as much as between them, or that one circuit has, reads nothing else."""
+    table = compare_signals(circuits[0], circuits[0], builtin()).table.head(3)
+    table = table.with_columns(cosine=np.array([0.04, -0.8, -1.0]), in_a=4, in_b=4)
+    varying = SignalComparison(table.with_columns(control=0.08), ("a", "b"), (4, 4), 3, 4)
+    assert varying.other.is_empty()
+    assert varying.opposite.is_empty()
+    assert varying.undecided.height == 3
+    assert varying.verdict(0.04, 0.08, 4, 4) == "varies within families, too"
+    single = SignalComparison(table.with_columns(control=None, in_a=1), ("a", "b"), (1, 4), 3, 4)
+    assert single.undecided.height == 3
+    assert single.verdict(-1.0, None, 1, 4) == "not enough circuits"
+    assert len(single.to_dict()["undecided"]) == 3
 
 
 def test_it_is_saved_as_numbers_and_a_figure(circuits, tmp_path) -> None:

@@ -110,7 +110,7 @@ def test_every_root_traces_every_architecture(name: str, root: str) -> None:
     if root == "linear":
         circuit = tracer.trace(ids, answer, wrong, root="linear")
     elif root == "probability":
-        circuit = tracer.trace(ids, root="probability", top_k=3)
+        circuit = tracer.trace(ids, root="probability", top_k=3, paths="attention")
         assert len(circuit.root.support or ()) == 3
     else:
         vector = model.record(ids).residuals[3, 0, 5]
@@ -209,9 +209,9 @@ def test_svt_starts_from_given_heads_at_the_last_token() -> None:
     assert all(v is None for n in circuit.nodes for v in (n.predicted or {}).values()), "SVT predicts nothing"
     assert headtrace.verify(circuit, model, edges="none").predictions == ()
     assert "upstream heads" in str(headtrace.Tracer(model, method="svt").explain(ids, "L3H1:10:2"))
-    with pytest.raises(InputError, match="no L9H0"):
+    with pytest.raises(InputError, match="no head L9H0"):
         headtrace.Tracer(model).trace(ids, heads=["L9H0"])
-    with pytest.raises(InputError, match="not a head"):
+    with pytest.raises(InputError, match="not a firing"):
         headtrace.Tracer(model).trace(ids, heads=["9.0"])
 
 

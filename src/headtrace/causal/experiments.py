@@ -38,7 +38,7 @@ from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress, part_of
 from headtrace.statistics import compare
-from headtrace.vocabulary import ATTENTION_SIDES, head_name
+from headtrace.vocabulary import ATTENTION_SIDES, FiringName, head_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -255,15 +255,14 @@ def edges_into_head(
 
 def require_edges_into(circuits: Sequence[Circuit], head: str) -> list[list[Edge]]:
     """The query and key edges into a head, or into one firing of it, in each circuit; an error if there are none."""
-    name = node_name(head)
+    alone = FiringName.parse(head).dest is None
 
-    def named(firing: str) -> bool:
-        return name in (firing, firing.split(" ")[0])
+    def edges(circuit: Circuit) -> list[Edge]:
+        name = node_name(head, None if alone else circuit)
+        into = [e for e in circuit.edges if e.side in ATTENTION_SIDES]
+        return [e for e in into if name in ((target := circuit.node(e.target).name), target.split(" ")[0])]
 
-    found = [
-        [e for e in circuit.edges if e.side in ATTENTION_SIDES and named(circuit.node(e.target).name)]
-        for circuit in circuits
-    ]
+    found = [edges(circuit) for circuit in circuits]
     if not any(found):
         counts = Counter(
             head_name(n.layer or 0, n.head or 0) for c in circuits for n in c.heads() if c.edges_into(n)

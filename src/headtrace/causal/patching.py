@@ -237,8 +237,8 @@ class ComponentRanking:
         return self.places[:n]
 
 
-def ranked_firings(given: Ranked) -> list[Firing]:
-    """Head components in their order: those of a circuit by falling influence.
+def ranked_firings(given: Ranked, recording: Recording | None = None) -> list[Firing]:
+    """Head components in their order: those of a circuit by falling influence. Words are read in the recording.
 
     Heads that oppose the root carry no influence: they are left out, unless the circuit has no others. The influence
     of a difference circuit is the size of a flow, so that its heads go by flow: those against the difference are left
@@ -255,12 +255,14 @@ def ranked_firings(given: Ranked) -> list[Firing]:
             heads or given.heads(), key=lambda n: (-(n.influence or 0.0), -(n.contribution or 0.0), n.id)
         )
         return [node.site.firing for node in order]
-    return list(dict.fromkeys(Firing.parse(each) for each in given))
+    if recording is None:
+        return list(dict.fromkeys(Firing.parse(each) for each in given))
+    return list(dict.fromkeys(recording.find_firing(each)[0] for each in given))
 
 
 def as_given(case: PatchingCase, given: Ranked) -> ComponentRanking:
     """A circuit's own order, or that of a list, continued by attention."""
-    own = case.places_of(ranked_firings(given))
+    own = case.places_of(ranked_firings(given, case.recording))
     free = ~torch.isin(case.places, own)
     order = case.attention[free].argsort(descending=True, stable=True)
     return ComponentRanking(torch.cat((own, case.places[free][order])), len(own))

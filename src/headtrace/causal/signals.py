@@ -7,7 +7,6 @@ none in the other channels. It is computed here from the component's recorded wr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,8 +22,8 @@ from headtrace.vocabulary import (
     AttentionSide,
     Component,
     Firing,
+    FiringName,
     head_name,
-    parse_head,
 )
 
 if TYPE_CHECKING:
@@ -227,8 +226,9 @@ def residual_change(
 
 
 def find_edge(circuit: Circuit, source: str, target: str, side: str) -> Edge:
-    """An edge by the names of its ends (a firing also as ``L9H6:14:3``); an error lists what there is."""
-    source, target = node_name(source), node_name(target)
+    """An edge by the names of its ends (a firing also as ``L9H6:14:3`` or ``L9H6:to:John``); an error lists what there
+    is."""
+    source, target = node_name(source, circuit), node_name(target, circuit)
     wanted = circuit.node(target)
     for edge in circuit.edges_into(wanted):
         if edge.side == side and circuit.node(edge.source).name == source:
@@ -245,9 +245,28 @@ def edge_name(circuit: Circuit, edge: Edge) -> str:
     return f"{circuit.node(edge.source).name} => {edge.side} of {circuit.node(edge.target).name}"
 
 
-def node_name(text: str) -> str:
-    """The name of a node as a user may write it: a firing also as ``L9H6:14:3``, a head in small letters."""
-    for read in (lambda: str(Firing.parse(text)), lambda: head_name(*parse_head(text))):
-        with suppress(InputError):
-            return read()
-    return text.strip()
+def node_name(text: str, circuit: Circuit | None = None) -> str:
+    """The name of a node as a user may write it: a firing also as ``L9H6:14:3``, a head in small letters; in a circuit,
+    a firing by words as well (``L9H6:to:John#2``), or by its head, if no other firing of the circuit is meant."""
+    try:
+        name = FiringName.parse(text)
+    except InputError:
+        return text.strip()
+    tokens = () if circuit is None else circuit.prompt.tokens
+    dests, srcs = (None if place is None else place.positions(tokens) for place in (name.dest, name.src))
+    if dests is not None and srcs is not None and len(dests) == len(srcs) == 1:
+        return str(Firing(name.layer, name.head, dests[0], srcs[0]))
+    if circuit is None:
+        return head_name(name.layer, name.head)
+    meant = [
+        node.name
+        for node in circuit.heads()
+        if (node.layer, node.head) == (name.layer, name.head)
+        and (dests is None or node.dest in dests)
+        and (srcs is None or node.src in srcs)
+    ]
+    if len(meant) > 1:
+        raise InputError(
+            f"{text.strip()!r} could mean {len(meant)} firings of the circuit: write {', '.join(meant)}."
+        )
+    return meant[0] if meant else text.strip()

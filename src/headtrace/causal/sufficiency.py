@@ -481,7 +481,7 @@ def _check(
             if counterfactual is None
             else f"ablation={ablation!r} makes no use of a counterfactual prompt: leave one of them out."
         )
-    if not ranked_firings(circuit if ranking is None else ranking):
+    if not (ranked_firings(circuit) if ranking is None else ranking):
         reason = f" ({circuit.reason})" if circuit.reason and ranking is None else ""
         raise InputError(
             f"The circuit has no heads{reason}, so there is nothing to keep. Trace another prompt or root, or give "

@@ -503,8 +503,7 @@ def decompose(
 
     ``bias="homogeneous"`` gives the 2024 form, for models without rotary positions.
     """
-    firing = Firing.parse(firing)
-    recording.check_firing(firing, prompt)
+    firing, _ = recording.find_firing(firing, prompt)
     place = torch.tensor(
         [[firing.layer, prompt % len(recording), firing.head, firing.dest, firing.src]],
         device=recording.token_ids.device,

@@ -18,7 +18,7 @@ MLP 3 @1 -> query of L9H6 1->0 0.3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from headtrace.vocabulary import ATTENTION_SIDES, SIDES
 
 if TYPE_CHECKING:
     import networkx as nx
+    import polars as pl
 
     from headtrace.mechanism import Mechanism
 
@@ -159,19 +160,50 @@ class Circuit:
 
         return edge_influence(self)
 
-    def top(self, k: int = 10, by: Literal["weight", "influence"] = "weight") -> tuple[Edge, ...]:
+    def top(self, k: int = 10, by: Literal["weight", "influence"] = "weight") -> Edges:
         """The ``k`` heaviest query and key edges, or, by influence, the strongest of all edges.
 
         The weight of a query or key edge is attention, that of any other is in the unit of the root (logits, nats):
         only influence puts them on one scale. All edges of a difference circuit have one unit, and go by flow.
         """
         if self.difference is not None:
-            return tuple(sorted(self.edges, key=lambda edge: -abs(edge.weight))[:k])
+            return Edges(self, sorted(self.edges, key=lambda edge: -abs(edge.weight))[:k])
         if by == "influence":
             flows = self.flows()
-            return tuple(sorted(flows, key=lambda edge: -flows[edge])[:k])
+            return Edges(self, sorted(flows, key=lambda edge: -flows[edge])[:k])
         signals = [edge for edge in self.edges if edge.side in ATTENTION_SIDES]
-        return tuple(sorted(signals, key=lambda edge: -edge.weight)[:k])
+        return Edges(self, sorted(signals, key=lambda edge: -edge.weight)[:k])
+
+    def frame(self, of: Literal["edges", "nodes"] = "edges") -> pl.DataFrame:
+        """A table with readable names: a row per edge (source, target, side, weight, unit, contribution, channels), or
+        per node (node, kind, layer, head, dest, src, from and to, attention, influence, contribution, flow)."""
+        import polars as pl
+
+        from headtrace.circuits.summary import place
+
+        if of == "edges":
+            return Edges(self, self.edges).frame()
+        if of != "nodes":
+            raise InputError(f"frame({of!r}): a circuit has 'edges' and 'nodes'.")
+        rows = [
+            {
+                "id": n.id,
+                "node": place(self, n),
+                "kind": n.kind,
+                "layer": n.layer,
+                "head": n.head,
+                "dest": n.dest,
+            }
+            | {"src": n.src, "from": self.token(n.dest), "to": self.token(n.src), "attention": n.attention}
+            | {"influence": n.influence, "contribution": n.contribution, "flow": n.flow}
+            for n in self.nodes
+        ]
+        whole = dict.fromkeys(("id", "layer", "head", "dest", "src"), pl.Int64)
+        words = dict.fromkeys(("node", "kind", "from", "to"), pl.String)
+        order = ("id", "node", "kind", "layer", "head", "dest", "src", "from", "to")
+        kinds: Any = {name: {**whole, **words}[name] for name in order}
+        numbers = dict.fromkeys(("attention", "influence", "contribution", "flow"), pl.Float64)
+        return pl.DataFrame(rows, schema={**kinds, **numbers})
 
     # Cutting down
 
@@ -254,6 +286,56 @@ class Circuit:
         from headtrace.circuits.exports import to_neuronpedia
 
         return to_neuronpedia(self, path, slug)
+
+
+class Edges(tuple[Edge, ...]):
+    """Some edges of a circuit, as a tuple that prints with the names of their ends."""
+
+    circuit: Circuit
+
+    def __new__(cls, circuit: Circuit, edges: Iterable[Edge]) -> Edges:
+        made = super().__new__(cls, edges)
+        made.circuit = circuit
+        return made
+
+    def frame(self) -> pl.DataFrame:
+        """A row per edge: source, target, side, weight, unit (of the weight), contribution, channels."""
+        import polars as pl
+
+        from headtrace.circuits.summary import place
+
+        c = self.circuit
+        rows = [
+            {"source": place(c, c.node(e.source)), "target": place(c, c.node(e.target)), "side": e.side}
+            | {"weight": e.weight, "unit": self._unit(e), "contribution": e.contribution}
+            | {"channels": None if e.channels is None else list(e.channels)}
+            for e in self
+        ]
+        words: Any = dict.fromkeys(("source", "target", "side"), pl.String)
+        numbers = {"weight": pl.Float64, "unit": pl.String, "contribution": pl.Float64}
+        return pl.DataFrame(rows, schema={**words, **numbers, "channels": pl.List(pl.Int64)})
+
+    def _unit(self, edge: Edge) -> str:
+        """What the weight of an edge is: attention, or the measure of the root."""
+        if self.circuit.difference is None and edge.side in ATTENTION_SIDES:
+            return "attention"
+        known = self.circuit.difference is not None or edge.side == "root"
+        return self.circuit.root.measure if known else "share"
+
+    def __repr__(self) -> str:
+        from headtrace.circuits.summary import channel_text, place
+
+        c = self.circuit
+        return "\n".join(
+            f"{e.weight:+.4f} {self._unit(e)}: {place(c, c.node(e.source))} => "
+            f"{e.side} of {place(c, c.node(e.target))}{', ' if e.channels else ''}{channel_text(e)}"
+            for e in self
+        )
+
+    def _repr_html_(self) -> str:
+        from headtrace.notebook import frame
+
+        return frame(self.frame())
 
 
 def _grouped(edges: tuple[Edge, ...], end: Literal["source", "target"]) -> dict[int, tuple[Edge, ...]]:

@@ -140,16 +140,31 @@ def words_text(edge: Edge) -> str:
 
 def opening(circuit: Circuit) -> str:
     """The prompt and the question, the size of the circuit, and what the tokens contribute."""
-    value = "" if circuit.root.value is None else f", value {circuit.root.value:.4g}"
-    prompt = circuit.prompt
+    value = "" if circuit.root.value is None else f", {circuit.root.measure} {circuit.root.value:.4g}"
+    given = circuit.prompt
+    prompt = given.text if given.text is not None else str(list(given.token_ids or given.tokens))
     lines = [
-        prompt.text if prompt.text is not None else str(list(prompt.token_ids or prompt.tokens)),
+        shortened(prompt),
         f"Why {question(circuit)}? ({circuit.root.kind} root{value}; {origin(circuit)})",
     ]
+    notice = (circuit.method.settings or {}).get("notice")
+    lines += [] if notice is None else [str(notice)]
     lines += _compared(circuit)
     if not circuit.edges:
         return "\n".join([*lines, f"No circuit: {circuit.reason or 'it has no edges'}"])
     return "\n".join([*lines, size(circuit), *_tokens(circuit)])
+
+
+def shortened(text: str, most: int = 240) -> str:
+    """A long prompt with its middle left out.
+
+    >>> shortened("0123456789" * 3, 20)
+    '0123456 [16 characters] 3456789'
+    """
+    if len(text) <= most:
+        return text
+    half = (most - 6) // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters] {text[-half:]}"
 
 
 def _compared(circuit: Circuit) -> list[str]:
@@ -267,7 +282,7 @@ def _edge_line(circuit: Circuit, edge: Edge) -> str:
 
 def html_table(circuit: Circuit, rows: int = 12) -> str:
     """A small table of the strongest edges; all text escaped."""
-    text = escape(circuit.prompt.text or " ".join(circuit.prompt.tokens))
+    text = escape(shortened(circuit.prompt.text or " ".join(circuit.prompt.tokens)))
     head = (
         f"<p><b>Why {escape(question(circuit))}?</b><br>{text}<br>"
         f"<small>{escape(origin(circuit))}: {escape(size(circuit))}</small></p>"

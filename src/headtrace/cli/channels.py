@@ -25,7 +25,7 @@ def decompose(
     model: options.ModelName,
     prompt: options.PromptOptions,
     firing: str | None = typer.Option(
-        None, help="Layer and head, destination, source: L9H6:14:3. Without it: a table."
+        None, help="Layer and head, destination, source: L9H6:14:3 or L9H6:to:John. Without it: a table."
     ),
     top: int = typer.Option(15, help="How many channels, or firings, to show.", min=1),
     bias: str = typer.Option(

@@ -161,7 +161,7 @@ def _show_signals(found: SignalComparison) -> None:
     say(f"{' and '.join(sides)}: {found.table.height} head sides in both")
     columns = {"head": lambda row: head_name(row["layer"], row["head"]), "side": "{side}"}
     columns |= {name: f"{{{name}:+.3f}}" for name in ("cosine", "low", "high", "control")}
-    columns["reads"] = lambda row: found.verdict(row["cosine"])
+    columns["reads"] = lambda row: found.verdict(row["cosine"], row["control"], row["in_a"], row["in_b"])
     rows = found.table.sort("cosine", descending=True, maintain_order=True).to_dicts()
     show_table(rows, columns, left=2)
 

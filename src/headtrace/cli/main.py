@@ -66,6 +66,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Read circuits of other tools: GraphML and JSON of ACC and accpp-tracer, Neuronpedia's graphs.",
     ),
     "verify": ("verify", "Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY."),
+    "expect": (
+        "expect",
+        "Circuits as tests: put claims made from a circuit to another model, PASS or FAIL each.",
+    ),
     "sufficiency": (
         "experiments",
         "Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is "

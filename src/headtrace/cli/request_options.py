@@ -158,11 +158,13 @@ def _of_fields() -> Iterator[Declared]:
         words: str = each.metadata.get("help", "") + (" 0: no limit." if limitless else "")
         flag = f"--{each.name.replace('_', '-')}"
         option = typer.Option(f"{flag}/--no-{flag[2:]}" if kind is bool else flag, help=words)
-        hint: Any = kind if each.default is not None else kind | None
+        # Attention that is asked for by name is all that is followed; the default may give way (Tracer.trace).
+        default = None if each.name == "paths" else each.default
+        hint: Any = kind if default is not None else kind | None
         read: Callable[[Any], Any] | None = (lambda value: value or None) if limitless else None
         if any(get_origin(kind) is tuple for kind in kinds):  # may be repeated; one alone is no list
             hint, read = list[str] | None, lambda given: given[0] if len(given) == 1 else tuple(given)
-        yield Declared(each.name, "field", each.name, hint, option, each.default, read)
+        yield Declared(each.name, "field", each.name, hint, option, default, read)
 
 
 def _of_methods() -> list[Declared]:

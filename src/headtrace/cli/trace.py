@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -34,7 +34,6 @@ from headtrace.request import TraceRequest, read_requests
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
-    from headtrace.tracing.causes import Explanation
 
 
 def trace(
@@ -68,15 +67,16 @@ def trace(
     where = None if out is None else destination(out, many=prompts is not None)
     if where is not None:
         where.check()
-    lines = one = resolved = None
+    lines = one = given = resolved = None
     if prompts is None:
-        one = TraceRequest.create(prompt.read(), **request.options)
+        given = prompt.read()
+        one = TraceRequest.create(given, **request.options)
     else:
         lines = read_requests(prompts, strict=strict, chat=prompt.chat, **request.options)
     tracer = request.tracer(place.load(model))
     if one is not None:
         with progress_bar("Tracing firings") as progress:
-            circuits = [tracer.trace(one, progress=progress)]
+            circuits = [tracer.trace(given, **request.options, progress=progress)]
     else:
         assert lines is not None
         resolved = lines.then(lambda each, _: tracer.request(each).resolve(tracer.model), strict=strict)
@@ -122,9 +122,22 @@ def _show_circuit(circuit: Circuit) -> None:
 def explain(
     *,
     model: options.ModelName,
-    firing: str = typer.Option(help="Layer and head : destination : source, like L9H6:14:3."),
+    firing: str = typer.Option(
+        help="Layer and head : destination : source, by position or word: L9H6:14:3, L9H6:to:John, L9H6:to:John#2 (the "
+        "second one). A head alone, L9H6: its strongest pair."
+    ),
+    rather_than: str | None = typer.Option(
+        None,
+        "--rather-than",
+        metavar="TOKEN",
+        help="Why there and not here: another source, a word or position.",
+    ),
+    pairs: int = typer.Option(
+        0, help="So many of the largest pairs, component of the query x component of the key.", min=0
+    ),
     prompt: options.PromptOptions,
     request: ExplainOptions,
+    png: options.Figure = None,
     out: options.NumbersFile = None,
     place: options.ModelOptions,
     json: options.Json = False,
@@ -134,15 +147,24 @@ def explain(
 
       headtrace explain smollm2-135m -p "When Mary and John went to the store, John gave a drink to" --firing L20H0:13:9
       headtrace explain builtin -p "When Mary and John went to" --firing L1H0:5:2 --json
+      headtrace explain smollm2-135m -p "Then Mary and Tom met and Tom gave a drink to" --firing L23H0:to:Mary
+          --rather-than Tom#2 --pairs 10
+      headtrace explain builtin -p "When Mary and John went to" --firing L2H0 --png why.png
     """
-    output = Output(json, out, [".json"])
+    output = Output(json, out, [".json"], figures=[png])
     given = prompt.read()
     tracer = request.tracer(place.load(model))
     with notes.status("Tracing the firing"):
-        why = tracer.explain(given, firing, **request.options)
-    output.finish(why.to_dict, lambda: _show_explanation(why))
+        why = tracer.explain(given, firing, rather_than=rather_than, **request.options)
+        met = why.pairs(pairs) if pairs else None
 
+    def show() -> None:
+        show_tokens(why.tokens)
+        say(str(why))
+        if met is not None:
+            say(str(met))
 
-def _show_explanation(why: Explanation) -> None:
-    show_tokens(why.tokens)
-    say(str(why))
+    def content() -> dict[str, Any]:
+        return why.to_dict() | ({} if met is None else {"pairs": met.to_dict()})
+
+    output.finish(content, show, plots=[why.plot if met is None else met.plot])

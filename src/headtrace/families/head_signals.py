@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SAME, APART = 0.7, 0.3
 """Cosines from 0.7 up: the same; within 0.3 of zero: something else; from -0.3 down: the opposite."""
+FEWEST = 3
+"""Circuits that each side needs for the verdict that they differ."""
 RESAMPLES = 1000
 SCHEMA = "headtrace.signals/1"
 Reader = tuple[int, int, AttentionSide]
@@ -61,32 +63,58 @@ class SignalComparison:
     n_layers: int
     n_heads: int
 
+    def _said(self, what: str) -> pl.DataFrame:
+        rows = self.table.rows(named=True)
+        return self.table.filter(
+            pl.Series([self.verdict(**_judged(row)) == what for row in rows], dtype=pl.Boolean)
+        )
+
     @property
     def same(self) -> pl.DataFrame:
         """Heads that read the same in both."""
-        return self.table.filter(pl.col("cosine") >= SAME).sort("cosine", descending=True)
+        return self._said("the same").sort("cosine", descending=True)
 
     @property
     def other(self) -> pl.DataFrame:
-        """Heads that read something else: what they read in the one says nothing about what they read in the other."""
-        return self.table.filter(pl.col("cosine").abs() < APART).sort(pl.col("cosine").abs())
+        """Heads that read something else: what they read in the one says nothing about what they read in the other,
+        although within each of them they read the same."""
+        return self._said("something else").sort(pl.col("cosine").abs())
 
     @property
     def opposite(self) -> pl.DataFrame:
         """Heads that read the opposite."""
-        return self.table.filter(pl.col("cosine") <= -APART).sort("cosine")
+        return self._said("the opposite").sort("cosine")
+
+    @property
+    def undecided(self) -> pl.DataFrame:
+        """Heads of which nothing can be said: what they read varies within a family as well, or there are too few
+        circuits to tell."""
+        decided = [self.same, self.other, self.opposite, self._said("partly the same")]
+        return self.table.join(pl.concat(decided), on=["layer", "head", "side"], how="anti")
 
     @staticmethod
-    def verdict(cosine: float) -> str:
-        """What a cosine says, in words."""
+    def verdict(cosine: float, control: float | None, in_a: int = 1, in_b: int = 1) -> str:
+        """What a cosine says, in words. The control has the last word: where a head reads something else on another
+        prompt of the same family, that two families differ says nothing; and one circuit is no family.
+
+        >>> SignalComparison.verdict(0.9, None), SignalComparison.verdict(0.04, 0.08, 9, 9)
+        ('the same', 'varies within families, too')
+        >>> SignalComparison.verdict(0.04, 0.95, 9, 9), SignalComparison.verdict(-1.0, None)
+        ('something else', 'not enough circuits')
+        """
         if cosine >= SAME:
             return "the same"
-        if cosine <= -APART:
-            return "the opposite"
-        return "something else" if cosine < APART else "partly the same"
+        if cosine >= APART:
+            return "partly the same"
+        if control is None or min(in_a, in_b) < FEWEST:
+            return "not enough circuits"
+        if control < SAME:
+            return "varies within families, too"
+        return "the opposite" if cosine <= -APART else "something else"
 
     def __repr__(self) -> str:
         counts = f"{self.same.height} the same, {self.other.height} something else, {self.opposite.height} the opposite"
+        counts += f", {self.undecided.height} undecided"
         return f"SignalComparison({self.table.height} head sides of {' and '.join(self.names)}: {counts})"
 
     def _repr_html_(self) -> str:
@@ -107,6 +135,7 @@ class SignalComparison:
             "same": listed(self.same),
             "other": listed(self.other),
             "opposite": listed(self.opposite),
+            "undecided": listed(self.undecided),
             "table": self.table.to_dicts(),
         }
 
@@ -121,6 +150,11 @@ class SignalComparison:
         from headtrace.figures.families import signal_maps
 
         return signal_maps(self, path)
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    """What a verdict depends on."""
+    return {name: row[name] for name in ("cosine", "control", "in_a", "in_b")}
 
 
 def compare_signals(

@@ -50,12 +50,13 @@ DTYPES = {dtype_name(dtype): dtype for dtype in devices.DTYPES}
 
 def load(
     name_or_path_or_model: str | os.PathLike[str] | PreTrainedModel,
+    tokenizer: Any = None,
     *,
     device: str = "auto",
     dtype: str | None = None,
     device_map: DeviceMap | None = None,
     revision: str | None = None,
-    tokenizer: Any = None,
+    name: str | None = None,
 ) -> Model:
     """Load a causal language model.
 
@@ -64,7 +65,8 @@ def load(
         headtrace.load("EleutherAI/pythia-160m@step1000")       # the same
         headtrace.load("path/to/folder")                        # Hugging Face format
         headtrace.load("model.Q4_1.gguf")
-        headtrace.load(hf_model, tokenizer=tokenizer)           # already loaded
+        headtrace.load(hf_model, tokenizer)                     # already loaded
+        headtrace.load(hf_model, tokenizer, name="my-finetune") # what files and figures call it
 
     ``dtype`` is ``"float32"`` (the default), ``"float64"``, ``"bfloat16"`` or ``"float16"`` (in half precision the
     model's own sums are rounded: what that added is the component ``rounding``), or ``"auto"``, which is what the
@@ -80,9 +82,13 @@ def load(
             "checkpoint was saved in."
         )
     if isinstance(name_or_path_or_model, PreTrainedModel):
-        return _loaded(name_or_path_or_model, tokenizer, device, dtype, device_map, revision)
-    if isinstance(name_or_path_or_model, nn.Module):
+        return _loaded(name_or_path_or_model, tokenizer, device, dtype, device_map, revision, name)
+    if isinstance(name_or_path_or_model, nn.Module):  # an adapter wrapped around a model says so
         check_adapters(name_or_path_or_model)
+    if name is not None:
+        raise InputError(
+            f"name={name!r} names a model that is loaded already; {str(name_or_path_or_model)!r} has a name of its own."
+        )
     if not isinstance(name_or_path_or_model, (str, os.PathLike)):
         raise InputError(
             f"Expected the name of a model, a path or a loaded transformers model, got "
@@ -121,6 +127,7 @@ def _loaded(
     dtype: str | None,
     device_map: DeviceMap | None,
     revision: str | None,
+    name: str | None,
 ) -> Model:
     """A model that the caller loaded is taken as it is: changing it here would change it everywhere."""
     if device_map is not None:
@@ -143,7 +150,10 @@ def _loaded(
             f"device={device!r}, but the model that was given is on {str(hf.device)!r}. Move it first "
             f"(model.to({device!r})), or leave device out."
         )
-    return Model(hf, tokenizer)
+    place = str(hf.config.name_or_path or "")
+    if name is None and os.path.isdir(place):  # a path is where it was read from, not what anybody calls it
+        name = os.path.basename(os.path.abspath(place))
+    return Model(hf, tokenizer, name=name)
 
 
 def _try(model: Model) -> None:

@@ -36,10 +36,12 @@ from headtrace.models.identities import (
 from headtrace.models.observer import Rotary
 from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns, n_blocks
 from headtrace.tables import html_table, human
-from headtrace.vocabulary import Component, Firing, Site, head_name
+from headtrace.vocabulary import Component, Firing, FiringName, Site, TokenPlace, head_name
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import polars as pl
 
     from headtrace.models.architectures import Architecture
     from headtrace.models.integrity import WeightsVersion
@@ -344,6 +346,113 @@ class Recording:
             for layer, row in enumerate(zip(values.tolist(), places.tolist(), strict=True))
             for head, (value, place) in enumerate(zip(*row, strict=True))
         ]
+
+    def firings(
+        self,
+        min: float = 0.3,
+        *,
+        head: str | None = None,
+        dest: int | str | None = None,
+        src: int | str | None = None,
+        prompt: int = 0,
+    ) -> pl.DataFrame:
+        """Every pair that a head attends to with at least ``min``, the strongest first: firing, layer, head, dest, src,
+        from and to (the tokens), attention.
+
+        ``head`` (``"L9H6"``), ``dest`` and ``src`` (a position, or a word: all its occurrences, ``John#2`` the second)
+        choose among them. `strongest_firings` has one for every head instead.
+        """
+        import polars as pl
+
+        b, tokens = self._prompt(prompt), self.tokens(prompt)
+        n = self.lengths[b]
+        wanted = None if head is None else FiringName.parse(head)
+        if wanted is not None:
+            self.check_firing(Firing(wanted.layer, wanted.head, 0, 0), prompt)
+        chosen: list[Tensor] = []
+        for given in (dest, src):
+            mask = torch.full((n,), given is None, device=self.token_ids.device)
+            if given is not None:
+                positions = TokenPlace.parse(given).positions(tokens)
+                if max(positions) >= n:
+                    raise InputError(f"There is no position {max(positions)}: the prompt has 0 to {n - 1}.")
+                mask[list(positions)] = True
+            chosen.append(mask)
+        found: list[Tensor] = []
+        for layer in range(self.model.n_layers) if wanted is None else [wanted.layer]:
+            pattern = self.pattern(layer)[b, :, :n, :n]
+            fits = (pattern >= min) & self.visible[layer][b, :n, :n] & chosen[0][:, None] & chosen[1]
+            if wanted is not None:
+                fits[[h for h in range(len(fits)) if h != wanted.head]] = False
+            places = fits.nonzero()
+            strength = pattern[places.unbind(1)].double()
+            found.append(torch.cat((torch.full_like(places[:, :1], layer), places), dim=1).double())
+            found[-1] = torch.cat((found[-1], strength[:, None]), dim=1)
+        rows = [(*map(int, row[:4]), row[4]) for row in torch.cat(found).tolist()]
+        schema = dict.fromkeys(("layer", "head", "dest", "src"), pl.Int64) | {"attention": pl.Float64}
+        frame = pl.DataFrame(rows, schema=schema, orient="row").sort("attention", descending=True)
+        named = [str(Firing(*row)) for row in frame.select("layer", "head", "dest", "src").rows()]
+        words = {"from": [tokens[i] for i in frame["dest"]], "to": [tokens[i] for i in frame["src"]]}
+        columns = [pl.Series(name, values, pl.String) for name, values in {"firing": named, **words}.items()]
+        order = ("firing", "layer", "head", "dest", "src", "from", "to", "attention")
+        return frame.with_columns(columns).select(order)
+
+    def find_firing(self, given: Firing | str, prompt: int = 0) -> tuple[Firing, str | None]:
+        """The firing that is meant by ``L9H6:14:3``, ``L9H6:to:John``, ``L9H6:to:John#2``, ``L9H6:to`` or ``L9H6``, and
+        what was taken for granted in finding it.
+
+        Words that could mean several pairs are refused with the choices. Without a source, the one that the destination
+        attends to most; a head alone means its strongest pair past the first token (the usual sink).
+
+        >>> import headtrace
+        >>> recording = headtrace.load("builtin").record("When Mary and John went to the store, John gave a drink to")
+        >>> recording.find_firing("L2H0:to#2:John#2")[0]
+        Firing(layer=2, head=0, dest=14, src=10)
+        >>> print(recording.find_firing("L2H0")[1])
+        L2H0 was given alone: 14->10 is the strongest pair of the head past the first token.
+        """
+        if isinstance(given, Firing):
+            self.check_firing(given, prompt)
+            return given, None
+        name, b, tokens = FiringName.parse(given), self._prompt(prompt), self.tokens(prompt)
+        layer, head, n = name.layer, name.head, self.lengths[b]
+        dests, srcs = (None if place is None else place.positions(tokens) for place in (name.dest, name.src))
+        if dests is not None and srcs is not None and len(dests) == len(srcs) == 1:
+            firing = Firing(layer, head, dests[0], srcs[0])
+            self.check_firing(firing, prompt)
+            return firing, None
+        some = (dests or (0,))[0]
+        self.check_firing(Firing(layer, head, some, some), prompt)
+        attention = self.attention.of_head(layer, head)[b, :n, :n]
+        if dests is None or srcs is None:
+            dest, first = None if name.dest is None else name.dest.one(tokens), 0 if dests or n == 1 else 1
+            found = attention[first:, first:] if dest is None else attention[dest : dest + 1]
+            row, src = divmod(int(found.argmax()), found.shape[1])
+            firing = Firing(layer, head, first + row if dest is None else dest, first + src)
+            if dest is None:
+                past = " past the first token" if first else ""
+                said = f"alone: {firing.dest}->{firing.src} is the strongest pair of the head{past}."
+            else:
+                said = f"without a source: {firing.dest} attends to {firing.src} most."
+            return firing, f"{given.strip()} was given {said}"
+        seen = self.visible[layer][b]
+        pairs = [(d, s) for d in dests for s in srcs if max(d, s) < n and bool(seen[d, s])]
+        if len(pairs) > 1:
+            assert name.dest is not None
+            assert name.src is not None
+            of_dest, of_src = name.dest.choices(tokens), name.src.choices(tokens)
+            pairs.sort(key=lambda pair: -float(attention[pair]))
+            listed = ", ".join(
+                f"{name.written(of_dest[d], of_src[s])} (attention {float(attention[d, s]):.3f})"
+                for d, s in pairs[:8]
+            )
+            more = f" and {len(pairs) - 8} others" if len(pairs) > 8 else ""
+            raise InputError(
+                f"{given.strip()!r} could mean {len(pairs)} pairs of tokens: write {listed}{more}."
+            )
+        dest, src = pairs[0] if pairs else (dests[-1], srcs[0])
+        self.check_firing(Firing(layer, head, dest, src), prompt)
+        return Firing(layer, head, dest, src), None
 
     def check_firing(self, firing: Firing, prompt: int = 0) -> None:
         """Is there such a head, are there such positions, and does the destination see the source?"""

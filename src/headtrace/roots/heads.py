@@ -11,7 +11,7 @@ from pydantic import Field
 from headtrace.errors import InputError
 from headtrace.roots.base import BaseRoot, Quote, RootOption, quoted
 from headtrace.validation import Index, Number, Words, Written, checked, fail
-from headtrace.vocabulary import Firing, Site, head_name, parse_head
+from headtrace.vocabulary import Firing, FiringName, Site
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 @checked
 class Heads(BaseRoot):
-    """The attention of given heads at the last position, each on the source that it attends to most."""
+    """The attention of given heads at the last position, each on the source that it attends to most; or of firings."""
 
     heads: Annotated[Words, Field(min_length=1)]
-    """Names such as ``L9H6``."""
+    """Names such as ``L9H6``, at the last position on the source that it attends to most; or firings, such as
+    ``L9H6:to:John``, which a traced circuit holds in numbers: ``L9H6 14->3``."""
     value: Written[Number | None] = None
     """The attention of all of them, added up."""
     position: Index | None = None
@@ -38,7 +39,10 @@ class Heads(BaseRoot):
     kind: Written[Literal["heads"]] = "heads"
     measure: ClassVar[str] = "attention"
     options: ClassVar[Mapping[str, RootOption]] = {
-        "heads": RootOption("start from these heads at the last token, such as L9H9,L10H0", list[str])
+        "heads": RootOption(
+            "start from these heads at the last token, such as L9H9,L10H0, or from firings, such as L9H9:to:John",
+            list[str],
+        )
     }
     has_directions: ClassVar[bool] = False
 
@@ -67,18 +71,15 @@ class Heads(BaseRoot):
     # Tracing
 
     def firings(self, recording: Recording, prompt: int = 0) -> list[Firing]:
-        """Each head at the last position, on the source that it attends to most."""
-        model, last = recording.model, recording.lengths[prompt] - 1
-        found: list[Firing] = []
-        for layer, head in dict.fromkeys(parse_head(name) for name in self.heads):
-            if layer >= model.n_layers or head >= model.n_heads:
-                raise InputError(
-                    f"There is no {head_name(layer, head)}: the model has layers 0 to {model.n_layers - 1} and heads 0 "
-                    f"to {model.n_heads - 1}."
-                )
-            row = recording.attention.row(layer, prompt, head, last)[: last + 1]
-            found.append(Firing(layer, head, last, int(row.argmax())))
-        return found
+        """The firings that are named; of a head alone, the one at the last position on the source that it attends to
+        most."""
+        last = recording.lengths[prompt] - 1
+        names = [FiringName.parse(name) for name in self.heads]
+        asked = [
+            f"{name.strip()}:{last}" if n.dest is None else name
+            for n, name in zip(names, self.heads, strict=True)
+        ]
+        return list(dict.fromkeys(recording.find_firing(name, prompt)[0] for name in asked))
 
     def readings(self, recording: Recording, prompt: int, ig_steps: int) -> list[RootReading]:
         raise InputError(
@@ -103,7 +104,13 @@ class Heads(BaseRoot):
             for f in self.firings(recording, prompt)
         )
         value, last = sum(cause.weight for cause in causes), recording.lengths[prompt] - 1
-        return Seeds(replace(self, value=value, position=last), causes)
+        # What was given in words is kept in numbers: a file of it can be read without the prompt.
+        bare = [FiringName.parse(name).dest is None for name in self.heads]
+        names = [
+            name if alone else str(recording.find_firing(name, prompt)[0])
+            for name, alone in zip(self.heads, bare, strict=True)
+        ]
+        return Seeds(replace(self, heads=tuple(names), value=value, position=last), causes)
 
     # Measuring and verifying
 
@@ -113,8 +120,9 @@ class Heads(BaseRoot):
         return AttentionMetric(self.measure, tuple(self.firings(recording)))
 
     def require_in(self, model: Model, length: int) -> None:
-        for i, name in enumerate(self.heads):
-            layer, head = parse_head(name)
+        for i, text in enumerate(self.heads):
+            name = FiringName.parse(text)
+            layer, head = name.layer, name.head
             if layer >= model.n_layers:
                 fail(f"root.heads[{i}]", f"0 to {model.n_layers - 1} (layers of {model.name!r})", layer)
             if head >= model.n_heads:
@@ -135,21 +143,25 @@ class Heads(BaseRoot):
         check.ledger.compare("root.value", "", in_file=self.value, measured=value, allowed=allowed)
 
     def check_seeds(self, check: Checking, found: RootAttribution | None, edges: Mapping[str, Edge]) -> None:
-        """The given heads at the last position, each at the source that it attends to most."""
+        """The given firings, or heads at the last position, each at the source that it attends to most."""
         ledger, recording = check.ledger, check.recording
-        names, last = {name.strip().upper() for name in self.heads}, recording.lengths[0] - 1
+        alone = {name.strip().upper() for name in self.heads if FiringName.parse(name).dest is None}
+        named = {str(Firing.parse(name)) for name in self.heads if FiringName.parse(name).dest is not None}
+        last = recording.lengths[0] - 1
         for where, edge in edges.items():
             source = check.circuit.node(edge.source)
             ledger.require("channels", where, in_file=edge.channels, measured=None)
-            asked = (
-                source.kind == "head" and f"L{source.layer}H{source.head}" in names and source.dest == last
+            strongest = (
+                source.kind == "head" and f"L{source.layer}H{source.head}" in alone and source.dest == last
             )
+            asked = strongest or source.name in named
             ledger.require("seed", where, in_file=source.name, measured=source.name if asked else "no seed")
             if not asked:
                 continue
             f = source.site.firing
-            row, allowed = recording.attention.row(f.layer, 0, f.head, last), check.attention_tolerance(f)
+            row, allowed = recording.attention.row(f.layer, 0, f.head, f.dest), check.attention_tolerance(f)
             own, most = float(row[f.src]), float(row.max())
             ledger.compare("weight", where, in_file=edge.weight, measured=own, allowed=allowed)
-            strongest = "attention of the strongest source"
-            ledger.compare(strongest, where, in_file=own, measured=most, allowed=allowed)
+            if source.name not in named:
+                what = "attention of the strongest source"
+                ledger.compare(what, where, in_file=own, measured=most, allowed=allowed)

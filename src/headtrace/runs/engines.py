@@ -90,6 +90,9 @@ class ModelPlace:
         from headtrace.models.load import loadable_place
 
         place = loadable_place(model.name, model.revision)
+        read_from = str(model.hf.config.name_or_path or "")
+        if place is None and os.path.isdir(read_from):  # given as a module, with a name of its own
+            place = os.path.abspath(read_from)
         if place is None:
             raise InputError(
                 f"The model {model.name!r} was made in this process and has no name or folder that a worker could load "

@@ -316,11 +316,16 @@ def above_cutoff(contributions: Float[Tensor, " component"]) -> list[tuple[int, 
     return list(zip(order[keep].tolist(), values[keep].tolist(), strict=True))
 
 
+NO_HEAD = "no head is among"
+"""How the reason begins where attention has nothing to begin with, but MLPs do."""
+
+
 def seeds_or_reason(found: list[Cause], attribution: RootAttribution, advice: str) -> Seeds:
     """Seeds, if a head is among them; else none, with the reason and what to try instead."""
     if any(cause.site.kind == "head" for cause in found):
         return Seeds(attribution.root, tuple(found))
-    reason = f"no head is among the {len(found)} component(s) that the root depends on"
+    reason = f"{NO_HEAD} the {len(found)} component(s) that the root depends on"
+    advice = f'follow MLPs and what is moved as well (paths="complete", --paths complete), or {advice}'
     return replace(no_seeds(attribution, reason, advice), nothing=False)
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from headtrace.errors import InputError
 from headtrace.tables import html_table
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing, Side, Site
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+    from headtrace.tracing.pairs import Pairs
+    from headtrace.tracing.rather_than import FiringParts, RatherThan
 
 PromptSite = tuple[int, Site]
 """A site of a prompt: the prompt's number in its batch, and the site."""
@@ -91,7 +100,8 @@ class Causes:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The causes of one firing: per side, components with their tokens, channels and weights.
+    """The causes of one firing: per side, components with their tokens, channels and weights; which pairs of writers
+    met (`pairs`); why the head attends here rather than elsewhere (`rather_than`), or why it does not (`instead`).
 
     >>> import headtrace
     >>> tracer = headtrace.Tracer(headtrace.load("builtin"))
@@ -103,6 +113,64 @@ class Explanation:
     found: Causes
     tokens: tuple[str, ...]
     model: str
+    notice: str | None = None
+    """What was taken for granted in finding the firing, where it was not given in full."""
+    rather_than: RatherThan | None = None
+    """The firing against another source, where one was asked about."""
+    instead: RatherThan | None = None
+    """Where the head does not attend here: the firing against the source that it attends to most."""
+    split: Callable[[], FiringParts] | None = field(default=None, compare=False)
+    """How the query and keys of the firing are split into components, once that is asked for."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether the attention reaches the threshold: only then is there anything that signals could be the cause of.
+        Methods that make no prediction (SVT) name what is upstream whatever the attention."""
+        predicts = any(side.predicted is not None for side in self.found.sides.values())
+        return not predicts or self.attention >= self.threshold
+
+    @cached_property
+    def parts(self) -> FiringParts:
+        """The query and keys of the firing (and of the source that it is compared with), split into components."""
+        if self.split is None:
+            raise InputError(
+                "This explanation has no recording behind it: explain the firing with a Tracer again."
+            )
+        return self.split()
+
+    def pairs(self, k: int = 20) -> Pairs:
+        """The k largest pairs of a component of the query and one of the key, and the exact remainder; compared with
+        another source (``rather_than``), the pairs that make the difference."""
+        from headtrace.tracing.pairs import largest_pairs
+
+        return largest_pairs(self.parts, k, self.model, self.tokens, against=self.rather_than is not None)
+
+    def frame(self) -> pl.DataFrame:
+        """One row per cause, the strongest first: side, cause, kind, layer, head, src, dest, weight (attention taken
+        away), channels."""
+        import polars as pl
+
+        rows = [
+            {"side": side, "cause": self.place(cause), **asdict(cause.component), "dest": cause.site.dest}
+            | {"weight": cause.weight, "channels": list(cause.channels or ())}
+            for side, cause in self.top(10**9)
+        ]
+        numbers = dict.fromkeys(("layer", "head", "src", "dest"), pl.Int64)
+        schema: Any = {
+            "side": pl.String,
+            "cause": pl.String,
+            "kind": pl.String,
+            **numbers,
+            "weight": pl.Float64,
+        }
+        return pl.DataFrame(rows, schema={**schema, "channels": pl.List(pl.Int64)})
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """The causes of both sides as bars; compared with another source, the terms of the difference."""
+        from headtrace.figures.questions import plot_causes
+
+        compared = self.rather_than or self.instead
+        return plot_causes(self, path) if compared is None else compared.plot(path)
 
     @property
     def firing(self) -> Firing:
@@ -161,8 +229,12 @@ class Explanation:
             "firing": asdict(firing),
             "attention": self.attention,
             "threshold": self.threshold,
+            "notice": self.notice,
+            "attends": self.attends,
             "query": side("query"),
             "key": side("key"),
+            "rather_than": None if self.rather_than is None else self.rather_than.to_dict(),
+            "instead": None if self.instead is None else self.instead.to_dict(),
         }
 
     def __repr__(self) -> str:
@@ -170,6 +242,9 @@ class Explanation:
         return f"Explanation({self.firing}, attention {self.attention:.3f}, {sides}, {self.model!r})"
 
     def _repr_html_(self) -> str:
+        compared = self.rather_than or self.instead
+        if compared is not None:
+            return compared._repr_html_()  # pyright: ignore[reportPrivateUsage]
         rows = [
             (name, f"{cause.weight:+.3f}", self.place(cause), ", ".join(map(str, cause.channels or ())))
             for name in ATTENTION_SIDES
@@ -182,6 +257,18 @@ class Explanation:
 
     def _title(self) -> str:
         firing = self.found.firing
+        if not self.attends:
+            dest, src = self.tokens[firing.dest], self.tokens[firing.src]
+            instead = self.instead
+            most = (
+                "no token gets more"
+                if instead is None
+                else f"it attends to {instead.token(instead.other.src)} with {instead.other_attention:.3f} instead"
+            )
+            return (
+                f"{firing}: {dest!r} does not attend to {src!r}: {self.attention:.3g} "
+                f"(threshold {self.threshold:.3f}); {most}"
+            )
         return (
             f"{firing}: {self.tokens[firing.dest]!r} attends to {self.tokens[firing.src]!r} with {self.attention:.3f} "
             f"(threshold {self.threshold:.3f})"
@@ -195,7 +282,17 @@ class Explanation:
         return f"without these signals attention would be {part.predicted:.3f}{note}"
 
     def __str__(self) -> str:
-        lines = [self._title()]
+        lines = [*([] if self.notice is None else [self.notice]), self._title()]
+        if self.rather_than is not None:
+            lines += str(self.rather_than).splitlines()
+        elif self.instead is not None:
+            instead = self.instead
+            lines.append(
+                f"  What holds {instead.token(self.firing.src)} down: ln ratio {instead.log_ratio:+.3f}"
+            )
+            lines += instead.lines(held_down=True)
+        if not self.attends:
+            return "\n".join(lines)
         for name in ATTENTION_SIDES:
             part = self.found.side(name)
             lines.append(f"  {name} side: {self._claim(name)}")

@@ -425,8 +425,7 @@ def moved(
     >>> found.promotes[0][0], found.measure, found.contribution > 1
     ('Mary', 'logit difference', True)
     """
-    firing = Firing.parse(firing)
-    recording.check_firing(firing, prompt)
+    firing, _ = recording.find_firing(firing, prompt)
     if k < 1:
         raise InputError(f"k={k}: expected at least 1 token.")
     prompt %= len(recording)

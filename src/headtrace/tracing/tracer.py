@@ -13,7 +13,7 @@ Firing(layer=2, head=0, dest=14, src=10)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ from headtrace.request import (
 )
 from headtrace.roots.base import Answer
 from headtrace.tracing.assemble import assemble, model_info
-from headtrace.tracing.attribute_root import Seeds, attribute_roots, find_seeds
+from headtrace.tracing.attribute_root import NO_HEAD, Seeds, attribute_roots, find_seeds
 from headtrace.tracing.causes import Causes, Explanation
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep
 from headtrace.tracing.components import Firings
@@ -51,10 +51,11 @@ from headtrace.tracing.difference_circuit import (
 )
 from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.methods import Method, make_method
+from headtrace.tracing.rather_than import FiringParts, RatherThan
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.replacements import BUDGET, Measured, Replacement, measure
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
-from headtrace.vocabulary import Firing, Prompt
+from headtrace.vocabulary import Firing, Prompt, TokenPlace
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -131,16 +132,19 @@ class Tracer:
         """The circuit of one prompt: text, token ids in any form, a conversation, an example of a task, a mapping in
         the JSON form of a request, or a `TraceRequest`.
 
-        ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. Without ``root``, a wrong answer
-        makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of several tokens
-        is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token instead.
+        ``answer`` and ``wrong`` are text, a token id, or a list of alternatives. With neither, nor anything else to
+        explain, the model's own answer is taken, and its strongest rival; the circuit says so. Without ``root``, a
+        wrong answer makes it ``"linear"`` (the logit difference) and anything else ``"probability"``; an answer of
+        several tokens is then a continuation. ``heads=["L9H9", ...]`` starts from those heads at the last token
+        instead.
 
         ``paths`` says what is followed: ``"attention"``, why heads attend (queries and keys); ``"content"``, what is
         moved to the root, through values and MLPs; ``"complete"``, both, and through the MLPs that wrote a query or key
         signal; ``"difference"``, what changed the root between the prompt and a ``counterfactual`` of the same length
         (several: the mean; ``"auto"``, or none: natural changes that flip the answer, found by the model itself, as are
         the answer and its rival where none is given). With ``neurons``, each MLP of a content or complete circuit lists
-        as many of its hidden units, those that contribute most.
+        as many of its hidden units, those that contribute most. Where no paths are asked for, those of attention are
+        followed; if there are none, because MLPs give the answer, the complete circuit is traced, and says so.
 
         ``progress`` is called with the number of firings traced and the number known to be needed.
         ``on_partial`` is called with the circuit as far as it is known, again and again while it is traced: what is
@@ -150,7 +154,23 @@ class Tracer:
             deprecated("grown=", "0.5", "on_partial=")
             on_partial = options.pop("grown")
         request = self.request(prompt, answer=answer, wrong=wrong, **options)
-        return self._trace([request.resolve(self.model)], progress, on_partial)[0]
+        resolved = request.resolve(self.model)
+        circuit = self._trace([resolved], progress, on_partial)[0]
+        chosen = (
+            options.get("paths") is not None
+            or isinstance(prompt, TraceRequest)
+            or (isinstance(prompt, Mapping) and "paths" in prompt)
+        )
+        if chosen or not (circuit.reason or "").startswith(NO_HEAD) or self.method.name != "acc++":
+            return circuit
+        # Attention has nothing to begin with: MLPs give the answer. Rather than nothing, what they read is followed.
+        notice = (
+            "The circuit of attention is empty (no head writes the answer itself), so this is the complete one, "
+            'through MLPs and values; paths="attention" (--paths attention) says what is missing.'
+        )
+        said = notice if resolved.notice is None else f"{resolved.notice} {notice}"
+        complete = replace(resolved, request=replace(resolved.request, paths="complete"), notice=said)
+        return self._trace([complete], progress, on_partial)[0]
 
     @takes_request_options
     def trace_batch(
@@ -261,15 +281,59 @@ class Tracer:
         deprecated("Tracer.ask", "0.5", "Tracer.request(...).resolve(model)")
         return self.request(prompt, **options).resolve(self.model)
 
-    def explain(self, prompt: Prompt, firing: Firing | str, *, bos: bool | None = None) -> Explanation:
-        """Why does this head attend here? The causes of one firing, side by side."""
-        wanted = Firing.parse(firing)
+    def explain(
+        self,
+        prompt: Prompt,
+        firing: Firing | str,
+        *,
+        rather_than: str | int | None = None,
+        bos: bool | None = None,
+    ) -> Explanation:
+        """Why does this head attend here? The causes of one firing, side by side.
+
+        The firing is given by positions (``"L9H6:14:3"``) or words (``"L9H6:to:John"``, ``"L9H6:to:John#2"``); a head
+        alone means its strongest pair. With ``rather_than``, another source (a word or a position): the two attentions
+        compared, as exact sums over components and channels. Where the head does not attend, what it attends to
+        instead, and what holds the pair down.
+        """
         recording = self.model.record(
             [self.model.to_ids(prompt, bos=bos)], last_logits=True, patterns=self.settings["patterns"]
         )
         check_values(recording)
-        found = self.trace_firings(recording, [wanted])[0]
-        return Explanation(found, recording.tokens(), self.model.name)
+        return self.explain_recorded(recording, firing, rather_than=rather_than)
+
+    def explain_recorded(
+        self,
+        recording: Recording,
+        firing: Firing | str,
+        prompt: int = 0,
+        *,
+        rather_than: str | int | None = None,
+    ) -> Explanation:
+        """As ``explain``, of a prompt that is recorded already."""
+        wanted, notice = recording.find_firing(firing, prompt)
+        tokens, name, prompt = recording.tokens(prompt), self.model.name, prompt % len(recording)
+        other = None if rather_than is None else _other_source(recording, wanted, rather_than, prompt)
+        found = self.trace_firings(recording, [wanted], prompt)[0]
+        why = Explanation(found, tokens, name, notice)
+        most = wanted.src
+        if not why.attends:
+            most = int(recording.attention.row(wanted.layer, prompt, wanted.head, wanted.dest).argmax())
+        instead = None if most == wanted.src else replace(wanted, src=most)
+        sources = list(dict.fromkeys([wanted, *(each for each in (other, instead) if each is not None)]))
+        parts: FiringParts | None = None
+        if len(sources) > 1:
+            parts = FiringParts.of(recording, self.composer, sources, prompt)
+
+        def split() -> FiringParts:
+            require_same_weights(recording)
+            return parts or FiringParts.of(recording, self.composer, sources, prompt)
+
+        def against(source: Firing | None) -> RatherThan | None:
+            found = None if source is None or parts is None else sources.index(source)
+            return None if found is None or parts is None else RatherThan.of(parts, name, tokens, found)
+
+        return replace(why, split=split, rather_than=against(other), instead=against(instead))
 
     def trace_firings(
         self, recording: Recording, firings: Sequence[Firing | str], prompt: int | Sequence[int] = 0
@@ -279,9 +343,10 @@ class Tracer:
         prompts = [prompt] * len(firings) if isinstance(prompt, int) else list(prompt)
         if len(prompts) != len(firings):
             raise InputError(f"{len(prompts)} prompts for {len(firings)} firings: give one for each.")
-        parsed = [(place, Firing.parse(firing)) for place, firing in zip(prompts, firings, strict=True)]
-        for place, firing in parsed:
-            recording.check_firing(firing, place)
+        parsed = [
+            (place, recording.find_firing(firing, place)[0])
+            for place, firing in zip(prompts, firings, strict=True)
+        ]
         asked = [(place % len(recording), firing.site) for place, firing in parsed]
         rows = Firings.of(list(dict.fromkeys(asked)), self.model.device)
         with self.model.assume_weights_unchanged():
@@ -420,6 +485,8 @@ class Tracer:
         }
         if self.model.half:
             settings["dtype"] = self.model.own_dtype
+        if request.notice is not None:
+            settings["notice"] = request.notice
         method = MethodInfo("difference", version=self.method.describe().version, settings=settings)
         prompt = self._prompt(request.text, request.ids)
         note = None
@@ -459,5 +526,23 @@ class Tracer:
             settings["paths"] = request.request.paths
         if rounding is not None:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
+        if request.notice is not None:
+            settings["notice"] = request.notice
         steps = IG_STEPS if info.ig_steps is None and request.root.integrates_gradients else info.ig_steps
         return replace(info, ig_steps=steps, settings={**(info.settings or {}), **settings})
+
+
+def _other_source(recording: Recording, firing: Firing, given: str | int, prompt: int) -> Firing:
+    """The source that a firing is compared with: a word or position that its destination sees, and not its own."""
+    place, tokens = TokenPlace.parse(given), recording.tokens(prompt)
+    choices = place.choices(tokens)
+    seen = recording.visible[firing.layer][prompt, firing.dest]
+    free = [i for i in choices if i != firing.src and i < len(tokens) and bool(seen[i])]
+    if len(free) > 1:
+        listed = ", ".join(f"{choices[i]} (position {i})" for i in free)
+        raise InputError(f"rather_than={given!r} could mean {len(free)} tokens: write {listed}.")
+    if not free and firing.src in choices:
+        raise InputError(f"rather_than={given!r} is the source of {firing} itself: name another token.")
+    found = replace(firing, src=free[0] if free else next(iter(choices)))
+    recording.check_firing(found, prompt)
+    return found

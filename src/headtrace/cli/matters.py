@@ -43,7 +43,7 @@ def matters(
 
       headtrace matters smollm2-135m -p "The capital of Norway is" --budget 60 --json
     """
-    output = Output(json, figures=[png], folder=out)
+    output = Output(json, out, figures=[png])
     given = prompt.read()
     loaded = place.load(model)
     from headtrace.causal import importance

@@ -80,8 +80,8 @@ def interpret(
 ) -> Interpretation:
     """Describe what the signals of circuits respond to in a corpus, and test the descriptions.
 
-    ``limit`` takes the strongest signals only. With ``out``, the scan and the answers of an endpoint are kept there, and
-    the same call resumes an interrupted run. ``scanning`` replaces ``headtrace.interpret.scan``.
+    ``limit`` takes the strongest signals only. With ``out``, the scan and the answers of an endpoint are kept there,
+    and the same call resumes an interrupted run. ``scanning`` replaces ``headtrace.interpret.scan``.
     """
     from headtrace.causal.opening import require_own_model
 

@@ -189,9 +189,8 @@ def _register() -> None:
         def is_available(self) -> bool:
             return _inside
 
-    torch.utils.rename_privateuse1_backend(
-        KIND
-    )  # its own name: without one, autograd says there is no such device
+    # Its own name: without one, autograd says that there is no such device.
+    torch.utils.rename_privateuse1_backend(KIND)
     torch._register_device_module(KIND, Module())
     torch._C._acc.register_python_privateuseone_hook(Hook())
     torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import headtrace
+from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.tracing.replacements import ask, rival, words_of
 from tests.tiny import tiny_model
@@ -135,3 +138,12 @@ def test_words_of_several_tokens_are_exchanged_as_a_whole() -> None:
         ("Eiffel", 2),
         ("1889", 4),
     ]
+
+
+def test_the_command_writes_its_folder(tmp_path: Path) -> None:
+    line = ["matters", "builtin", "-p", MARY, "--budget", "20", "--out", str(tmp_path / "m")]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert {file.name for file in (tmp_path / "m").iterdir()} == {"importance.json", "importance.png"}
+    written = json.loads((tmp_path / "m" / "importance.json").read_text())
+    assert written["schema"] == "headtrace.importance/1"

@@ -226,13 +226,13 @@ def _follows(check: Checking, node: Node) -> bool | None:
     row, allowed = check.row(f), check.attention_tolerance(f)
     if row.n_visible < 2:
         return False
-    if f.layer == 0 and not check.expands_layer_0:
-        return check.expands_layer_0
     if node.group is not None:
         limit = method.threshold(row.n_visible, len(node.group))
         held = float(check.recording.attention.row(f.layer, 0, f.head, f.dest)[list(node.group)].sum())
         return None if abs(held - limit) <= allowed else held > limit
     low, high = (method.follows(f, row.attention + d, row.n_visible) for d in (-allowed, allowed))
+    if high and f.layer == 0 and not check.expands_layer_0:
+        return check.expands_layer_0
     return high if low == high else None
 
 

@@ -104,7 +104,7 @@ def _contributions(check: Checking, content: Content) -> Iterator[_Contribution]
         where = edge_name(circuit, edge)
         if edge.contribution is not None:
             yield _Contribution("contribution", where, edge.contribution, measured)
-        # The root's own are compared with its other seeds.
+        # The root's own are compared with its other seeds, and contrasts with nothing.
         if content_only and edge.side != "root" and not is_contrast(circuit):
             yield _Contribution("weight", where, edge.weight, measured)
 

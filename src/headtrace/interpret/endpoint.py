@@ -445,7 +445,7 @@ class _Asker:
             return response
 
     def _failure(self, reason: str, status: int | None = None) -> Failure:
-        """A failure, without the key in its reason. After several in a row, or a fatal one, nothing more is sent."""
+        """A failure, without the key in its reason. After several in a row, or a fatal one, no more are sent."""
         reason = " ".join((reason.replace(self.key, "[key]") if self.key else reason).split())[:300]
         self.failed_in_a_row += 1
         if status in (401, 403, 404) or self.failed_in_a_row >= (UNREACHABLE if status is None else REFUSED):

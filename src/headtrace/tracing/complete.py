@@ -316,9 +316,7 @@ class CompleteSweep:
         """Sources with nearly equal attention, none of which a head attends to enough by itself, and all together it
         does: by one firing of each group, the positions in it."""
         groups: dict[PromptSite, tuple[int, ...]] = {}
-        if not self.attention or not self.method.explains_groups:
-            return groups
-        if not sites:
+        if not self.attention or not self.method.explains_groups or not sites:
             return groups
         device = self.recording.model.device
         rows = [(number, site.head or 0, site.dest or 0) for number, site in sites]
@@ -358,7 +356,7 @@ class CompleteSweep:
                     replace(cause, site=cause.component.at(site.src or 0))
                     for cause in causes.sides["key"].causes
                     if (strength := writes.get((prompt, first, cause.site))) is None
-                    or strength[group.index(site.src)] >= EQUAL * max(strength)
+                    or strength[group.index(site.src or 0)] >= EQUAL * max(strength)
                 )
                 sides = {**causes.sides, "key": replace(causes.sides["key"], causes=key)}
                 attended[number, site] = replace(causes, site=site, sides=sides)

@@ -131,12 +131,16 @@ def _of_logits(
         points = [ReadPoint.final(run, prompt, position) for run in pair]
         ends = [point.residual for point in points]
         norm = NormSecant.of(ends, norm_eps(final), model.architecture.norm, weights.final_gain)
-        z = [p.logits_of(p.residual[None])[0] + weights.output_bias for p in points]
-        g = of_token
-        if logs:
-            g = SoftmaxSecant.of([softcap(each, model.final_softcap) for each in z]).of_log(of_token)
-        g = g * softcap_slope(z, model.final_softcap)
-        reads.append(ResidualRead(model.n_layers, position, norm.back(g @ weights.W_U)))
+        if logs or model.final_softcap is not None:
+            z = [p.logits_of(p.residual[None])[0] + weights.output_bias for p in points]
+            g = of_token
+            if logs:
+                g = SoftmaxSecant.of([softcap(each, model.final_softcap) for each in z]).of_log(of_token)
+            onto = (g * softcap_slope(z, model.final_softcap)) @ weights.W_U
+        else:  # linear: only the tokens that are asked about
+            some = of_token.nonzero()[:, 0]
+            onto = of_token[some] @ weights.W_U[some]
+        reads.append(ResidualRead(model.n_layers, position, norm.back(onto)))
         for i, run in enumerate(pair):
             logits = run.logits_at(prompt, position)
             size = max(size, float(logits.abs().max()))

@@ -36,6 +36,35 @@ PRECISIONS = ("bfloat16", "float16", "float32", "float64")
 
 def check(circuit: Circuit) -> None:
     """Ids exist once, positions lie in the prompt, edges lead upwards into sides that their targets have."""
+    length = len(circuit.prompt.tokens)
+    _check_lengths(circuit)
+    _check_position("root.position", circuit.root.position, length)
+    _check_numbers(circuit)
+    known: dict[int, Node] = {}
+    sites: set[Site] = set()
+    for i, node in enumerate(circuit.nodes):
+        if node.id in known:
+            raise InputError(f"nodes[{i}].id: {node.id} is already taken by another node")
+        site = node.site
+        _check_node(f"nodes[{i}]", node, site, length)
+        # In a difference circuit influence is a flow as a share of the difference, and may exceed 1.
+        if circuit.difference is None:
+            _check_share(f"nodes[{i}].influence", node.influence)
+        if site in sites:
+            raise InputError(f"nodes[{i}]: {node.name!r} occurs more than once")
+        known[node.id] = node
+        sites.add(site)
+    taken: set[tuple[int, int, str]] = set()
+    for i, edge in enumerate(circuit.edges):
+        _check_edge(f"edges[{i}]", edge, known)
+        identity = (edge.source, edge.target, edge.side)
+        if identity in taken:
+            raise InputError(f"edges[{i}]: a second {edge.side} edge from {edge.source} to {edge.target}")
+        taken.add(identity)
+
+
+def _check_lengths(circuit: Circuit) -> None:
+    """What is listed by token has as many entries as there are tokens."""
     prompt = circuit.prompt
     length = len(prompt.tokens)
     if prompt.token_ids and len(prompt.token_ids) != length:
@@ -54,30 +83,6 @@ def check(circuit: Circuit) -> None:
     for name, values in by_token.items():
         if values is not None and len(values) != length:
             raise InputError(f"{name}: expected {length}, one per token, got {len(values)}")
-    _check_position("root.position", circuit.root.position, length)
-    _check_numbers(circuit)
-    known: dict[int, Node] = {}
-    sites: set[Site] = set()
-    for i, node in enumerate(circuit.nodes):
-        if node.id in known:
-            raise InputError(f"nodes[{i}].id: {node.id} is already taken by another node")
-        site = node.site
-        _check_node(f"nodes[{i}]", node, site, length)
-        if (
-            circuit.difference is None
-        ):  # there, influence is a flow as a share of the difference, and may exceed 1
-            _check_share(f"nodes[{i}].influence", node.influence)
-        if site in sites:
-            raise InputError(f"nodes[{i}]: {node.name!r} occurs more than once")
-        known[node.id] = node
-        sites.add(site)
-    taken: set[tuple[int, int, str]] = set()
-    for i, edge in enumerate(circuit.edges):
-        _check_edge(f"edges[{i}]", edge, known)
-        identity = (edge.source, edge.target, edge.side)
-        if identity in taken:
-            raise InputError(f"edges[{i}]: a second {edge.side} edge from {edge.source} to {edge.target}")
-        taken.add(identity)
 
 
 def _check_numbers(circuit: Circuit) -> None:

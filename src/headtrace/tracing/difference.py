@@ -130,18 +130,21 @@ def _of_logits(
     values, size, reads = [0.0, 0.0], 0.0, list[ResidualRead]()
     for position, of_token in places:
         points = [ReadPoint.final(run, prompt, position) for run in pair]
-        z = [p.logits_of(p.residual[None])[0] + weights.output_bias for p in points]
-        g = of_token
-        if logs:
-            g = SoftmaxSecant.of([softcap(each, model.final_softcap) for each in z]).of_log(of_token)
-        g = g * softcap_slope(z, model.final_softcap)
-        g = g @ weights.W_U
+        if logs or model.final_softcap is not None:
+            z = [p.logits_of(p.residual[None])[0] + weights.output_bias for p in points]
+            g = of_token
+            if logs:
+                g = SoftmaxSecant.of([softcap(each, model.final_softcap) for each in z]).of_log(of_token)
+            onto = (g * softcap_slope(z, model.final_softcap)) @ weights.W_U
+        else:  # linear: only the tokens that are asked about
+            some = of_token.nonzero()[:, 0]
+            onto = of_token[some] @ weights.W_U[some]
         if final is None:
-            g = g * weights.final_gain
+            onto = onto * weights.final_gain
         else:
             ends = [point.residual for point in points]
-            g = NormSecant.of(ends, norm_eps(final), facts.norm, weights.final_gain).back(g)
-        reads.append(ResidualRead(model.n_layers, position, g))
+            onto = NormSecant.of(ends, norm_eps(final), facts.norm, weights.final_gain).back(onto)
+        reads.append(ResidualRead(model.n_layers, position, onto))
         for i, run in enumerate(pair):
             logits = run.logits_at(prompt, position)
             size = max(size, float(logits.abs().max()))

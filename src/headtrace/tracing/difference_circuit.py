@@ -233,13 +233,9 @@ def difference_circuit(
     mean = _mean_flows(flows)
     least, total = budget.least * abs(change), sum(abs(flow) for flow in mean.values())
     kept, carried = list[Site](), 0.0
-    for site in sorted(mean, key=lambda site: (-abs(mean[site]), site_order(site))):
-        if (
-            len(kept) == budget.nodes
-            or mean[site] == 0
-            or carried >= budget.carried * total
-            or abs(mean[site]) < least
-        ):
+    strong = [site for site, flow in mean.items() if flow != 0 and abs(flow) >= least]
+    for site in sorted(strong, key=lambda site: (-abs(mean[site]), site_order(site))):
+        if len(kept) == budget.nodes or carried >= budget.carried * total:
             break
         kept.append(site)
         carried += abs(mean[site])
@@ -278,6 +274,8 @@ def mean_edges(
 ) -> dict[tuple[Site, Site, Side], tuple[float, Tensor | None]]:
     """What flows between components and into the root, by channel as well: the mean over the pairs."""
     found = [each.edges(sites) for each in flows]
+    if len(found) == 1:
+        return found[0]
     between: dict[tuple[Site, Site, Side], tuple[float, Tensor | None]] = {}
     for key in dict.fromkeys(key for edges in found for key in edges):
         parts = [edges[key] for edges in found if key in edges]

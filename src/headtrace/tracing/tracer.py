@@ -366,7 +366,8 @@ class Tracer:
         first = requests[0].request
         paths, patterns = first.paths, first.patterns
         if paths == "difference":
-            return self._trace_differences(requests, progress)
+            with self.model.assume_weights_unchanged():
+                return self._trace_differences(requests, progress)
         steps: int = getattr(self.method, "ig_steps", IG_STEPS)
         least = first.min_influence
         if least is None:

@@ -30,6 +30,8 @@ demo: $(VENV)/base.stamp
 	$(BIN)/headtrace explain $(MODEL) -p "$(PROMPT)" --firing L20H0:13:9
 	$(BIN)/headtrace verify demo/circuit.json --edges top:20 --controls 4 --out demo/verification
 	$(BIN)/headtrace view demo/verification/circuit.json --out demo/circuit.html --no-open
+	$(BIN)/headtrace why $(MODEL) -p "$(PROMPT)" --out demo/why.html
+	@echo "Open demo/why.html: why the model says Mary. demo/circuit.html: the complete circuit."
 	@echo "To explore the model in your browser: $(BIN)/headtrace serve $(MODEL)"
 
 test: $(VENV)/dev.stamp

@@ -13,12 +13,12 @@ from xml.sax.saxutils import escape, quoteattr
 
 from headtrace.mechanism.mechanism import Mechanism
 from headtrace.mechanism.parts import Arrow, Step
-from headtrace.mechanism.steps import MLPS, heads_phrase
+from headtrace.mechanism.steps import LOOKING, MLPS, heads_phrase
 
 WIDTH = 1120
-CARD, GAP, ROW_GAP = 262, 20, 74
+CARD, GAP, ROW_GAP = 264, 18, 62
 PAD = 12
-TITLE, SMALL = 14, 12
+TITLE, SMALL = 14, 11.5
 """Sizes of text in pixels."""
 SHORT_TOKENS = 40
 """Longer prompts show the tokens that take part, with one more on either side."""
@@ -110,34 +110,37 @@ def _rows(steps: Sequence[Step], most: int) -> list[list[Step]]:
 # -- cards ---------------------------------------------------------------------------------------------------
 
 
-def _card_lines(step: Step) -> list[tuple[str, int, str, str]]:
+def _card_lines(step: Step) -> list[tuple[str, float, str, str]]:
     """The lines of a card: text, size, weight, colour."""
     title = _plain(step.title)
     room = CARD - 2 * PAD - 26
-    lines = [
+    lines: list[tuple[str, float, str, str]] = [
         (line, TITLE, "600", "--ink, #1c1f24") for line in wrapped(title[:1].upper() + title[1:], room, TITLE)
     ]
     names = heads_phrase(step, 5)
     if names:
         found = wrapped(names, CARD - 2 * PAD, SMALL)
         lines += [(line, SMALL, "400", "--muted, #5a616b") for line in found]
-    amount = f"carries {step.flow:+.2f}" + (
-        f", {step.root:+.2f} of it straight into the answer" if step.root else ""
-    )
+    amount = f"carries {step.flow:+.2f}"
     if step.role == MLPS:
-        amount = f"{step.root:+.2f} straight into the answer"
+        amount = f"{step.root:+.2f} to the answer"
+    elif step.role not in LOOKING:
+        amount += f", {step.root:+.2f} to the answer"
     lines += [(line, SMALL, "400", "--ink, #1c1f24") for line in wrapped(amount, CARD - 2 * PAD, SMALL)]
-    badge = "○ not measured" if step.measured is None else f"● {step.measured.text}"
+    badge = "○ not measured"
+    if step.measured is not None:
+        badge = f"● removed: {step.measured.before:.2f} → {step.measured.without:.2f}"
+        badge += "" if step.measured.random is None else f" (random {step.measured.random:.2f})"
     lines += [(line, SMALL, "400", "--ink, #1c1f24") for line in wrapped(badge, CARD - 2 * PAD, SMALL)]
     return lines
 
 
-def _height(lines: Sequence[tuple[str, int, str, str]]) -> float:
+def _height(lines: Sequence[tuple[str, float, str, str]]) -> float:
     return 2 * PAD + sum(size + 5 for _, size, _, _ in lines)
 
 
-def _card(step: Step, box: _Box, lines: Sequence[tuple[str, int, str, str]]) -> str:
-    against = step.root < 0 if step.root else step.flow < 0
+def _card(step: Step, box: _Box, lines: Sequence[tuple[str, float, str, str]]) -> str:
+    against = step.role == "against" or (step.role == MLPS and "against" in step.text)
     edge = "var(--against, #c0392b)" if against else "var(--for, #1f6fb2)"
     found = [
         f'<g class="card" data-step="{step.id}" tabindex="0" role="button" '
@@ -258,6 +261,8 @@ def _step_arrows(arrows: Sequence[Arrow], boxes: dict[int, _Box]) -> list[str]:
         if arrow.step is None or arrow.step not in boxes or arrow.target not in boxes:
             continue
         low, high = boxes[arrow.step], boxes[arrow.target]
+        if low.y < high.y + high.height:
+            continue  # beside each other: the frame of arrows has it
         place = leaving[arrow.step] = leaving.get(arrow.step, -1) + 1
         x1 = low.middle + (-1) ** place * 22 * ((place + 1) // 2)
         wide = 1.2 + 3 * abs(arrow.flow) / strongest
@@ -290,7 +295,7 @@ def _overlap(one: _Box, two: _Box) -> bool:
 
 
 def _root_arrows(steps: Sequence[Step], boxes: dict[int, _Box], root: _Box) -> list[str]:
-    speaking = [step for step in steps if step.root]
+    speaking = [step for step in steps if step.role not in LOOKING]
     strongest = max((abs(step.root) for step in speaking), default=1.0)
     found: list[str] = []
     order = sorted(speaking, key=lambda step: boxes[step.id].middle)

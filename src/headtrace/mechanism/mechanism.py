@@ -57,7 +57,7 @@ class Mechanism:
     @property
     def question(self) -> str:
         """The answer and its rival in words."""
-        return self.circuit.root.question()
+        return self.circuit.root.question(lambda token: f'"{token.strip() or token}"')
 
     @property
     def clauses(self) -> tuple[Clause, ...]:

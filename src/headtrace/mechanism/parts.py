@@ -134,12 +134,12 @@ class Arrow:
 
     @property
     def words(self) -> str:
-        """What the arrow does for the step that it enters."""
+        """What the arrow tells the step that it enters."""
         said = {
-            "query": "tells it where to look",
-            "key": "marks what it looks for",
-            "value": "is what it moves",
-            "input": "is what they read",
+            "query": "where to look",
+            "key": "what to find",
+            "value": "what it moves",
+            "input": "what they read",
             "root": "",
         }[self.side]
         mostly = abs(self.through_mlps) > abs(self.flow) / 2 and self.side != "input"

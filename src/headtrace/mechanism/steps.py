@@ -20,6 +20,8 @@ LEAST_ARROW = 0.02
 MOST_ARROWS = 10
 ARROWS_CARRY = 0.9
 """Arrows between steps are drawn, strongest first, until they carry this share of all that flows between steps."""
+LEAST_LINE = 0.005
+"""A line of the ledger has more than this share of the whole; less is part of what is not shown."""
 MLPS = "mlps"
 LOOKING = frozenset(("finds", "induction", "previous", "first token", "itself", "carries"))
 """Roles of components that speak to others, not to the root."""
@@ -114,9 +116,7 @@ def _joined(steps: list[Step], backbone: Backbone) -> list[Step]:
         subject = _shared_start(strong.text, weak.text)
         steps[steps.index(strong)] = replace(
             strong,
-            text=strong.text
-            if weak.text == strong.text
-            else f"{strong.text} and {weak.text[len(subject) :]}",
+            text=strong.text if weak.text == strong.text else f"{strong.text}, {weak.text[len(subject) :]}",
             heads=tuple(sorted((*strong.heads, *weak.heads), key=lambda head: -abs(head.flow))),
             flow=strong.flow + weak.flow - between,
             root=strong.root + weak.root,
@@ -246,13 +246,7 @@ def _staged(
         mine = [arrow for arrow in strong if arrow.target == step.id and arrow.token is not None]
         tokens += sorted(mine, key=lambda arrow: (-abs(arrow.flow), arrow.token or 0, arrow.side))[:2]
 
-    stage = {step.id: 0 for step in steps}
-    for step in sorted(steps, key=lambda step: (height[step.id], step.id)):
-        below = [stage[arrow.step] for arrow in kept if arrow.target == step.id and arrow.step is not None]
-        stage[step.id] = 1 + max(below) if below else 0
-    for step in steps:
-        if step.role == MLPS:
-            stage[step.id] = max(stage.values())
+    stage = _stages(steps, kept, height)
     order = sorted(
         steps,
         key=lambda step: (stage[step.id], step.root != 0.0, height[step.id], -abs(step.flow), step.text),
@@ -268,6 +262,22 @@ def _staged(
     )
 
 
+def _stages(steps: Sequence[Step], arrows: Sequence[Arrow], height: Mapping[int, float]) -> dict[int, int]:
+    """The row of each step: those that look at something by what feeds them (two rows at most), above them those that
+    speak to the answer, and on top what passes on what others said."""
+    stage: dict[int, int] = {}
+    looking = [step for step in steps if step.role in LOOKING]
+    for step in sorted(looking, key=lambda step: (height[step.id], step.id)):
+        below = [stage[arrow.step] for arrow in arrows if arrow.target == step.id and arrow.step in stage]
+        stage[step.id] = min(1, 1 + max(below)) if below else 0
+    row = 1 + max(stage.values(), default=-1)
+    late = [step for step in steps if step.role in ("passes on", MLPS)]
+    speaking = [step for step in steps if step.id not in stage and step not in late]
+    stage |= {step.id: row for step in speaking}
+    stage |= {step.id: row + bool(speaking) for step in late}
+    return stage
+
+
 def _height(step: Step) -> float:
     """The mean layer of a step, each component counted by its flow; MLPs next to the root are above all heads."""
     if step.role == MLPS:
@@ -281,7 +291,8 @@ def _height(step: Step) -> float:
 
 def make_ledger(backbone: Backbone, steps: Sequence[Step]) -> tuple[LedgerLine, ...]:
     """What comes straight into the root: the steps that are shown, MLPs, and the rest; together the whole."""
-    lines = [LedgerLine(step.text, step.root, step.id) for step in steps if step.root]
+    least = LEAST_LINE * abs(backbone.whole)
+    lines = [LedgerLine(step.text, step.root, step.id) for step in steps if abs(step.root) > least]
     if not any(step.role == MLPS for step in steps) and backbone.mlps_into_root:
         lines.append(LedgerLine("MLPs", backbone.mlps_into_root))
     lines.append(LedgerLine("not shown", backbone.whole - sum(line.amount for line in lines)))
@@ -310,7 +321,7 @@ def make_clauses(steps: Sequence[Step]) -> tuple[Clause, ...]:
     against = [step for step in shown if step.role == "against"]
     clauses: list[Clause] = []
     for place, step in enumerate(ordered):
-        inside = [heads_phrase(step), f"{step.root:+.2f}" if step.root else ""]
+        inside = [heads_phrase(step), "" if step.role in LOOKING else f"{step.root:+.2f}"]
         text = f"{step.title} ({', '.join(part for part in inside if part)})"
         text = text[:1].upper() + text[1:] if place == 0 else text
         clauses.append(Clause(text + (";" if place + 1 < len(ordered) else "."), step.id))

@@ -309,9 +309,8 @@ class TraceRequest:
 
             found = ask(model, self)
             asked = found.root.question()
-            return replace(
-                found, notice=f"No answer was given: {asked} is the model's own answer and its rival."
-            )
+            notice = f"No answer was given: {asked} is the model's own answer and its rival."
+            return replace(found, request=self, notice=notice)
         if self.root is None or isinstance(self.root, str):
             kind = self.root_kind or "probability"
             # Answers follow the text, where it is known: how they are split may depend on it.

@@ -56,7 +56,7 @@ def test_one_firing_is_shown_drawn_and_written(folder: str, capsys, tmp_path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--firing", "L2H1:4"), "not a firing"),
+        (("--firing", "L2H1:4:2:1"), "not a firing"),
         (("--firing", "L2H1:2:4"), "does not see"),
         (("--png", "a.png"), "--firing"),
         (("--bias", "none"), "offset or homogeneous"),

@@ -170,7 +170,7 @@ def test_one_head_and_one_channel_are_what_the_tables_say(made, model) -> None:
 def test_a_folder_that_is_no_atlas_or_of_other_weights_is_refused(made, tmp_path) -> None:
     with pytest.raises(InputError, match="is not an atlas: it has no"):
         open_atlas(tmp_path)
-    with pytest.raises(InputError, match="with other weights"):
+    with pytest.raises(InputError, match="has other weights"):
         open_atlas(made.folder, tiny_model("llama"))
     damaged = tmp_path / "damaged"
     shutil.copytree(made.folder, damaged)

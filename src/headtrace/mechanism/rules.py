@@ -4,7 +4,7 @@ The first rule that holds names the component, and the components of one name an
 a rule of its own (``RULES.add("name", StepRule(...))``, or an entry point ``headtrace.rules``). Rules are tried by
 ``order``.
 
->>> tokens = (" When", " Mary", " and", " John", ",", " John")
+>>> tokens = (" When", " Mary", " and", " John", ",", " John", " said")
 >>> facts = Facts(tokens, dest=5, src=3, flow=0.4, whole=8.0)
 >>> role(facts), RULES[role(facts)].words(facts)
 ('finds', 'the second *John* finds the first')

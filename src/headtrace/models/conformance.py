@@ -44,7 +44,7 @@ ACTIVATIONS: tuple[nn.Module, ...] = (
 )
 
 
-class Step(NamedTuple):
+class ConformanceStep(NamedTuple):
     """One step of a model that was compared: what it was, by which facts, and the largest relative error."""
 
     what: str
@@ -59,7 +59,7 @@ class Conformance:
     """What `conformance` has found, if nothing was wrong."""
 
     architecture: str
-    steps: dict[str, tuple[Step, ...]]
+    steps: dict[str, tuple[ConformanceStep, ...]]
     """By dtype, every step in the order of the forward pass."""
 
     @property
@@ -85,7 +85,7 @@ def conformance(model: Model | PreTrainedModel, *, seed: int = 0) -> Conformance
     ['float32', 'float64']
     """
     given = model.hf if isinstance(model, Model) else model
-    steps: dict[str, tuple[Step, ...]] = {}
+    steps: dict[str, tuple[ConformanceStep, ...]] = {}
     for dtype in DTYPES:
         if dtype == torch.float64 and find_architecture(given.config).rotary_in_float32:
             continue  # such a model is no more exact than float32 in any dtype
@@ -94,7 +94,7 @@ def conformance(model: Model | PreTrainedModel, *, seed: int = 0) -> Conformance
     return Conformance(Model(given).architecture.name, steps)
 
 
-def _checked(model: Model, seed: int) -> Iterator[Step]:
+def _checked(model: Model, seed: int) -> Iterator[ConformanceStep]:
     """Every step, or an error at the first that differs."""
     for step in _steps(model, seed):
         if not step.error <= step.allowed:
@@ -105,7 +105,7 @@ def _checked(model: Model, seed: int) -> Iterator[Step]:
 # -- what is wrong -------------------------------------------------------------------------------------------
 
 
-def _wrong(model: Model, step: Step, seed: int) -> IdentityError:
+def _wrong(model: Model, step: ConformanceStep, seed: int) -> IdentityError:
     """The error of a step that differs, with the fact that makes it agree if there is one."""
     facts = model.architecture
     differ = (
@@ -194,7 +194,7 @@ ADDED = ("attention", "attention_post_norm", "mlp_write", "mlp_post_norm", "writ
 
 
 @torch.inference_mode()
-def _steps(model: Model, seed: int) -> Iterator[Step]:
+def _steps(model: Model, seed: int) -> Iterator[ConformanceStep]:
     """All steps of a forward pass: the model's own numbers beside those by the facts."""
     facts, random, allowed = (
         model.architecture,
@@ -211,20 +211,20 @@ def _steps(model: Model, seed: int) -> Iterator[Step]:
     real = torch.arange(length, device=model.device) < torch.tensor(lengths, device=model.device)[:, None]
     own = own_logits(model, ids, lengths)
     error = _error(recording.logits, own, real)
-    yield Step("the output that headtrace records", ("own_attention",), error, IN_FLOAT32)
+    yield ConformanceStep("the output that headtrace records", ("own_attention",), error, IN_FLOAT32)
     for layer in range(model.n_layers):
         yield from _layer(recording, layer, written.attention[layer], real)
     final = recording.residuals[-1]
     found = output_logits(recording, final, recording.norm_scales[-1])
     decide = ("final_norm", "logit_multiplier")
-    yield Step(
+    yield ConformanceStep(
         "the output logits by the final residual", decide, _error(found, recording.logits, real), allowed
     )
 
 
 def _layer(
     recording: Recording, layer: int, attention: Float[Tensor, "batch token d_model"], real: Tensor
-) -> Iterator[Step]:
+) -> Iterator[ConformanceStep]:
     model, weights, facts = recording.model, recording.model.weights, recording.model.architecture
     residual, of, allowed = recording.residuals[layer], f"of layer {layer}", tolerance_for(model.dtype)
     xhat = residual / recording.norm_scales[layer][..., None]
@@ -242,39 +242,39 @@ def _layer(
         letter = name[0].upper()
         own = () if name == "values" else (*TURNED, *inside)
         blame = (*shared, f"projections (W_{letter}, b_{letter})", *own)
-        yield Step(f"the {name} {of}", blame, error, allowed)
+        yield ConformanceStep(f"the {name} {of}", blame, error, allowed)
     pattern = recording.attention_logits(layer).softmax(dim=-1)
     wrong = (pattern - recording.pattern(layer)).abs().amax(dim=(1, 3))
-    yield Step(
+    yield ConformanceStep(
         f"attention patterns {of}", ("own_attention", "query_prescaled"), float((wrong * real).max()), allowed
     )
     heads = recording.layer_writes(layer) - recording.mlp_writes[layer]
     blame = ("projections (W_O, b_O)", "attention_post_norm", "write_multiplier")
-    yield Step(f"what the heads {of} write", blame, _error(heads, attention, real), allowed)
+    yield ConformanceStep(f"what the heads {of} write", blame, _error(heads, attention, real), allowed)
     after = residual + attention + recording.mlp_writes[layer]
     error = _error(after, recording.residuals[layer + 1], real)
     decide = ADDED if layer < model.n_layers - 1 else (*ADDED, "final_norm")
-    yield Step(f"the residual behind layer {layer}", decide, error, allowed)
+    yield ConformanceStep(f"the residual behind layer {layer}", decide, error, allowed)
     if facts.mlp_parts is not None:
         yield from _mlp(recording, layer, residual, attention, real)
 
 
 def _mlp(
     recording: Recording, layer: int, residual: Tensor, attention: Tensor, real: Tensor
-) -> Iterator[Step]:
+) -> Iterator[ConformanceStep]:
     facts, mlp, of = recording.model.architecture, FrozenMLP.of(recording, layer), f"of layer {layer}"
     allowed = tolerance_for(recording.model.dtype)
     read = residual if facts.parallel(recording.model.config) else residual + attention
     normed = mlp.before.forward(read)
     normed = normed if mlp.before.bias is None else normed + mlp.before.bias
     blame = ("mlp", "mlp_norm", "parallel")
-    yield Step(f"what the MLP {of} reads", blame, _error(normed, mlp.inputs, real), allowed)
+    yield ConformanceStep(f"what the MLP {of} reads", blame, _error(normed, mlp.inputs, real), allowed)
     blame = ("mlp_parts", "mlp_write", "mlp_post_norm")
     error = _error(mlp.write(mlp.inputs), recording.mlp_writes[layer], real)
-    yield Step(f"what the MLP {of} writes", blame, error, allowed)
+    yield ConformanceStep(f"what the MLP {of} writes", blame, error, allowed)
 
 
-def _norms(model: Model, random: torch.Generator) -> Iterator[Step]:
+def _norms(model: Model, random: torch.Generator) -> Iterator[ConformanceStep]:
     """Every norm alone, on random vectors that have a mean."""
     facts, norms = model.architecture, list(residual_norms(model.hf, model.architecture))
     x = torch.randn(4, model.d_model, generator=random).to(model.device, model.dtype) + 1
@@ -285,7 +285,7 @@ def _norms(model: Model, random: torch.Generator) -> Iterator[Step]:
         bias = norm_bias(norm)
         found = found if bias is None else found + bias
         error = _error(found, norm(x), torch.ones(len(x), dtype=torch.bool, device=x.device))
-        yield Step(f"the norm {names[id(norm)]!r}", NORM_FACTS, error, IN_FLOAT32)
+        yield ConformanceStep(f"the norm {names[id(norm)]!r}", NORM_FACTS, error, IN_FLOAT32)
 
 
 def _error(found: Tensor, own: Tensor, real: Tensor) -> float:

@@ -308,8 +308,12 @@ def check_values(recording: Recording) -> float:
     )
     expected = (read + offset[:, None]).mT.unflatten(2, recording.token_ids.shape)
     found = (recording.values.transpose(1, 2) @ direction[:, :, None, :, None])[..., 0]
+    # Relative to what is added up, not to what is left of it where it cancels.
+    lengths = recording.residuals[:-1].norm(dim=-1) / recording.norm_scales[:-1]
+    most = (weights.W_V.square().sum((-1, -2)) / weights.W_V.shape[-1]).sqrt()
     size = recording.values.transpose(1, 2).norm(dim=-1).amax(dim=(-1, -2)) + weights.b_V.norm(dim=-1)
-    error = (found - expected).abs() / size.clamp_min(1e-30)[..., None, None] * _real(recording)
+    size = torch.maximum(size[..., None, None], lengths[:, None] * most[..., None, None])
+    error = (found - expected).abs() / size.clamp_min(1e-30) * _real(recording)
     allowed = rounding_bound(model, "values") if model.half else tolerance_for(model.dtype)
     layer = int(error.amax(dim=(1, 2, 3)).nan_to_num(nan=torch.inf).argmax())
     what = f"The values of layer {layer} are not what its weights read"

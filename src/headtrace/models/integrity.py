@@ -90,7 +90,8 @@ def check_adapters(hf: nn.Module) -> None:
 
 def check_surroundings(device: torch.device) -> None:
     """InputError if PyTorch is set to compute something else than it is told: in half precision, or nothing at all."""
-    if torch.is_autocast_enabled(device.type):
+    known = torch.amp.autocast_mode.is_autocast_available(device.type)  # not on every kind of device
+    if known and torch.is_autocast_enabled(device.type):
         raise InputError(
             f"torch.autocast is on for {device.type!r}: it rounds every product to half precision, and nothing would "
             "add up. Call headtrace outside of it; to trace a model in half precision, load it so: "

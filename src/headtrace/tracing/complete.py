@@ -326,8 +326,8 @@ class CompleteSweep:
         seen = self.recording.visible[layer][prompt, dest, src]
         own = attention.new_tensor([self.traces[number].attention[site] for number, site in sites])[:, None]
         alike = ((attention - own).abs() <= EQUAL * own) & seen
-        sums = (attention * alike).sum(dim=1).tolist()
-        for (number, site), mask, together in zip(sites, alike.tolist(), sums, strict=True):
+        held = torch.cat((alike.to(attention), (attention * alike).sum(dim=1, keepdim=True)), dim=1)
+        for (number, site), (*mask, together) in zip(sites, held.tolist(), strict=True):
             group = tuple(position for position, in_it in enumerate(mask) if in_it)
             visible = self._visible[number, site]
             if 1 < len(group) < visible and together >= self.method.threshold(visible, len(group)):

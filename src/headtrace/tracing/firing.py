@@ -33,7 +33,7 @@ from headtrace.tracing.components import ChannelRotary, ComponentIndex, Firings,
 from headtrace.tracing.readings import Composer, Readings
 
 if TYPE_CHECKING:
-    from headtrace.models import Recording
+    from headtrace.models import Model, Recording
 
 IG_STEPS = 64
 """Intervals of the trapezoid rule for integrated gradients."""
@@ -114,6 +114,19 @@ def attention_on(
     return (scores.gather(-1, at_src)[..., 0] - scores.logsumexp(dim=-1)).exp()
 
 
+def _has_groups(model: Model, layer: int) -> bool:
+    """Whether a layer has a head with nearly equal singular values: asked once for each layer."""
+
+    def found() -> bool:
+        heads = torch.arange(model.n_heads, device=model.device)
+        return (
+            groups_or_none(model.channels.at(torch.full_like(heads, layer), heads).singular_values)
+            is not None
+        )
+
+    return model.cached(f"equal singular values in layer {layer}", found)
+
+
 @dataclass(frozen=True)
 class FiringScores:
     """What both sides of some firings share: logits, channel coefficients, the attribution vector."""
@@ -148,7 +161,9 @@ class FiringScores:
         a, b = (q[:, None] @ to_query)[:, 0], k @ to_key
         w = attribution_vector(logits, visible, firings.sources(length), cap, ig_steps)
         full_rank = channels.rank == a.shape[-1]
-        first = groups_or_none(channels.singular_values)
+        first = None
+        if any(_has_groups(model, layer) for layer in {site.layer or 0 for _, site in firings.sites}):
+            first = groups_or_none(channels.singular_values)
         return cls(
             recording, firings, scale, cap, logits, visible, a, b, to_query, to_key, w, full_rank, first
         )

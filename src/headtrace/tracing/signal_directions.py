@@ -244,14 +244,14 @@ def causes_alone(
         left, along = torch.where(hidden, attention, left), torch.where(hidden[..., None], read, along)
         changed |= hidden
     found: list[list[CauseAlone]] = [[] for _ in places]
-    taken = (1 - left).tolist()
-    chosen = [(row, n) for row, mine in enumerate(changed.tolist()) for n, alone in enumerate(mine) if alone]
+    rest, alone = torch.stack((left, changed.to(left))).tolist()
+    chosen = [(row, n) for row, mine in enumerate(alone) for n, is_cause in enumerate(mine) if is_cause]
     if chosen:  # all together: each by itself would be waited for
         rows, ns = [row for row, _ in chosen], [n for _, n in chosen]
         backs = _secant_back(mlp.at(rows), removed[rows, ns], along[rows, ns])
         for (row, n), back in zip(chosen, backs, strict=True):
-            found[row].append(CauseAlone(Cause(sites[row][n], taken[row][n]), back))
-    no_larger = (left < 1 + IDLE).tolist()
+            found[row].append(CauseAlone(Cause(sites[row][n], 1 - rest[row][n]), back))
+    no_larger = [[share < 1 + IDLE for share in mine] for mine in rest]
     return [
         RemovedAlone(
             tuple(mine), frozenset(site for site, not_larger in zip(*both, strict=True) if not_larger)

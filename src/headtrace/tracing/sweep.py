@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from headtrace.circuits.graph import spread
 from headtrace.errors import HeadtraceError
 from headtrace.progress import Progress, counting
@@ -119,9 +121,10 @@ def attention_at(recording: Recording, sites: Sequence[PromptSite]) -> list[tupl
     if not sites:
         return []
     f = Firings.of(sites, recording.model.device)
-    strength = recording.attention.at(f.layer, f.prompt, f.head, f.dest, f.src).tolist()
-    keys = recording.visible_keys[f.layer, f.prompt, f.dest].tolist()
-    return list(zip(strength, keys, strict=True))
+    strength = recording.attention.at(f.layer, f.prompt, f.head, f.dest, f.src)
+    keys = recording.visible_keys[f.layer, f.prompt, f.dest]
+    strengths, counts = torch.stack((strength, keys.to(strength))).tolist()  # one request for both
+    return list(zip(strengths, map(int, counts), strict=True))
 
 
 def sweep(

@@ -11,6 +11,7 @@ import asyncio
 from typing import Any, ClassVar
 
 import h11
+import psutil
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 BACKLOG = 16
@@ -26,12 +27,11 @@ def most_connections(wanted: int) -> int:
     >>> most_connections(4) == FEWEST, most_connections(100) <= 100
     (True, True)
     """
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
+    limit: Any = getattr(psutil.Process(), "rlimit", None)
+    if limit is None:  # only Linux and FreeBSD tell
         return max(FEWEST, wanted)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
+    soft, _ = limit(psutil.RLIMIT_NOFILE)
+    if soft == psutil.RLIM_INFINITY:
         return max(FEWEST, wanted)
     return max(FEWEST, min(wanted, soft - RESERVED - 3 * BACKLOG))
 

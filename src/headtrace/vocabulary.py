@@ -305,3 +305,13 @@ def site_name(
 
 
 ROOT = Site("root")
+
+FUNCTION_WORDS = frozenset(
+    """
+    a about after all also am an and any are as at be because been before but by can could did do does for from had has
+    have he her hers him his how i if in into is it its may me might more most my no nor not of off on once one or other
+    our out over own per shall she should so some such than that the their them then there these they this those to too
+    under until up upon us very was we were what when where which while who whom whose why will with would yet you your
+    """.split()  # noqa: SIM905
+)
+"""English words whose exchange mostly breaks a sentence: they stand after content words where words are ranked."""

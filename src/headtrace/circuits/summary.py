@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from headtrace.roots.base import Quote, quoted
-from headtrace.vocabulary import ATTENTION_SIDES, SIDES, Side
+from headtrace.vocabulary import ATTENTION_SIDES, FUNCTION_WORDS, SIDES, Side
 
 if TYPE_CHECKING:
     from headtrace.circuits.circuit import Circuit
@@ -247,19 +247,28 @@ def _tokens(circuit: Circuit, most: int = 6) -> list[str]:
     measured, prompt = circuit.prompt.importance, circuit.prompt
     if measured is not None:
         amounts = [0.0 if each is None else each for each in measured]
-        title = "What matters (measured: mean loss when the word is exchanged):"
+        title = "What matters (measured: mean loss when the word is exchanged; function words, which break it, last):"
     elif circuit.difference is not None:
         amounts, title = list(circuit.difference.tokens), "By token (flow from what differs):"
     elif prompt.contributions is not None:
         amounts, title = [0.0, *prompt.contributions[1:]], "By token:"
     else:
         return []
-    order = sorted((i for i, each in enumerate(amounts) if each), key=lambda i: (-abs(amounts[i]), i))[:most]
+    broken = [measured is not None and _breaks_the_sentence(token) for token in prompt.tokens]
+    order = sorted(
+        (i for i, each in enumerate(amounts) if each), key=lambda i: (broken[i], -abs(amounts[i]), i)
+    )[:most]
     lines = ["", title, *(f'  {amounts[i]:+8.4f}  "{circuit.token(i)}" {i}' for i in order)]
     if prompt.contributions is not None:
         rests = f'constants and sinks, which rest on the first token "{circuit.token(0)}"'
         lines.append(f"  {prompt.contributions[0]:+8.4f}  {rests}")
     return lines
+
+
+def _breaks_the_sentence(token: str) -> bool:
+    """Whether exchanging a word says little: a function word, or punctuation."""
+    word = token.strip().lower()
+    return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
 
 
 def amount(edge: Edge) -> float:

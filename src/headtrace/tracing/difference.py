@@ -708,7 +708,7 @@ class _Sweep:
     def _conserve_mlp(self, layer: int, out: Tensor, into: Tensor, subtracted: Tensor) -> None:
         """``subtracted``: the larger of the two flows whose difference is ``out``. Where runs differ by the last digit
         only, what is left of them is rounding, and no part of it must be conserved."""
-        size = (out.abs() + into.abs()).sum(-1)
+        size = (out.abs() + into.abs()).sum(-1) + self._rounding_of_root()[:, None]
         size = size + 16 * torch.finfo(out.dtype).eps / self.allowed * subtracted.sum(-1)
         self._require(
             out.sum(-1) - into.sum(-1),
@@ -717,7 +717,12 @@ class _Sweep:
         )
 
     def _conserve_heads(self, layer: int, left: Tensor, size: Tensor) -> None:
+        size = size + self._rounding_of_root()[:, None, None, None]
         self._require(left, size + 1e-3 * size.amax(), f"The flows through heads of layer {layer}")
+
+    def _rounding_of_root(self) -> Float[Tensor, " batch"]:
+        """A node that carries nothing but the last digits of numbers as large as the root's need not conserve them."""
+        return 16 * torch.finfo(self.size.dtype).eps / self.allowed * self.size
 
     def _require(self, left: Tensor, size: Tensor, what: str) -> None:
         errors = torch.nan_to_num(left.abs() / size.clamp_min(1e-30), nan=torch.inf)

@@ -37,6 +37,7 @@ from headtrace.progress import Progress
 from headtrace.prompts.encoding import decoded, encode
 from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.roots import Likelihood, LogitDifference
+from headtrace.vocabulary import FUNCTION_WORDS
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
@@ -52,14 +53,6 @@ LIKELIEST = 10
 """A content word of the prompt among so many likeliest tokens is the rival of the answer."""
 LOGITS_AT_ONCE = 64_000_000
 """Output logits of changed prompts that exist at a time (256 MB in float32)."""
-FUNCTION_WORDS = frozenset(
-    """
-    a about after all also am an and any are as at be because been before but by can could did do does for from had has
-    have he her hers him his how i if in into is it its may me might more most my no nor not of off on once one or other
-    our out over own per shall she should so some such than that the their them then there these they this those to too
-    under until up upon us very was we were what when where which while who whom whose why will with would yet you your
-    """.split()  # noqa: SIM905
-)
 
 WordKind = Literal["content", "function", "punctuation"]
 Source = Literal["prompt", "likely", "neighbour"]

@@ -15,13 +15,8 @@ def matters(
     *,
     model: options.ModelName,
     prompt: options.PromptOptions,
-    answer: Annotated[
-        str | None, typer.Option(help="The answer, like ' Mary' (default: what the model itself answers).")
-    ] = None,
-    wrong: Annotated[
-        str | None,
-        typer.Option(help="The wrong answer to compare with (default: the answer's strongest rival)."),
-    ] = None,
+    answer: options.OwnAnswer = None,
+    wrong: options.OwnRival = None,
     budget: Annotated[int, typer.Option(help="How many changed prompts are run.", min=1)] = 120,
     seed: Annotated[int, typer.Option(help="Seed of the replacements that are drawn.")] = 0,
     bos: options.Bos = None,

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from headtrace.vocabulary import Prompt
 
 ModelName = Annotated[str, typer.Argument(help="An alias, hub name, local folder, GGUF file, or 'builtin'.")]
+OwnAnswer = Annotated[
+    str | None, typer.Option(help="The answer, like ' Mary' (default: what the model itself answers).")
+]
+OwnRival = Annotated[
+    str | None,
+    typer.Option(help="The wrong answer to compare with (default: the answer's strongest rival)."),
+]
 Bos = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Begin with the BOS token or not (default: as the tokenizer does)."),

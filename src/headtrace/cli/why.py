@@ -15,13 +15,8 @@ def why(
     *,
     model: options.ModelName,
     prompt: options.PromptOptions,
-    answer: Annotated[
-        str | None, typer.Option(help="The answer, like ' Mary' (default: what the model itself answers).")
-    ] = None,
-    wrong: Annotated[
-        str | None,
-        typer.Option(help="The wrong answer to compare with (default: the answer's strongest rival)."),
-    ] = None,
+    answer: options.OwnAnswer = None,
+    wrong: options.OwnRival = None,
     counterfactual: Annotated[
         list[str] | None,
         typer.Option(

@@ -163,23 +163,22 @@ def _pull_back(
     g = torch.stack([read.multiplier for read in reads]).clone()
     heights = torch.tensor([read.place.layer for read in reads], device=g.device)
     t = torch.tensor([read.place.position for read in reads], device=g.device)
+    some, place = t.unique(return_inverse=True)  # MLPs are looked at where something is read
     found: dict[int, Tensor] = {}
     total, size = g.new_zeros(len(reads)), g.new_zeros(len(reads))
     for layer in reversed(range(int(heights.max()))):
         active = (heights > layer).nonzero()[:, 0]
-        ends = run.residuals[layer], other.residuals[layer]
-        behind = (
-            run.residuals[layer + 1] - run.mlp_writes[layer],
-            other.residuals[layer + 1] - other.mlp_writes[layer],
-        )
-        mlp = MlpSecant.of(run, other, layer, ends if parallel else behind)
-        through = mlp.at(prompt, t[active]).back(g[active])[0]
+        ends = [each.residuals[layer][:, some] for each in (run, other)]
+        behind = [(each.residuals[layer + 1] - each.mlp_writes[layer])[:, some] for each in (run, other)]
+        read = ends if parallel else behind
+        mlp = MlpSecant.of(run, other, layer, (read[0], read[1]), some)
+        through = mlp.at(prompt, place[active]).back(g[active])[0]
         written = g.clone()
         if not parallel:
             written[active] += through
         found[layer] = written
         wrote = (behind[0] - ends[0]) - (behind[1] - ends[1])
-        amount = (wrote[prompt, t] * written).sum(-1) * (heights > layer)
+        amount = (wrote[prompt, place] * written).sum(-1) * (heights > layer)
         total, size = total + amount, size + amount.abs()
         g[active] += through
     found[-1] = g

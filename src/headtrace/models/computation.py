@@ -14,7 +14,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ _NOT_COMPUTING_PARTS = ("drop", "initializer", "summary_")
 """Parts of the names of such fields: dropout (off while headtrace runs a model), initial weights, classifiers."""
 
 
+@runtime_checkable
 class Hashed(Protocol):
     """Whatever names a model by its hashes: parts of files, and a model itself."""
 

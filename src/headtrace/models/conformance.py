@@ -71,6 +71,7 @@ class Conformance:
         }
 
 
+@torch.no_grad()
 def conformance(model: Model | PreTrainedModel, *, seed: int = 0) -> Conformance:
     """Check a model against its architecture's facts; an ``IdentityError`` names the fact that is wrong.
 
@@ -193,7 +194,6 @@ TURNED = ("rotary", "rotary_pairs", "rotary_tables", "rotary_backwards", "rotary
 ADDED = ("attention", "attention_post_norm", "mlp_write", "mlp_post_norm", "write_multiplier", "layers")
 
 
-@torch.inference_mode()
 def _steps(model: Model, seed: int) -> Iterator[ConformanceStep]:
     """All steps of a forward pass: the model's own numbers beside those by the facts."""
     facts, random, allowed = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import headtrace
-from headtrace.mechanism.asking import BUDGET, tell
+from headtrace.mechanism.asking import tell
 from headtrace.mechanism.folding import fold_flows
 from headtrace.tracing.replacements import ask
 
@@ -47,7 +47,7 @@ def main() -> None:
             passes = [timed(lambda ids=ids: model.hf(ids))[0] for _ in range(9)]
         forward = statistics.median(passes)
         asked = ask(model, prompt, paths="difference")
-        compare, compared = timed(lambda asked=asked: tracer.compare(asked, budget=BUDGET))
+        compare, compared = timed(lambda asked=asked: tracer.compare(asked))
         fold, _ = timed(lambda found=compared: fold_flows(found.flows, found.circuit))
         told, mechanism = timed(lambda found=compared: tell(tracer, found))
         rows[name] = {

@@ -41,7 +41,7 @@ def main() -> None:
     left_out: Counter[str] = Counter()
     for example in examples[::step][: given.prompts]:
         try:
-            found = headtrace.why(model, example.text, example.answer, example.wrong)
+            found = headtrace.why(model, example.text, example.answer, example.wrong, budget=60)
         except HeadtraceError as error:
             left_out[str(error)[:80]] += 1
             continue

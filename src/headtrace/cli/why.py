@@ -26,7 +26,7 @@ def why(
     ] = None,
     budget: Annotated[
         int, typer.Option(help="How many changed prompts are run to find counterfactuals.", min=1)
-    ] = 60,
+    ] = 120,
     seed: Annotated[int, typer.Option(help="Seed of replacements and of random controls.")] = 0,
     measure: Annotated[
         bool, typer.Option(help="Remove each step in the running model and see what the answer does.")

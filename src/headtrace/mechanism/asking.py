@@ -23,7 +23,7 @@ from headtrace.mechanism.steps import Reading, make_ledger, make_steps
 from headtrace.progress import Progress, scaled
 from headtrace.roots import Heads
 from headtrace.tracing import Tracer
-from headtrace.tracing.replacements import ask
+from headtrace.tracing.replacements import BUDGET, ask
 from headtrace.tracing.tracer import PromptComparison
 from headtrace.vocabulary import Firing, Prompt, Site
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
     from headtrace.roots.base import Answer
 
-BUDGET = 60
-"""Changed prompts that are run to find some that flip the answer: half of what `headtrace matters` measures with."""
 MOST_CAUSES = 3
 """Causes of a query and of a key that are named, the strongest first."""
 EXPLAINED_HEADS = 8

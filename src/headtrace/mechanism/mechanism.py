@@ -13,8 +13,6 @@ True
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,7 +248,7 @@ def _step_row(step: Step) -> dict[str, Any]:
 
 def mechanism_json(mechanism: Mechanism) -> dict[str, Any]:
     """The mechanism as JSON data: what it says first, the circuit last."""
-    data = plain(replace(mechanism))
+    data = plain(mechanism)
     data.pop("circuit")
     said = {"question": mechanism.question, "sentence": mechanism.sentence}
     return {"schema": SCHEMA, **said, **data, "circuit": to_json(mechanism.circuit)}
@@ -304,8 +302,3 @@ def save_as(mechanism: Mechanism, path: str | Path) -> Path:
     if form is None:
         raise InputError(f"{path}: end its name in {', '.join(forms)}.")
     return form(path)
-
-
-def listed(mechanisms: Sequence[Mechanism]) -> str:
-    """Mechanisms as JSON lines."""
-    return "".join(json.dumps(mechanism_json(each), ensure_ascii=False) + "\n" for each in mechanisms)

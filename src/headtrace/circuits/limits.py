@@ -16,7 +16,7 @@ NOTHING = 1e-6
 """Influence of a cause that takes nothing away when it is removed in its turn, but for rounding."""
 HELD = 0.01
 """Influence that the biases of MLPs hold and that is worth a sentence."""
-ASK = 'A difference circuit (paths="difference") tells what changes it.'
+ASK = 'A difference circuit (paths="difference") may tell what changes it.'
 
 
 def not_told(circuit: Circuit) -> tuple[str, ...]:

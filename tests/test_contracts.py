@@ -27,6 +27,9 @@ def test_imports_go_one_way() -> None:
         "import headtrace.circuits, headtrace.prompts, headtrace.lines, headtrace.vocabulary",
         "from headtrace.explorer import write_page",
         "from headtrace.tasks import load_task, TASKS",
+        "from headtrace.models import ARCHITECTURES; len(ARCHITECTURES)",
+        "from headtrace.cli.models import list_models; import typer\n"
+        "list_models(typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None))), json=True)",
     ],
 )
 def test_what_needs_no_model_loads_no_torch(code: str) -> None:

@@ -16,6 +16,7 @@ open descriptors (``/dev/null``, ``/dev/stdout``) are written through; ``-`` is 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -219,3 +220,12 @@ def _unwritable(target: Target, error: OSError | ValueError) -> InputError:
     reason = getattr(error, "strerror", None) or str(error)
     advice = _ADVICE.get(number or 0, "Give the name of a file that can be written")
     return InputError(f"{os.fspath(target)!r} cannot be written: {reason}. {advice}.")
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, which is also what the hub knows a large file by."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 22), b""):
+            digest.update(block)
+    return digest.hexdigest()

@@ -124,6 +124,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Put the signals of circuits into words, and test the words blind on pairs that the explainer did not see.",
     ),
     "serve": ("serve", "Explore a model in the browser: type a prompt, click an attention weight, see why."),
+    "doctor": (
+        "doctor",
+        "Check this installation: versions, device, models that are ready, and whether the numbers are exact here.",
+    ),
 }
 """By name: the module of ``headtrace.cli`` with a function of that name, and the first line of its help."""
 

@@ -34,7 +34,7 @@ def list_models(context: typer.Context, json: options.Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from headtrace.models.architectures import ARCHITECTURES
-    from headtrace.models.hub import ALIASES, BUILTIN
+    from headtrace.models.names import ALIASES, BUILTIN
 
     families = [
         {
@@ -51,7 +51,7 @@ def list_models(context: typer.Context, json: options.Json = False) -> None:
 
 def _show_models() -> None:
     from headtrace.models.architectures import ARCHITECTURES
-    from headtrace.models.hub import ALIASES, BUILTIN, PACKAGED_GGUF
+    from headtrace.models.names import ALIASES, BUILTIN, PACKAGED_GGUF
     from headtrace.models.packages import PACKAGED
 
     extras = {

@@ -6,7 +6,6 @@ promises can be held against them without touching memory. Pickled weights can r
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -233,15 +232,6 @@ def indexed_files(index: Path) -> list[str]:
                 f"{str(index)!r} names the weights file {name!r}: expected a .safetensors file beside it."
             )
     return sorted(set(files))
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, which is also what the hub knows a large file by."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 22), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def pickled_weights(where: str, file: str, revision: str | None = None) -> InputError:

@@ -27,10 +27,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError
 from headtrace.models.architectures import find_architecture
-from headtrace.models.checkpoint import WEIGHTS, file_sha256, missing_weights, unexpected_weights
+from headtrace.models.checkpoint import WEIGHTS, missing_weights, unexpected_weights
 from headtrace.models.devices import available_bytes, dtype_name
 from headtrace.models.gguf_tokenizers import follow_file
 from headtrace.tables import human
+from headtrace.writing import file_sha256, write_text
 
 CONVERSION = 3
 """Conversions of an earlier number are not read: 1 did not look for missing weights, 2 left start tokens out."""
@@ -187,8 +188,6 @@ def _content_sha256(path: Path) -> str:
             return known
     digest = file_sha256(path)
     if time.time() - found.st_mtime > SETTLED and path.stat().st_mtime_ns == found.st_mtime_ns:
-        from headtrace.writing import write_text
-
         with suppress(InputError):
             write_text(memory, digest)
     return digest

@@ -27,9 +27,9 @@ from pathlib import Path
 
 from headtrace.cache import cache_folder
 from headtrace.errors import InputError
-from headtrace.models.checkpoint import file_sha256
 from headtrace.progress import Progress
 from headtrace.tables import human
+from headtrace.writing import file_sha256
 
 SECONDS_TO_ANSWER, RETRIES = 15, 2
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -87,7 +87,7 @@ class ModelPlace:
 
     @classmethod
     def of(cls, model: Model) -> ModelPlace:
-        from headtrace.models.load import loadable_place
+        from headtrace.models.loading import loadable_place
 
         place = loadable_place(model.name, model.revision)
         read_from = str(model.hf.config.name_or_path or "")

@@ -184,7 +184,7 @@ def require_same_model(network: Network, reference: Reference) -> None:
 
 
 def _known_as_another(name: str, model: ReferenceModel) -> bool:
-    from headtrace.models.hub import ALIASES, BUILTIN
+    from headtrace.models.names import ALIASES, BUILTIN
 
     own = {model.name, *model.names}
     own |= {ALIASES[each] for each in own if each in ALIASES}

@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headtrace.lazy import lazy_names
 from headtrace.tasks.counterfactuals import Counterfactual, CounterfactualSet, counterfactuals
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
 from headtrace.tasks.jsonl import read_jsonl
@@ -50,9 +50,4 @@ __all__ = [
     "score_heads",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module 'headtrace.tasks' has no attribute {name!r}")
-    module = import_module(f"headtrace.tasks.{_NEED_TORCH[name]}")
-    return getattr(module, name)
+__getattr__ = lazy_names(__name__, _NEED_TORCH)

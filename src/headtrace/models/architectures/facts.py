@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+if TYPE_CHECKING:  # the tables themselves are read without torch, by `headtrace models`
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,8 @@ class Architecture:
         """
         if not self.rotary or self.rotary_pairs == "half-split":
             return None
+        import torch
+
         width = rotary_width(config, d_head)
         pairs = torch.arange(width).reshape(-1, 2).T.flatten()
         return torch.cat((pairs, torch.arange(width, d_head)))
@@ -206,6 +208,8 @@ def fused_linear(
     def read(attention: nn.Module, d_head: int) -> Projections:
         W_O, b_O = _output_heads(attention, output, d_head)
         W, b = _heads(*_linear(attention.get_submodule(fused)), d_head)
+        import torch
+
         n_heads, n_kv = W_O.shape[0], (W.shape[0] - W_O.shape[0]) // 2
         rows = torch.arange(W.shape[0], device=W.device)
         if layout == "blocks":
@@ -290,6 +294,8 @@ def expert_mlp(mixture: str = "mlp", router: str = "gate") -> Callable[[nn.Modul
 
 def _with_shared_expert(parts: MLPParts, mlp: nn.Module, route: Callable[[Tensor], Tensor]) -> MLPParts:
     """An expert that every token passes, behind a gate of its own (Qwen2-MoE): hidden units beside the others."""
+    import torch
+
     own = gated_mlp(*(f"shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj", "act_fn")))(
         mlp
     )
@@ -322,6 +328,8 @@ def plain_mlp(into: str, out: str, activation: str) -> Callable[[nn.Module], MLP
 
 def _linear(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight as (in, out), and bias, of an ``nn.Linear`` or of GPT-2's transposed kind."""
+    from torch import nn
+
     weight: Tensor = module.weight  # type: ignore[assignment]
     bias: Tensor | None = module.bias  # type: ignore[assignment]
     return weight.T if isinstance(module, nn.Linear) else weight, bias

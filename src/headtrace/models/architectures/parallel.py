@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from headtrace.models.architectures.facts import (
     Architecture,
@@ -20,10 +16,16 @@ from headtrace.models.architectures.facts import (
 )
 from headtrace.models.architectures.llama_like import LLAMA
 
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor, nn
+
 # -- GPT-J and CodeGen ---------------------------------------------------------------------------------------
 
 
 def _gptj_tables(attention: nn.Module, positions: Int[Tensor, "#batch token"]) -> tuple[Tensor, Tensor]:
+    import torch
+
     table: Tensor = attention.embed_positions  # type: ignore[assignment]
     weight: Tensor = attention.get_submodule("out_proj").weight  # type: ignore[assignment]
     sin, cos = table.to(positions.device)[positions].to(weight.dtype).chunk(2, dim=-1)

@@ -39,9 +39,10 @@ from headtrace.models.devices import (
     same_device,
 )
 from headtrace.models.gguf_files import converted
-from headtrace.models.hub import PACKAGED_GGUF, Source, find_source
+from headtrace.models.hub import Source, find_source
 from headtrace.models.integrity import check_adapters, check_surroundings
 from headtrace.models.model import Model
+from headtrace.models.names import PACKAGED_GGUF
 from headtrace.models.packages import packaged_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

@@ -51,13 +51,13 @@ def test_a_command_that_needs_a_missing_extra_says_which_one(
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 2, done.output
     assert package in done.output
-    assert f"pip install 'headtrace[{extra}]'" in " ".join(done.output.split())
+    assert f"pip install '.[{extra}]'" in " ".join(done.output.split())
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
 def test_python_says_so_too_before_a_run_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(headtrace.errors.InputError, match=r"pip install 'headtrace\[ray\]'"):
+    with pytest.raises(headtrace.errors.InputError, match=r"pip install '\.\[ray\]'"):
         headtrace.run("builtin", ["When Mary"], out=tmp_path / "run", engine="ray")
     assert not list(tmp_path.iterdir())
 

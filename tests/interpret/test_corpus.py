@@ -198,7 +198,7 @@ for source in sys.argv[1:]:
 
 
 def test_a_dataset_of_the_hub_is_streamed_and_no_code_of_it_is_run(model, tmp_path) -> None:
-    pytest.importorskip("datasets", reason="datasets is not installed: pip install 'headtrace[interpret]'")
+    pytest.importorskip("datasets", reason="datasets is not installed: pip install '.[interpret]'")
     texts = [SENTENCE * 12, None, "", SENTENCE]
     pl.DataFrame({"number": range(4), "text": texts}).write_parquet(tmp_path / "rows.parquet")
     readme = b"""---

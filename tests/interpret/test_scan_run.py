@@ -106,7 +106,7 @@ def test_two_workers_killed_with_their_starter_and_one_more_later_give_the_scan_
 
 def test_a_worker_of_a_ray_gives_the_scan_of_one_process(model, tmp_path) -> None:
     """Text is drawn by the worker that reads it. Two of them: tests/runs/test_ray_data.py, with another job."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headtrace[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     drawn = scan(model, "sampled:8000", CHANNELS, **HOW)
     found = scan(model, "sampled:8000", CHANNELS, out=tmp_path, engine="ray", workers=1, **HOW)
     assert_equal(found, drawn)

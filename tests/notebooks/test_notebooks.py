@@ -99,7 +99,7 @@ def test_a_notebook_begins_with_title_badge_and_install_by_name(name: str) -> No
     assert re.match(r"# .+\n\n.+[.?]\n\n\[!\[Open in Colab\]", title.source)
     assert f"({badge(name)})" in title.source
     assert re.search(
-        r'find_spec\("headtrace"\) is None.*\n    %pip install --quiet headtrace$', setup.source, re.M
+        r'find_spec\("headtrace"\) is None.*\n    %pip install --quiet headtrace-\*\.whl', setup.source, re.M
     )
 
 

@@ -135,7 +135,7 @@ def missing_extras(here: Installed, there: str) -> None:
     for extra, lines in NEEDING.items():
         for line in lines if extra not in there.split(",") else ():
             done = here.run(*line, code=2)
-            assert f"pip install 'headtrace[{extra}]'" in " ".join(done.stderr.split()), done.stderr
+            assert f"pip install '.[{extra}]'" in " ".join(done.stderr.split()), done.stderr
 
 
 def file_names(here: Installed) -> None:

@@ -16,7 +16,7 @@ from tests.runs.conftest import assert_same
 from tests.runs.killing import Killer
 from tests.tiny import tiny_model
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'headtrace[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 
 def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(again, tmp_path: Path) -> None:

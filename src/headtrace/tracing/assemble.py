@@ -78,6 +78,7 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
     if site.kind == "head":
         extra = {"attention": trace.attention.get(site), "threshold": trace.thresholds.get(site)}
         extra["group"] = trace.groups.get(site)
+        extra["held_down_by"] = tuple(map(str, trace.held_down.get(site, ()))) or None
     found = trace.causes.get(site)
     if found is not None and site != ROOT:
         predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}

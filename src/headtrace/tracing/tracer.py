@@ -525,6 +525,8 @@ class Tracer:
         }
         if request.request.paths != "attention":
             settings["paths"] = request.request.paths
+        if self.model.architecture.position_embedding is not None:
+            settings["positions"] = "apart"
         if rounding is not None:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
         if request.notice is not None:

@@ -40,6 +40,7 @@ def as_traced(circuit: Circuit, recording: Recording) -> Recording:
     """A recording with the components that a circuit was traced with: in files of earlier versions what positions add
     belongs to the embedding."""
     apart = (circuit.method.settings or {}).get("positions") == "apart"
+    apart = apart or any(node.kind == "position" for node in circuit.nodes)
     return recording if apart else recording.with_positions_joined()
 
 

@@ -217,6 +217,9 @@ class Node:
     group: Ids | None = None
     """For a head that spreads its attention: the positions, this one's source among them, that it attends to alike.
     They are explained together: `threshold` and `predicted` are about the attention on all of them."""
+    equal_channels: tuple[Ids, ...] | None = None
+    """For a head with channels of equal singular values: its groups of such channels. Within a group any basis is as
+    good as another, so signals have all channels of a group or none, and a group counts as one channel."""
     held_down_by: Words | None = None
     """For a head that attends in part: the components without each of which its query would attend far more (at least
     half of what it does not). A complete circuit names them, and does not follow them."""
@@ -328,7 +331,7 @@ class Edge:
     channels: Written[Ids | None] = None
     """The target's channels that carry the signal; in a difference circuit those with most flow, the largest first."""
     flows: tuple[Number, ...] | None = None
-    """In a difference circuit: the flow through each of `channels`."""
+    """In a difference circuit: the flow through each of `channels`; that of a group of equal ones is at its first."""
     logits: tuple[Number, Number] | None = None
     """In a difference circuit of a logit difference, on the root side: the flow into the answer's logit and into the
     wrong answer's; the first less the second is the edge's flow."""

@@ -400,6 +400,10 @@ class DifferenceFlow:
         channels = exact_channels(self.recording.model).at(layer, head)
         return channels.to_query.to(self.residual), channels.to_key.to(self.residual)
 
+    def singular_values(self, layer: int, head: int) -> Float[Tensor, " channel"]:
+        """Of the channels that ``bases`` gives."""
+        return exact_channels(self.recording.model).at(layer, head).singular_values.to(self.residual)
+
     @torch.inference_mode()
     def channel_flow(self, prompt: int, site: Site, side: Literal["query", "key"]) -> ChannelFlow:
         """What enters a head component through each channel: linear, so the channels and the remainder sum to it."""

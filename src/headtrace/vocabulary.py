@@ -36,7 +36,7 @@ Prompt = str | Sequence[int] | Array | Mapping[str, Any] | Sequence[Message]
 """What a user gives: text; token ids as a list, an array, a tensor or what a tokenizer returns (a mapping with
 ``input_ids``); or the messages of a conversation, which go through the model's chat template."""
 
-Kind = Literal["root", "head", "mlp", "attention_bias", "offset", "rounding", "embedding"]
+Kind = Literal["root", "head", "mlp", "attention_bias", "offset", "rounding", "embedding", "position"]
 Side = Literal["query", "key", "value", "input", "root"]
 AttentionSide = Literal["query", "key"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -282,7 +282,13 @@ class Site:
         return site_name(self.kind, self.layer, self.head, self.dest, self.src)
 
 
-_WORDS = {"mlp": "MLP", "attention_bias": "Attention bias", "rounding": "Rounding", "embedding": "Embedding"}
+_WORDS = {
+    "mlp": "MLP",
+    "attention_bias": "Attention bias",
+    "rounding": "Rounding",
+    "embedding": "Embedding",
+    "position": "Position",
+}
 
 
 def site_name(

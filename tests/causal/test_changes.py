@@ -138,6 +138,7 @@ def test_nothing_at_all_leaves_the_biases_of_the_last_layers(recording) -> None:
     """Without embeddings, heads and MLPs, what is left is what attention biases write; without them, nothing."""
     model = recording.model
     every = [Site("embedding"), *(Site("mlp", l) for l in range(model.n_layers))]
+    every += [Site("position")] * recording.positions_apart
     every += [Site("head", l, h) for l in range(model.n_layers) for h in range(model.n_heads)]
     none = rerun(
         recording, [ComponentChange(s) for s in [*every, *(Site("attention_bias", l) for l in range(4))]]

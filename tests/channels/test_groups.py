@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 import headtrace
+from headtrace.causal.signals import signal_vectors
 from headtrace.channels.groups import NEARLY_EQUAL, first_of_group, members, summed
 from headtrace.channels.svd import heads_svd
 from headtrace.circuits import Circuit, Edge
+from headtrace.explorer.panels.why import ChannelBar
 from tests.truth import blueprint
 from tests.truth.blueprint import Blueprint
-from tests.truth.compiled import compiled_model
+from tests.truth.compiled import compiled_model, weights
 from tests.truth.known import KNOWN, Case, Known
+from tests.truth.programs import questions
 
 
 def test_neighbours_to_rounding_are_a_group_and_zeros_are_none() -> None:
@@ -130,3 +136,96 @@ def test_a_head_that_compares_order_has_no_sparse_channels_and_says_so(rotated: 
         why = model.decompose(recording, firing)
         assert why.is_sparse == sparse, program
         assert ("No few channels stand for this" in str(why)) != sparse
+
+
+# -- every method, and what is made of circuits ----------------------------------------------------------------
+
+
+def both_bases(program: str, **options: str) -> tuple[list[Circuit], list[Circuit]]:
+    """Circuits of a compiled program and of the same function in random bases, where equal channels come out turned."""
+    found: list[list[Circuit]] = []
+    for rotated in (False, True):
+        model = compiled_model(program, rotated=rotated)
+        tracer, paths = headtrace.Tracer(model, method=options.get("method", "acc++")), options.get("paths")
+        found.append([])
+        for ids, answer, wrong, _ in questions(program, 4, seed=20):
+            other = {"counterfactual": [[*ids[:-1], ids[-1] % 3 + 1]]} if paths == "difference" else {}
+            found[-1].append(tracer.trace(ids, answer, wrong, root="linear", paths=paths, **other))
+    return found[0], found[1]
+
+
+def signals(circuit: Circuit) -> dict[object, tuple[set[int], float]]:
+    """Channels and weight of every query and key edge."""
+    return {
+        (circuit.node(e.source).site, circuit.node(e.target).site, e.side): (set(e.channels or ()), e.weight)
+        for e in circuit.edges
+        if e.channels
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "acc++"}, {"method": "acc"}, {"method": "svt"}, {"paths": "difference"}],
+    ids=["acc++", "acc", "svt", "difference"],
+)
+def test_circuits_of_every_method_have_the_same_channels_in_any_basis(options: dict[str, str]) -> None:
+    groups = 0
+    for plain, rotated in zip(*both_bases("induction", **options), strict=True):
+        ours, theirs = signals(plain), signals(rotated)
+        assert ours.keys() == theirs.keys()
+        for key, (channels, weight) in ours.items():
+            assert channels == theirs[key][0], key
+            assert weight == pytest.approx(theirs[key][1], abs=1e-6), key
+        for circuit in (plain, rotated):
+            for edge in circuit.edges:
+                for group in circuit.node(edge.target).equal_channels or ():
+                    assert set(group) <= set(edge.channels or group) or not set(group) & set(
+                        edge.channels or ()
+                    )
+                    groups += set(group) <= set(edge.channels or ())
+    assert groups
+
+
+@pytest.mark.parametrize("method", ["acc++", "acc", "svt"])
+def test_families_do_not_split_by_the_basis_of_equal_channels(method: str) -> None:
+    plain, rotated = both_bases("induction", method=method)
+    same = [replace(circuit, model=plain[0].model) for circuit in rotated]
+    for a, b in zip(plain, same, strict=True):
+        families = headtrace.find_families([a, b, a, b], grain="edge-channel", distance=0.01)
+        assert families.n == 1
+
+
+def test_weights_of_svt_in_equal_channels_are_verified() -> None:
+    for rotated in (False, True):
+        model = compiled_model("induction", rotated=rotated)
+        ids, answer, wrong, _ = questions("induction", 1, seed=20)[0]
+        circuit = headtrace.Tracer(model, method="svt").trace(ids, answer, wrong, root="linear")
+        assert any(edge.channels for edge in circuit.edges)
+        assert not headtrace.verify(circuit, model).failures
+
+
+@pytest.mark.parametrize("rotated", [False, True], ids=["axes", "rotated"])
+def test_signals_in_equal_channels_are_the_planted_directions(rotated: bool) -> None:
+    """The signal of a previous-token head's query is what the head reads of the position: the same in any basis."""
+    model, w = compiled_model("previous token", rotated=rotated), weights("previous token", rotated=rotated)
+    ids, answer, wrong, _ = questions("previous token", 1, seed=20)[0]
+    for method in ("acc++", "acc"):
+        circuit = headtrace.Tracer(model, method=method).trace(ids, answer, wrong, root="linear")
+        found = 0
+        for edge, _, vector in signal_vectors(model.record(ids), circuit):
+            node = circuit.node(edge.source)
+            target = circuit.node(edge.target)
+            W = w["W_Q" if edge.side == "query" else "W_K"][target.layer or 0, target.head or 0]
+            read = torch.tensor(w["position"][node.dest or 0] @ W @ np.linalg.pinv(W))
+            assert float(torch.cosine_similarity(vector, read, dim=0)) > 0.999
+            found += 1
+        assert found == 2
+
+
+def test_the_explorer_shows_equal_channels_as_one() -> None:
+    model = compiled_model("previous token", rotated=True)
+    why = model.decompose(model.record([0, 1, 2, 3]), "L1H0:3:2" if model.n_layers > 1 else "L0H0:3:2")
+    best = why.top(1)[0]
+    bar = ChannelBar.model_validate(best)
+    assert bar.channels == best.channels
+    assert len(bar.channels) > 1

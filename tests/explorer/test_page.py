@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from headtrace.circuits import Direction, Heads, Likelihood, LogitDifference
+from headtrace.circuits import Direction, Edge, Heads, Likelihood, LogitDifference, Node
 from headtrace.explorer import write_page
 from headtrace.vocabulary import SIDES
 from tests.browsing import ARGUMENTS, browser_path
@@ -407,6 +407,22 @@ def test_hovering_an_edge_shows_weight_channels_tokens_description_and_effect(sm
         assert part in text
     small.page.mouse.move(5, 5)
     expect(card).to_be_hidden()
+
+
+def test_equal_channels_are_shown_as_one_and_positions_have_a_shape_of_their_own(open_page):
+    circuit = small_circuit()
+    index = next(i for i, e in enumerate(circuit.edges) if e.effect)
+    edge = replace(circuit.edges[index], channels=(1, 2, 3, 7))
+    nodes = [replace(n, equal_channels=((1, 2, 3),)) if n.id == edge.target else n for n in circuit.nodes]
+    place = Node(99, "position", dest=circuit.node(edge.target).dest)
+    edges = [*circuit.edges[:index], edge, *circuit.edges[index + 1 :]]
+    edges.append(Edge(place.id, edge.target, "query", 0.1, (3,)))
+    opened = open_page(replace(circuit, nodes=(*nodes, place), edges=tuple(edges)))
+    opened.page.mouse.move(*opened.page.evaluate(ALONE, index))
+    text = opened.page.locator("#card").inner_text()
+    assert "1–3 (equal singular values: one channel), 7" in text
+    assert opened.count(".node.position .body") == 2  # in the drawing, and in the legend
+    assert opened.style(".node.position .body", "fill") == opened.style(".node.embedding .body", "fill")
 
 
 def test_a_click_pins_a_node_dims_the_rest_and_lists_its_causes(small):

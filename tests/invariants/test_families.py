@@ -93,7 +93,8 @@ def test_tokens_and_biases_contribute_all_that_is_read_and_frozen_mlps_are_the_m
     for prompt, length in enumerate(recording.lengths):
         start[-1, prompt, length - 1] = torch.randn(model.d_model, generator=generator)
     found = gradients(recording, start)
-    parts = torch.cat((found.embedding()[None], found.attention_biases(), found.mlp_constant))
+    before = torch.stack((found.embedding(), found.position()))
+    parts = torch.cat((before, found.attention_biases(), found.mlp_constant))
     recorded = (recording.residuals * start).sum((0, 2, 3))
     error = (parts.sum((0, 2)) - recorded).abs() / parts.abs().sum((0, 2))
     assert float(error.max()) < tolerance_for(model.dtype) / 10

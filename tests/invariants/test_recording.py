@@ -66,6 +66,8 @@ def test_writes_of_all_components_sum_to_the_final_residual(name: str) -> None:
     model = tiny_model(name, dtype=torch.float64)
     recording = model.record(prompts()[0])
     total = recording.write(Component("embedding")).clone()
+    if model.architecture.position_embedding is not None:
+        total += recording.write(Component("position"))
     for layer in range(model.n_layers):
         total += recording.write(Component("mlp", layer)) + recording.write(
             Component("attention_bias", layer)

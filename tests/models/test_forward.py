@@ -162,7 +162,7 @@ def test_an_observer_may_change_what_it_sees() -> None:
 
     watch = Silence()
     model.run(ids, watch)
-    assert torch.equal(watch.final, model.record(ids).embedding)
+    assert torch.equal(watch.final, model.record(ids).residuals[0])
 
 
 def test_weights_and_channels_are_made_once_however_many_threads_ask() -> None:

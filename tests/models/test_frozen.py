@@ -31,7 +31,8 @@ def swept(model: headtrace.Model, seed: int = 3) -> Gradients:
 @BOTH
 def test_tokens_and_biases_contribute_all_that_is_read(name: str, dtype: torch.dtype) -> None:
     found = swept(tiny_model(name, dtype=dtype))
-    parts = torch.cat((found.embedding()[None], found.attention_biases(), found.mlp_constant))
+    before = torch.stack((found.embedding(), found.position()))
+    parts = torch.cat((before, found.attention_biases(), found.mlp_constant))
     recorded = (found.recording.residuals * found.start).sum((0, 2, 3))
     error = (parts.sum((0, 2)) - recorded).abs() / parts.abs().sum((0, 2))
     assert float(error.max()) < tolerance_for(dtype) / 10

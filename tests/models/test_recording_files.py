@@ -244,7 +244,7 @@ def test_check_finds_another_scale_softcap_and_rotary_table() -> None:
 def test_a_recording_prints_in_a_line() -> None:
     model = headtrace.load("builtin")
     one, two = model.record(IOI), model.record([IOI, "When Mary"])
-    assert repr(one).startswith("Recording('builtin': 15 tokens, 3 layers x 4 heads, 10 tensors, ")
+    assert repr(one).startswith("Recording('builtin': 15 tokens, 3 layers x 4 heads, 11 tensors, ")
     assert "2 prompts of 3 to 15 tokens" in repr(two)
     assert len(repr(two)) < 120
     html = two._repr_html_()

@@ -26,7 +26,7 @@ class NaiveSide:
 def upstream(rec: Recording, layer: int) -> list[tuple[Component, Tensor]]:
     """Every component below a layer with its write to all tokens (prompt 0)."""
     model, n = rec.model, rec.lengths[0]
-    parts = [Component("embedding")]
+    parts = [Component("embedding"), *([Component("position")] if rec.positions_apart else [])]
     for u in range(layer):
         parts += [Component("mlp", u), Component("attention_bias", u)]
         parts += [Component("head", u, h, j) for h in range(model.n_heads) for j in range(n)]

@@ -213,7 +213,7 @@ def test_multipliers_of_a_run_against_itself_are_its_gradient(name: str) -> None
     """In the limit, a secant is a derivative: here PyTorch's own, through the model itself."""
     clean = pair(name, torch.float64)[0][0]
     flow = difference_flow(clean, clean, LogitDifference((5,), (7,)))
-    embedding = clean.embedding.clone().requires_grad_()
+    embedding = clean.residuals[0].clone().requires_grad_()
     with torch.enable_grad():
         logits = clean.model.run(clean.token_ids, _From(embedding), grad=True)
         (gradient,) = torch.autograd.grad(logits[0, -1, 5] - logits[0, -1, 7], embedding)

@@ -8,6 +8,8 @@ component that a node reads is taken away from what it reads, one at a time, fro
   that side (on the key side in all keys, as headtrace defines a component there: it may favour its key or hold down
   others).
 - An **input** edge is true if what the MLP does to its own reader changes by more than 5% without the component.
+  Where either of two components suffices, neither changes anything alone: an edge that is found is not called false
+  if the component matters when one or two others are taken away with it (``together``).
 - A **value** or **root** edge is true if it carries anything at all.
 
 Each model also comes *rotated*: the residual stream, and the spaces inside every head, in random bases. It is the same
@@ -19,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +40,7 @@ import headtrace
 from headtrace.models import ARCHITECTURES, Architecture, register_architecture
 from headtrace.models.architectures.facts import plain_mlp, separate_linears
 from headtrace.vocabulary import ROOT, Side, Site
-from tests.truth.scoring import Place, embedding, mlp
+from tests.truth.scoring import Place, embedding, mlp, position
 
 FOLDER = Path(__file__).parent / "compiled"
 ABOUT: dict[str, Any] = json.loads((FOLDER / "programs.json").read_text())
@@ -51,7 +54,7 @@ NOTHING = 1e-6
 Array = NDArray[np.float64]
 Weights = dict[str, Array]
 Component = tuple[Any, ...]
-"""``("embedding",)``, ``("mlp", layer)`` or ``("head", layer, head, source position)``."""
+"""``("embedding",)``, ``("position",)``, ``("mlp", layer)`` or ``("head", layer, head, source position)``."""
 
 
 # -- the model -----------------------------------------------------------------------------------------------
@@ -174,6 +177,7 @@ COMPILED = Architecture(
     projections=separate_linears(),
     mlp_parts=plain_mlp("mlp.up", "mlp.down", "mlp.act"),
     rotary=False,
+    position_embedding="positions",
 )
 
 
@@ -239,7 +243,7 @@ def compiled_model(program: str, *, rotated: bool = False) -> headtrace.Model:
 # -- the truth -----------------------------------------------------------------------------------------------
 
 Effect = Callable[[Array], float]
-"""How much the reader of a node changes, as a share, if this is taken away from what the node writes. A node has
+"""By which share the reader of a node changes, up or down, if this is taken away from what the node writes. A node has
 several where it is read through MLPs: with their gates live, and with their gates as they were."""
 
 
@@ -248,8 +252,8 @@ class Run:
 
     def __init__(self, w: Weights, ids: list[int]) -> None:
         self.w = w
-        x = w["token"][ids] + w["position"][: len(ids)]
-        writes: dict[Component, Array] = {("embedding",): x}
+        x = w["token"][ids]
+        writes: dict[Component, Array] = {("embedding",): x, ("position",): w["position"][: len(ids)]}
         self.before_attention = list[dict[Component, Array]]()
         self.before_mlp = list[dict[Component, Array]]()
         self.patterns = list[Array]()
@@ -278,45 +282,52 @@ class Run:
         return np.maximum(x @ self.w["W_in"][layer], 0) @ self.w["W_out"][layer]
 
 
-def _site(component: Component, position: int) -> Site:
+def _site(component: Component, at: int) -> Site:
     match component:
         case ("head", layer, head, src):
-            return Site("head", layer, head, position, src)
+            return Site("head", layer, head, at, src)
         case ("mlp", layer):
-            return mlp(layer, position)
+            return mlp(layer, at)
+        case ("position",):
+            return position(at)
         case _:
-            return embedding(position)
+            return embedding(at)
 
 
-def true_edges(w: Weights, ids: list[int], answer: int, wrong: int) -> set[Place]:
-    """All edges of the circuit of a logit difference at the last position."""
+def true_edges(w: Weights, ids: list[int], answer: int, wrong: int, *, together: int = 0) -> set[Place]:
+    """All edges of the circuit of a logit difference at the last position; also those into MLPs that are true only if
+    up to ``together`` others are taken away as well."""
     run, last = Run(w, ids), len(ids) - 1
     direction = w["unembed"][answer] - w["unembed"][wrong]
     total = sum(float(write[last] @ direction) for write in run.final.values())
     edges = set[Place]()
 
     def to_root(change: Array) -> float:
-        return abs(float(change @ direction / total))
+        return float(change @ direction / total)
 
     for component, write in run.final.items():
-        if to_root(write[last]) > NOTHING:
+        if abs(to_root(write[last])) > NOTHING:
             edges.add((_site(component, last), ROOT, "root"))
-            _follow(run, component, last, [to_root], edges)
+            _follow(run, component, last, [to_root], edges, together)
     return edges
 
 
-def _follow(run: Run, component: Component, at: int, effects: list[Effect], edges: set[Place]) -> None:
+def _follow(
+    run: Run, component: Component, at: int, effects: list[Effect], edges: set[Place], together: int
+) -> None:
     """Add all that a component reads where it writes at a position, given what its write does to its reader."""
     match component:
         case ("head", layer, head, src):
-            _follow_head(run, layer, head, at, src, effects, edges)
+            _follow_head(run, layer, head, at, src, effects, edges, together)
         case ("mlp", layer):
-            _follow_mlp(run, layer, at, effects, edges)
+            _follow_mlp(run, layer, at, effects, edges, together)
         case _:
             pass
 
 
-def _follow_mlp(run: Run, layer: int, at: int, effects: list[Effect], edges: set[Place]) -> None:
+def _follow_mlp(
+    run: Run, layer: int, at: int, effects: list[Effect], edges: set[Place], together: int
+) -> None:
     reads = {component: write[at] for component, write in run.before_mlp[layer].items()}
     x = sum(reads.values(), np.zeros(run.w["token"].shape[1]))
     out, gates = run.mlp(layer, x), x @ run.w["W_in"][layer] > 0
@@ -327,19 +338,40 @@ def _follow_mlp(run: Run, layer: int, at: int, effects: list[Effect], edges: set
     def frozen(change: Array) -> Array:
         return change @ run.w["W_in"][layer] * gates @ run.w["W_out"][layer]
 
-    through: list[Effect] = [
-        lambda change, effect=effect, gate=gate: effect(gate(change))
-        for effect in effects
-        for gate in (live, frozen)
-    ]
-    for component, write in reads.items():
-        if any(effect(live(write)) > max(NOTHING, CHANGED * effect(out)) for effect in effects):
-            edges.add((_site(component, at), mlp(layer, at), "input"))
-            _follow(run, component, at, through, edges)
+    def through(others: Array) -> list[Effect]:
+        """What is read through the MLP, when the writes of others are already taken away from its input."""
+        return [
+            lambda change, effect=effect, gate=gate: effect(gate(others + change)) - effect(gate(others))
+            for effect in effects
+            for gate in (live, frozen)
+        ]
+
+    def matters(write: Array, others: Array) -> bool:
+        return any(
+            abs(effect(live(others + write)) - effect(live(others)))
+            > max(NOTHING, CHANGED * abs(effect(out)))
+            for effect in effects
+        )
+
+    read = [component for component, write in reads.items() if np.abs(write).max() > NOTHING]
+    for component in read:
+        for others in chain.from_iterable(combinations(read, n) for n in range(together + 1)):
+            besides = sum((reads[other] for other in others), np.zeros_like(x))
+            if component not in others and matters(reads[component], besides):
+                edges.add((_site(component, at), mlp(layer, at), "input"))
+                _follow(run, component, at, through(besides), edges, together)
+                break
 
 
 def _follow_head(
-    run: Run, layer: int, head: int, dest: int, src: int, effects: list[Effect], edges: set[Place]
+    run: Run,
+    layer: int,
+    head: int,
+    dest: int,
+    src: int,
+    effects: list[Effect],
+    edges: set[Place],
+    together: int,
 ) -> None:
     here, reads = Site("head", layer, head, dest, src), run.before_attention[layer]
     x = sum(reads.values(), np.zeros_like(reads["embedding",]))[: dest + 1]
@@ -348,7 +380,7 @@ def _follow_head(
     at_source = np.eye(dest + 1)[:, [src]]
 
     def changed(query: Array | float = 0.0, keys: Array | float = 0.0) -> float:
-        return abs(float(run.attend(layer, head, x[dest:] - query, x - keys)[0, src]) / before - 1)
+        return float(run.attend(layer, head, x[dest:] - query, x - keys)[0, src]) / before - 1
 
     by_query: list[Effect] = [lambda change: changed(query=change)]
     by_key: list[Effect] = [lambda change: changed(keys=at_source * change)]
@@ -357,11 +389,11 @@ def _follow_head(
     ]
     for component, write in reads.items():
         true: list[tuple[Side, int, list[Effect], bool]] = [
-            ("query", dest, by_query, changed(query=write[dest]) > CHANGED),
-            ("key", src, by_key, changed(keys=write[: dest + 1]) > CHANGED),
-            ("value", src, by_value, any(effect(write[src]) > NOTHING for effect in by_value)),
+            ("query", dest, by_query, abs(changed(query=write[dest])) > CHANGED),
+            ("key", src, by_key, abs(changed(keys=write[: dest + 1])) > CHANGED),
+            ("value", src, by_value, any(abs(effect(write[src])) > NOTHING for effect in by_value)),
         ]
-        for side, position, context, is_true in true:
-            if is_true and np.abs(write[position]).max() > NOTHING:
-                edges.add((_site(component, position), here, side))
-                _follow(run, component, position, context, edges)
+        for side, at, context, is_true in true:
+            if is_true and np.abs(write[at]).max() > NOTHING:
+                edges.add((_site(component, at), here, side))
+                _follow(run, component, at, context, edges, together)

@@ -17,7 +17,7 @@ import torch
 import headtrace
 from headtrace.vocabulary import ROOT, Site
 from tests.truth.blueprint import ANSWER, MLP, Blueprint, Features, Head, Rows, as_gpt2, as_llama
-from tests.truth.scoring import TrueEdge, embedding, head, mlp
+from tests.truth.scoring import TrueEdge, embedding, head, mlp, position
 
 FIRST, END = 0, 1
 VOCABULARY = 12
@@ -33,6 +33,8 @@ class Case:
     answer: int
     wrong: int
     truth: tuple[TrueEdge, ...]
+    beside: tuple[TrueEdge, ...] = ()
+    """What keeps heads from attending elsewhere: read, but not needed for the attention that there is."""
 
     @property
     def as_prompt(self) -> dict[str, Any]:
@@ -93,6 +95,12 @@ def at_the_end(f: Features, looks_for: Rows, value: Rows, write: Rows) -> Head:
     return Head(f["token"][[END]], looks_for, value, write)
 
 
+def off_itself(firing: Site) -> tuple[TrueEdge, ...]:
+    """What keeps a duplicate-token head from attending to its own position: positions, on both sides."""
+    here, there = position(firing.dest or 0), position(firing.src or 0)
+    return TrueEdge(here, firing, "query"), TrueEdge(there, firing, "key")
+
+
 def blueprint(f: Features, n_layers: int, heads: dict[tuple[int, int], Head], **more: Any) -> Blueprint:
     """A model that says the answer which its heads or MLPs write, with positions if there are features for them."""
     position = f["position"] if "position" in f.slices else None
@@ -114,13 +122,12 @@ def _other(random: Random, ids: list[int], *than: int) -> int:
     return random.choice([word for word in ids if word in WORDS and word not in than])
 
 
-def layer_0(firing: Site) -> tuple[TrueEdge, ...]:
-    """What a head in layer 0 depends on: the embeddings of the two tokens, there is nothing else."""
-    here, there = embedding(firing.dest or 0), embedding(firing.src or 0)
+def layer_0(firing: Site, by: Callable[[int], Site] = embedding) -> tuple[TrueEdge, ...]:
+    """What a head depends on that reads nothing but embeddings: those of the two tokens, or of their positions."""
     return (
-        TrueEdge(here, firing, "query", 1),
-        TrueEdge(there, firing, "key", 1),
-        TrueEdge(there, firing, "value"),
+        TrueEdge(by(firing.dest or 0), firing, "query", 1),
+        TrueEdge(by(firing.src or 0), firing, "key", 1),
+        TrueEdge(embedding(firing.src or 0), firing, "value"),
     )
 
 
@@ -145,7 +152,7 @@ def _draw_induction(random: Random) -> Case:
         TrueEdge(embedding(last), mover, "query", 1),
         TrueEdge(before, mover, "key", 1),
         TrueEdge(embedding(at), mover, "value"),
-        *layer_0(before),
+        *layer_0(before, position),
     )
     return Case(tuple(ids), ids[at], _other(random, ids, ids[at]), truth)
 
@@ -197,7 +204,7 @@ def _draw_indirect_object(random: Random) -> Case:
         TrueEdge(repeats, inhibits, "value"),
         *layer_0(repeats),
     )
-    return Case(tuple(ids), receiver, giver, truth)
+    return Case(tuple(ids), receiver, giver, truth, off_itself(repeats))
 
 
 # -- an MLP writes what a head looks for ---------------------------------------------------------------------
@@ -224,9 +231,7 @@ def _draw_marked(random: Random) -> Case:
         TrueEdge(flag, mover, "key", 1),
         TrueEdge(embedding(at), mover, "value"),
         TrueEdge(before, flag, "input"),
-        TrueEdge(embedding(at), before, "query", 1),
-        TrueEdge(embedding(at - 1), before, "key", 1),
-        TrueEdge(embedding(at - 1), before, "value"),
+        *layer_0(before, position),
     )
     return Case(tuple(ids), ids[at], _other(random, ids, ids[at], MARKER), truth)
 
@@ -291,9 +296,9 @@ def _draw_before_repeat(random: Random) -> Case:
         TrueEdge(place, mover, "key", 1),
         *layer_0(place),
         TrueEdge(before, mover, "value"),
-        *layer_0(before),
+        *layer_0(before, position),
     )
-    return Case(tuple(ids), ids[at - 1], ids[first], truth)
+    return Case(tuple(ids), ids[at - 1], ids[first], truth, off_itself(place))
 
 
 # -- an MLP makes the answer ---------------------------------------------------------------------------------

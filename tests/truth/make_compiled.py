@@ -102,6 +102,22 @@ def times_behind() -> Any:
     return rasp.SelectorWidth(rasp.Select(behind, behind, lambda k, q: k))
 
 
+def count_of_previous() -> Any:
+    """How often the token before this one has occurred so far: a head writes the query of the one that counts."""
+    return rasp.SelectorWidth(rasp.Select(rasp.tokens, shifted(rasp.tokens), rasp.Comparison.EQ))
+
+
+def token_at_half() -> Any:
+    """The token at half of this position's number: an MLP that reads the position alone writes the query."""
+    half = rasp.Map(lambda i: i // 2, rasp.indices)
+    return rasp.Aggregate(rasp.Select(rasp.indices, half, rasp.Comparison.EQ), rasp.tokens)
+
+
+def ahead() -> Any:
+    """Whether there are more "a" than "b" so far: an MLP compares what two heads average."""
+    return rasp.Map(lambda x: x > 0, balance())
+
+
 PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "previous token": (lambda: shifted(rasp.tokens), LETTERS),
     "shift by two": (lambda: shifted(shifted(rasp.tokens)), LETTERS),
@@ -117,6 +133,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "after pair": (after_pair, LETTERS[:3]),
     "from length": (from_length, LETTERS),
     "times behind": (times_behind, LETTERS),
+    # Held out: the methods had their present form before these three were first tried.
+    "count of previous": (count_of_previous, LETTERS),
+    "token at half": (token_at_half, LETTERS),
+    "ahead": (ahead, LETTERS),
 }
 
 

@@ -62,6 +62,9 @@ OUTPUT: dict[str, Callable[[list[Any]], Any]] = {
     "after pair": _after_pair,
     "from length": lambda t: t[1],
     "times behind": _times_behind,
+    "count of previous": lambda t: t.count(t[-2]),
+    "token at half": lambda t: t[(len(t) - 1) // 2],
+    "ahead": lambda t: t.count("a") > t.count("b"),
 }
 """The output at the last of these tokens; None where the program leaves it open."""
 

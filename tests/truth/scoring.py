@@ -44,6 +44,10 @@ def embedding(at: int) -> Site:
     return Site("embedding", dest=at)
 
 
+def position(at: int) -> Site:
+    return Site("position", dest=at)
+
+
 Place = tuple[Site, Site, Side]
 """Source, target and side: what an edge is, whatever its weight."""
 

@@ -75,7 +75,8 @@ def tally(program: str, *, rotated: bool) -> Tally:
         found, true = set(found_edges(circuit, at=0.0)), true_edges(weights(program), ids, answer, wrong)
         result.true.update(side for *_, side in true)
         result.found.update(side for *_, side in found & true)
-        result.extra.extend(found - true)
+        if found - true:
+            result.extra.extend(found - true_edges(weights(program), ids, answer, wrong, together=2))
         if not circuit.not_told:
             result.missed.extend(true - found)
     return result

@@ -146,3 +146,25 @@ def test_what_one_run_cannot_tell_is_said() -> None:
         assert all(sentence in circuit.summary() for sentence in circuit.not_told)
         said += circuit.not_told
     assert any("MLP 2" in sentence and "difference" in sentence for sentence in said)
+
+
+# -- token and position ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rotated", [False, True], ids=["axes", "rotated"])
+@pytest.mark.parametrize(("program", "kind"), [("previous token", "position"), ("histogram", "embedding")])
+def test_heads_of_layer_0_read_the_token_or_its_position(program: str, kind: str, rotated: bool) -> None:
+    """A previous-token head attends by position, one that counts equal tokens by the token; both move the token."""
+    model = compiled_model(program, rotated=rotated)
+    ids, answer, wrong, _ = questions(program, 1, seed=20)[0]
+    tracer = headtrace.Tracer(model)
+    circuit = tracer.trace(ids, answer, wrong, root="linear", paths="complete")
+    of_side = {
+        side: {circuit.node(e.source).kind for e in circuit.edges if e.side == side}
+        for side in ("query", "key", "value")
+    }
+    assert of_side == {"query": {kind}, "key": {kind}, "value": {"embedding"}}
+    for node in circuit.heads():
+        why = tracer.explain(ids, node.site.firing)
+        assert {cause.site.kind for side in why.found.sides.values() for cause in side.causes[:1]} <= {kind}
+    assert headtrace.verify(circuit, model).verdict == "PASS"

@@ -97,7 +97,8 @@ def test_what_each_part_reads_was_written_by_the_sources_that_the_truth_names(mo
     for prompt, case in enumerate(cases):
         for target, side in {(edge.target, edge.side) for edge in case.truth}:
             rows, position, residual = read_by(plan, recording, prompt, target, side)
-            sources = [edge.source for edge in case.truth if (edge.target, edge.side) == (target, side)]
+            read = [*case.truth, *case.beside]
+            sources = [edge.source for edge in read if (edge.target, edge.side) == (target, side)]
             writes = sum(recording.write(source.component, prompt)[position] for source in sources)
             assert {source.dest for source in sources} == {position}
             assert torch.allclose(rows @ directions @ writes, rows @ directions @ residual, atol=SHARP), (

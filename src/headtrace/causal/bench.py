@@ -296,6 +296,7 @@ def _mib_name(node: Any) -> str | None:
         "head": f"a{node.layer}.h{node.head}",
         "mlp": f"m{node.layer}",
         "embedding": "input",
+        "position": "input",
         "root": "logits",
     }
     return names.get(node.kind)

@@ -56,7 +56,7 @@ class SignalChange:
 
 @dataclass(frozen=True)
 class ComponentChange:
-    """What a head, an MLP, the embedding or an attention bias writes, times ``factor``, for every reader.
+    """What a head, an MLP, the embedding, a position or an attention bias writes, times ``factor``, for every reader.
 
     Without ``dest`` the site is everywhere; a head without ``src`` is all that it writes there.
     """
@@ -367,10 +367,9 @@ def check_edit(recording: Recording, change: Edit) -> None:
         _check_site(recording, change.site)
     elif isinstance(change, Patch):
         for site in change.sites:
-            if site.kind == "attention_bias":
-                raise InputError(
-                    f"{site}: an attention bias is the same in every run. Patch another component."
-                )
+            if site.kind in ("attention_bias", "position"):
+                what = "an attention bias" if site.kind == "attention_bias" else "what a position adds"
+                raise InputError(f"{site}: {what} is the same in every run. Patch another component.")
             _check_site(recording, site)
     elif isinstance(change, SignalChange):
         check_factor(change.factor)
@@ -395,10 +394,13 @@ def _check_signal(recording: Recording, signal: Signal) -> None:
 
 def _check_component(recording: Recording, component: Component) -> None:
     model, layer, head = recording.model, component.layer, component.head
-    if component.kind not in (*_LAYERED, "embedding"):
+    if component.kind not in (*_LAYERED, "embedding", "position"):
         raise InputError(
-            f"A {component.kind} is nothing that writes: change a head, an mlp, an embedding or an attention_bias."
+            f"A {component.kind} is nothing that writes: change a head, an mlp, an embedding, a position or an "
+            "attention_bias."
         )
+    if component.kind == "position":
+        recording.write(component)  # says what is wrong in a model, or a recording, that has none
     if component.kind in _LAYERED and (layer is None or not 0 <= layer < model.n_layers):
         raise InputError(
             f"{component.kind} of layer {layer}: the model has layers 0 to {model.n_layers - 1}. Name one of them."

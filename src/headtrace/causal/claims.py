@@ -19,6 +19,7 @@ from torch import Tensor
 from headtrace.causal.changes import Intervention, LocalEdit
 from headtrace.causal.signals import Reader, Signal
 from headtrace.causal.tolerance import Tolerance
+from headtrace.channels.groups import along_own, first_of_group
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.models.attention import softcap
 from headtrace.models.devices import exact, exact_device
@@ -246,9 +247,10 @@ def coefficient_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     place, read = (f.dest, rec.queries[f.layer, 0, f.head]) if side == "query" else (f.src, claim.keys)
     own = exact(claim.coefficients(heads))[signal, place, channel]
     token = exact(read[place]) @ exact(claim.reader.bases[0])
-    root = exact(rec.model.channels.at(f.layer, f.head).singular_values).sqrt()
+    values = rec.model.channels.at(f.layer, f.head).singular_values
+    root, own_direction = exact(values).sqrt(), along_own(token, first_of_group(values).to(token.device))
     stretch = 1 / root.clamp_min(torch.finfo(rec.model.dtype).tiny) if side == "query" else root
-    found = claim.by_signal(own * (token.sign() * stretch)[channel])
+    found = claim.by_signal(own * (own_direction * stretch)[channel])
     size = float((token.abs() * stretch)[channel].sum())
     return WeightRange(found, found, 2 * tolerance.number(size))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from headtrace.causal.changes import Intervention, MlpInputEdit
 from headtrace.causal.checks import Checking, is_contrast
 from headtrace.causal.execute import Changes
+from headtrace.causal.opening import as_traced
 from headtrace.causal.signals import edge_name
 from headtrace.models.forward import forward
 from headtrace.models.frozen import CONTENT_FIELDS, FrozenNorm
@@ -44,6 +45,7 @@ def check_content(check: Checking) -> None:
     if not through_mlps and not stated:
         return
     recording = check.recording.model.record([list(circuit.prompt.token_ids)], keep=CONTENT_FIELDS)
+    recording = as_traced(circuit, recording)
     if stated and check.root is not None:
         content = Content.of(recording, [check.root.parts])
         with torch.inference_mode():

@@ -55,6 +55,8 @@ from headtrace.vocabulary import AttentionSide, Kind
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
+_PLAIN = ("mlp", "embedding", "position")
+"""Kinds that write at a token without looking at others."""
 KEPT = ("patterns", "residuals")
 """What a changed run keeps: enough for attention and every metric. Its components do not add up: no more is kept."""
 
@@ -101,6 +103,7 @@ class Changes(Observer):
         self.first, self.end = 0, 0 if continuing else length
         self.attention = torch.full((len(interventions),), torch.nan, dtype=model.dtype, device=model.device)
         self.post_norm_scales: dict[int, Tensor] = {}
+        self.positions: Tensor | None = None
         self.scaled: dict[tuple[Kind, int], list[tuple[int, ComponentChange]]] = {}
         self.added: dict[tuple[str, int], Float[Tensor, "copy token d_model"]] = {}
         self.read: dict[int, tuple[Tensor, ...]] = {}
@@ -116,7 +119,7 @@ class Changes(Observer):
                     case LocalEdit():
                         local.append((copy, edit))
                     case GlobalEdit(component=component):
-                        place = component.kind if component.kind in ("mlp", "embedding") else "attention"
+                        place = component.kind if component.kind in _PLAIN else "attention"
                         total = self.added.setdefault((place, edit.layer), edit.write.new_zeros(shape))
                         total[copy] += edit.write
                     case MlpInputEdit():
@@ -187,7 +190,8 @@ class Changes(Observer):
         replaced = {kind for part in self.replaced for kind in part.shares}
         sides = {removal.side for _, removal in self.removed}
         return {
-            "layer_input": self.continuing or "embedding" in added | scaled | replaced,
+            "layer_input": self.continuing or bool({"embedding", "position"} & (added | scaled | replaced)),
+            "position_embedding": bool({"embedding", "position"} & scaled),
             "query_input": "query" in sides,
             "key_input": "key" in sides,
             "edit_scores": bool(self.edited),
@@ -201,12 +205,20 @@ class Changes(Observer):
 
     # -- places ----------------------------------------------------------------------------------------------
 
+    def position_embedding(self, write: Tensor) -> None:
+        self.positions = write
+
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
         if layer:
             return None
         if self.continuing:
             self.first, self.end = self.end, self.end + residual.shape[1]
-        return self._written("embedding", 0, residual)
+        changed = self._written("embedding", 0, residual)
+        factor = self._token_factors("position", 0, residual)
+        if factor is not None and self.positions is not None:
+            changed = (residual if changed is None else changed) + (factor - 1) * self.positions
+        added = None if self.first else self.added.get(("position", 0))
+        return changed if added is None else (residual if changed is None else changed) + added
 
     def query_input(self, layer: int, residual: Tensor) -> Tensor | None:
         return self._projected("query", layer, residual)
@@ -317,7 +329,9 @@ class Changes(Observer):
         changed: Tensor | None = None
         if place == "mlp" or place == "embedding":
             factor = self._token_factors(place, layer, write)
-            changed = None if factor is None else write * factor
+            if factor is not None:
+                own = write if place == "mlp" or self.positions is None else write - self.positions
+                changed = write + (factor - 1) * own
             for part in self.replaced if not self.first else ():
                 if place in part.shares:
                     changed = write.clone() if changed is None else changed

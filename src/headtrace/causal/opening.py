@@ -33,7 +33,15 @@ def open_circuit(circuit: Circuit, model: Model) -> Recording:
     """
     require_own_model(circuit, model)
     require_places(circuit, model)
-    return model.record(list(circuit.prompt.token_ids))
+    return as_traced(circuit, model.record(list(circuit.prompt.token_ids)))
+
+
+def as_traced(circuit: Circuit, recording: Recording) -> Recording:
+    """A recording with the components that a circuit was traced with: in files of earlier versions what positions add
+    belongs to the embedding."""
+    apart = (circuit.method.settings or {}).get("positions") == "apart"
+    apart = apart or any(node.kind == "position" for node in circuit.nodes)
+    return recording if apart else recording.with_positions_joined()
 
 
 def require_own_model(circuit: Circuit, model: Model) -> None:

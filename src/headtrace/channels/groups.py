@@ -51,6 +51,27 @@ def summed(
     return torch.zeros_like(values).scatter_add(-1, first.expand_as(values), values)
 
 
+def equal_channels(singular_values: Float[Tensor, " channel"]) -> tuple[tuple[int, ...], ...]:
+    """The groups of one head's channels that have more than one member.
+
+    >>> equal_channels(torch.tensor([3.0, 2.0, 2.0, 1.0]))
+    ((1, 2),)
+    """
+    first = first_of_group(singular_values).tolist()
+    groups = (tuple(k for k, leader in enumerate(first) if leader == each) for each in dict.fromkeys(first))
+    return tuple(group for group in groups if len(group) > 1)
+
+
+def along_own(
+    values: Float[Tensor, "*rest channel"], first: Int[Tensor, "*rest channel"] | None
+) -> Float[Tensor, "*rest channel"]:
+    """The direction of some coefficients within each group of channels: their signs, where channels stand alone."""
+    if first is None:
+        return values.sign()
+    size = summed(values.square(), first).gather(-1, first).sqrt()
+    return torch.where(size > 0, values / size, values.sign())
+
+
 def members(first: Int[Tensor, "firing channel"]) -> Int[Tensor, "firing channel most"]:
     """For every channel that is the first of its group the channels of the group, else none; filled up with -1."""
     number = torch.arange(first.shape[-1], device=first.device)

@@ -21,10 +21,11 @@ _PLACE: dict[Kind, tuple[str, ...]] = {
     "offset": ("layer", "head", "dest"),
     "rounding": ("layer", "dest"),
     "embedding": ("dest",),
+    "position": ("dest",),
 }
 """The fields that place a node of each kind."""
 
-_ANYWHERE = ("embedding", "offset", "rounding")
+_ANYWHERE = ("embedding", "position", "offset", "rounding")
 """Leaves that belong to no block: they are read at the layer of their reader."""
 
 LAYERS, HEADS = 100_000, 100_000

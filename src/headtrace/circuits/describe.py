@@ -72,8 +72,9 @@ tables, "yes" marks what is in every file; the rest may be left out, and is writ
 - Positions (`dest`, `src`, `position`) lie in the prompt, counted from 0, and a head reads no token after its own.
 - What can be caused, and on which side: {sides}.
 - An edge leads upwards. Its source is in a layer below its target's; attention comes before the mlp of its own layer.
-  Embeddings, offsets and roundings can be read anywhere. What enters a query or an mlp sits at the target's `dest`,
-  what enters a key or a value at its `src`; in a difference circuit, keys are read at every token that `dest` sees.
+  Embeddings, positions, offsets and roundings can be read anywhere. What enters a query or an mlp sits at the target's
+  `dest`, what enters a key or a value at its `src`; in a difference circuit, keys are read at every token that `dest`
+  sees.
 - In a difference circuit (`difference` is there) weights are flows on every side, in the unit of the root. All that
   flows into a node is its `flow`; what is not shown is the rest.
 - Evidence is about a description, supported words have a p-value, and `src` and `dest` of an example are pieces of it.

@@ -96,7 +96,7 @@ def to_graphml(circuit: Circuit, path: str | Path) -> Path:
 
 # -- Graphviz --------------------------------------------------------------------------------------------------------
 
-_SHAPES = {"head": "ellipse", "mlp": "box", "embedding": "house", "root": "doublecircle"}
+_SHAPES = {"head": "ellipse", "mlp": "box", "embedding": "house", "position": "house", "root": "doublecircle"}
 """Biases and rounding, which are always leaves, are diamonds."""
 _STYLES = {
     "query": ("#0072b2", "solid"),
@@ -201,7 +201,7 @@ def _neuronpedia_node(circuit: Circuit, node: Node, influence: float) -> dict[st
     position = circuit.root.position if node.kind == "root" else node.dest
     if position is None:
         position = len(circuit.prompt.tokens) - 1
-    if node.kind == "embedding":
+    if node.kind in ("embedding", "position"):
         layer = "E"
     elif node.layer is not None:
         layer = str(node.layer)

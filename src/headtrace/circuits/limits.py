@@ -24,6 +24,7 @@ def not_told(circuit: Circuit) -> tuple[str, ...]:
 
     - A head below the threshold moves something that matters, but no signal makes it attend there: it attends as it
       would without any, or is held down.
+    - A head attends in part, and a component keeps it from attending far more: that is named, and not followed.
     - A component is needed for a query or key together with others, but takes nothing away alone: it is not followed.
     - Biases of MLPs hold a part of the influence: which of their units are on was decided by something else.
     """
@@ -44,7 +45,16 @@ def not_told(circuit: Circuit) -> tuple[str, ...]:
     ]
     biased = [n for n in circuit.nodes if n.kind == "offset" and n.layer is not None and n.head is None]
     held = sum(node.influence or 0.0 for node in biased)
+    held_down = [
+        f"{node.name} ({node.attention:.2g}), by {_listed(list(node.held_down_by))}"
+        for node in circuit.nodes
+        if node.attention is not None and node.held_down_by
+    ]
     sentences: list[str] = []
+    if held_down:
+        sentences.append(
+            f"Kept from attending far more, by what is named here and not followed: {_listed(held_down)}. {ASK}"
+        )
     if weak:
         sentences.append(f"Why these attend is not told, no signal makes them: {_listed(weak)}. {ASK}")
     if idle:

@@ -78,7 +78,7 @@ class PromptInfo:
     """How each token reads."""
     contributions: tuple[Number, ...] | None = None
     """What each token's embedding contributes to the root in all, through frozen attention, norms and gates, in the
-    unit of the root."""
+    unit of the root. What positions add to it is not counted where that is a component of its own."""
     importance: tuple[Number | None, ...] | None = None
     """What is lost of the root's number, on average, when the token's word is exchanged for others like it: measured
     (`headtrace matters`). Null where nothing was exchanged."""
@@ -183,8 +183,10 @@ class Node:
     """A component at its place.
 
     A head sits at the position it writes to (`dest`) and reads one source (`src`). What does not apply is null: an mlp,
-    an attention bias and a rounding have a layer and a position, an embedding a position only, the root nothing. An
-    offset is the bias of its reader: of a head (layer and head), of an mlp (layer only) or of the root (neither).
+    an attention bias and a rounding have a layer and a position, an embedding a position only, the root nothing. In
+    models that add position embeddings to those of the tokens, an embedding is the token's alone, and a node of kind
+    `position` is what its position adds; in files of earlier versions, and of others, an embedding is both. An offset
+    is the bias of its reader: of a head (layer and head), of an mlp (layer only) or of the root (neither).
     """
 
     id: Index
@@ -215,6 +217,12 @@ class Node:
     group: Ids | None = None
     """For a head that spreads its attention: the positions, this one's source among them, that it attends to alike.
     They are explained together: `threshold` and `predicted` are about the attention on all of them."""
+    equal_channels: tuple[Ids, ...] | None = None
+    """For a head with channels of equal singular values: its groups of such channels. Within a group any basis is as
+    good as another, so signals have all channels of a group or none, and a group counts as one channel."""
+    held_down_by: Words | None = None
+    """For a head that attends in part: the components without each of which its query would attend far more (at least
+    half of what it does not). A complete circuit names them, and does not follow them."""
     label: Text | None = None
     """What the node does, in words."""
     elsewhere: tuple[CompetingKeySignal, ...] | None = None
@@ -323,7 +331,7 @@ class Edge:
     channels: Written[Ids | None] = None
     """The target's channels that carry the signal; in a difference circuit those with most flow, the largest first."""
     flows: tuple[Number, ...] | None = None
-    """In a difference circuit: the flow through each of `channels`."""
+    """In a difference circuit: the flow through each of `channels`; that of a group of equal ones is at its first."""
     logits: tuple[Number, Number] | None = None
     """In a difference circuit of a logit difference, on the root side: the flow into the answer's logit and into the
     wrong answer's; the first less the second is the edge's flow."""

@@ -173,4 +173,5 @@ def _words(site: Site, tokens: Sequence[str]) -> str:
         return f"L{site.layer}H{site.head}, which read {tokens[site.src].strip()!r}"
     if site.kind == "mlp":
         return f"MLP {site.layer}"
-    return {"embedding": "the token itself", "offset": "the head's own bias"}.get(site.kind, str(site))
+    words = {"embedding": "the token itself", "position": "its position", "offset": "the head's own bias"}
+    return words.get(site.kind, str(site))

@@ -310,6 +310,8 @@ class _Hooks:
         facts, observer = self.facts, self.observer
         written = facts.attention if facts.attention_post_norm is None else facts.attention_post_norm
         watches = cache(observer.watches)  # found out once, not for every layer
+        if facts.position_embedding is not None and watches("position_embedding"):
+            self._after(self.model.hf.get_submodule(facts.position_embedding), self._position_embedding)
         for index, layer in enumerate(self.model.layers):
             if watches("layer_input"):
                 self._before(layer, self._layer_input(index), with_kwargs=True)
@@ -349,6 +351,10 @@ class _Hooks:
         """(batch, token, d_model) also where a block flattens its tokens (OPT)."""
         x = self._shown(x)
         return x if x.ndim == 3 else x.reshape(*self.shape, -1)
+
+    def _position_embedding(self, _: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+        changed = self.observer.position_embedding(self._shown(output).reshape(-1, *output.shape[-2:]))
+        return None if changed is None else _like(changed.reshape(output.shape), output)
 
     def _layer_input(self, index: int) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -281,6 +281,13 @@ class Gradients:
         """What each token's embedding contributes to J, on all ways."""
         return (self.recording.embedding * self.residual).sum(-1)
 
+    def position(self) -> Float[Tensor, "batch token"]:
+        """What each token has because of its position contributes to J, on all ways; nothing where that is no
+        component of its own."""
+        if not self.recording.positions_apart:
+            return torch.zeros_like(self.residual[..., 0])
+        return (self.recording.tensors["position_embedding"] * self.residual).sum(-1)
+
     def mlps(self) -> Float[Tensor, "layer batch token"]:
         """What each MLP contributes to J."""
         return (self.recording.mlp_writes * self.mlp).sum(-1)
@@ -334,9 +341,9 @@ class Gradients:
 @torch.inference_mode()
 def gradients(recording: Recording, start: Float[Tensor, "layer_and_final batch token d_model"]) -> Gradients:
     """One backward sweep over a recording, through frozen patterns, norms and gates."""
-    shape = (recording.model.n_layers, *recording.embedding.shape)
-    attention, mlp, through = (recording.embedding.new_empty(shape) for _ in range(3))
-    constant = recording.embedding.new_empty(shape[:-1])
+    shape = recording.mlp_writes.shape
+    attention, mlp, through = (recording.mlp_writes.new_empty(shape) for _ in range(3))
+    constant = recording.mlp_writes.new_empty(shape[:-1])
     values, below = torch.empty_like(recording.queries), start[-1]
     for level in levels(recording, start):
         layer = level.layer

@@ -88,7 +88,8 @@ def check_identities(recording: Recording, tolerance: float | None = None) -> Id
     tokens = check_tokens(recording, allowed)
     check_values(recording)
     residual = attention = pattern = 0.0
-    total = recording.embedding.clone()
+    # The embedding, and what positions add where that is a component of its own.
+    total = recording.embedding + recording.tensors.get("position_embedding", 0.0)
     size = total.norm(dim=-1)
     for layer in range(recording.model.n_layers):
         residual = max(residual, _residual_error(recording, total, size, layer, allowed))
@@ -198,9 +199,15 @@ def _device_below(recording: Recording, layer: int) -> torch.device:
 
 
 class _FirstResidual(Observer):
-    """Keeps what is there before the first layer."""
+    """Keeps what is there before the first layer; with or without what positions add."""
 
     residual: Tensor
+
+    def __init__(self, positions: bool = True) -> None:
+        self.positions = positions
+
+    def position_embedding(self, write: Tensor) -> Tensor | None:
+        return None if self.positions else torch.zeros_like(write)
 
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
         if layer == 0:
@@ -214,13 +221,32 @@ def check_tokens(recording: Recording, allowed: float | None = None) -> float:
     seen, ends = _FirstResidual(), recording.logit_positions[:, -1:]
     # Without its layers, the model only embeds.
     forward(recording.model, recording.token_ids, seen, lengths=recording.lengths, keep=ends, layers=range(0))
-    recorded = recording.embedding
+    recorded = recording.residuals[0]
     error = (seen.residual - recorded).norm(dim=-1) / seen.residual.norm(dim=-1).clamp_min(1e-30)
     what = "The first residual is not the embedding of the recorded tokens"
     names = ("prompt", "position")
-    return _worst(
+    worst = _worst(
         error * _real(recording), allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING
     )
+    return max(worst, _check_positions(recording, allowed)) if recording.positions_apart else worst
+
+
+def _check_positions(recording: Recording, allowed: float) -> float:
+    """The model's own embedding without what positions add, compared with the recorded component of the tokens."""
+    model, ends = recording.model, recording.logit_positions[:, -1:]
+    if model.half:  # the model rounds the sum of the two, which is added up in float32 here
+        allowed = max(allowed, rounding_bound(model, "residual"))
+    seen = _FirstResidual(positions=False)
+    forward(model, recording.token_ids, seen, lengths=recording.lengths, keep=ends, layers=range(0))
+    size = recording.residuals[0].norm(dim=-1) + recording.tensors["position_embedding"].norm(dim=-1)
+    error = (seen.residual - recording.embedding).norm(dim=-1) / size.clamp_min(1e-30)
+    facts = model.architecture
+    what = (
+        f"What {facts.position_embedding!r} gives is not added to the token embeddings as it is, as the facts of "
+        f"{facts.name} say (position_embedding)"
+    )
+    worst = _worst(error * _real(recording), allowed, what, ("prompt", "position"), lambda: model.device)
+    return 0.0 if model.half else worst
 
 
 def require_rounding(
@@ -331,8 +357,10 @@ def _pattern_error(recording: Recording, layer: int, allowed: float) -> float:
     error = (recording.attention_logits(layer).softmax(dim=-1) - recorded).abs_().amax(dim=-1)
     error = error / size.amax(dim=-1).clamp_min(1.0)
     what = f"Attention logits and mask do not give the attention patterns of layer {layer}"
-    names, real = ("prompt", "head", "position"), _real(recording)[:, None]
-    return _worst(error * real, allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING)
+    names = ("prompt", "head", "position")
+    # Behind a short prompt, padding may see nothing through a window: that is not a number, and no error.
+    error = error.masked_fill(~_real(recording)[:, None], 0.0)
+    return _worst(error, allowed, what, names, lambda: recording.model.device, _OF_THE_RECORDING)
 
 
 def typical_reading(model: Model) -> float:

@@ -63,6 +63,10 @@ class Observer:
         """Whether this observer has something to do at a place: if its class says what."""
         return getattr(type(self), place) is not getattr(Observer, place)
 
+    def position_embedding(self, write: Tensor) -> Tensor | None:
+        """What is added to the token embeddings because of their positions: (1 or batch, token, d_model). Only models
+        with such a module (``Architecture.position_embedding``) have this place."""
+
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> Tensor | None:
         """The residual at the input of a layer: (batch, token, d_model)."""
 

@@ -65,6 +65,10 @@ class Capture(Observer):
         if name in self.tensors:
             self.tensors[name][layer] = tensor
 
+    def position_embedding(self, write: Tensor) -> None:
+        if "position_embedding" in self.tensors:
+            self.tensors["position_embedding"].copy_(write)
+
     def layer_input(self, layer: int, residual: Tensor, rotary: Rotary | None) -> None:
         self._keep("residuals", layer, residual)
         self.rotary.append(rotary)

@@ -145,6 +145,8 @@ def choose(fields: Mapping[str, Recorded], keep: Iterable[str] | None, model: Mo
         unknown = [name for name in keep if name not in fields]
         if unknown:
             raise InputError(f"keep={unknown[0]!r}: a recording has {', '.join(fields)}.")
+    if keep is not None and "residuals" in keep:
+        keep = [*keep, "position_embedding"]  # the first residual is the sum of two components with it
     wanted = [n for n, f in fields.items() if (f.by_default if keep is None else n in keep)]
     return {name: fields[name] for name in wanted if fields[name].made_by(model.architecture)}
 
@@ -171,6 +173,11 @@ class Recording:
     logit_positions = Recorded("batch kept", dtype=torch.int64)
     residuals = Recorded("layer_and_final batch token d_model")
     """The residual at the input of every layer; the last row is the input of the final norm."""
+    position_embedding = RecordedIf(
+        "batch token d_model", when=lambda facts: facts.position_embedding is not None
+    )
+    """What the first residual has because of positions, in models that add it to the token embeddings; kept with the
+    residuals."""
     queries = Recorded("layer batch head token d_head")
     keys = Recorded("layer batch kv_head token d_head")
     values = Recorded("layer batch kv_head token d_head")
@@ -498,9 +505,21 @@ class Recording:
     # -- components ------------------------------------------------------------------------------------------
 
     @property
+    def positions_apart(self) -> bool:
+        """Whether what positions add before layer 0 is a component of its own (``position``), beside ``embedding``."""
+        return "position_embedding" in self.tensors
+
+    def with_positions_joined(self) -> Recording:
+        """The same with one component before layer 0: ``embedding`` is then the sum of token and position, as it was
+        before headtrace told them apart, and as other implementations have it."""
+        return replace(self, tensors={n: t for n, t in self.tensors.items() if n != "position_embedding"})
+
+    @cached_property
     def embedding(self) -> Float[Tensor, "batch token d_model"]:
-        """Everything present before layer 0: token and position, scaled as the model does."""
-        return self.residuals[0]
+        """What tokens write before layer 0, scaled as the model does: all that is there then, without what positions
+        add where that is a component of its own."""
+        first = self.residuals[0]
+        return first - self.tensors["position_embedding"] if self.positions_apart else first
 
     def attention_bias(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """The constant write of a layer: output bias, and value biases through W_O."""
@@ -526,10 +545,17 @@ class Recording:
 
     @cached_property
     def plain_writes(self) -> Float[Tensor, "batch layer_and_embedding token d_model"]:
-        """What is written at every token without looking at others: the embedding, then each layer's MLP."""
+        """What is written at every token without looking at others: the embedding, what positions add (where that is
+        apart), then each layer's MLP."""
         # Laid out prompt by prompt, so that what is below a layer is one block in memory.
-        writes = self.residuals.new_empty(self.residuals.transpose(0, 1).shape)
-        writes[:, 0], writes[:, 1:] = self.embedding, self.mlp_writes.transpose(0, 1)
+        first = (
+            [self.embedding, self.tensors["position_embedding"]] if self.positions_apart else [self.embedding]
+        )
+        layers, batch, *rest = self.mlp_writes.shape
+        writes = self.residuals.new_empty(batch, len(first) + layers, *rest)
+        for row, write in enumerate(first):
+            writes[:, row] = write
+        writes[:, len(first) :] = self.mlp_writes.transpose(0, 1)
         return writes
 
     @cached_property
@@ -552,6 +578,8 @@ class Recording:
         t = dest if dest is not None else slice(None if prompt is None else self.lengths[prompt])
         if kind == "embedding":
             return self.embedding[b, t]
+        if kind == "position":
+            return self._position_write()[b, t]
         n_layers, weights = self.model.n_layers, self.model.weights
         if kind == "offset" or (kind == "rounding" and layer == n_layers):
             # A reader's bias and the rounding of the output logits are not written into the residual.
@@ -581,6 +609,17 @@ class Recording:
             written = mixed @ weights.W_O[layer, head]
         post = self.post_norm_scales
         return written if post is None else written / post[layer, b, t, None]
+
+    def _position_write(self) -> Float[Tensor, "batch token d_model"]:
+        if self.positions_apart:
+            return self.tensors["position_embedding"]
+        if self.model.architecture.position_embedding is not None:
+            raise InputError(
+                "In this recording what positions add belongs to the embedding. Record the prompt again."
+            )
+        raise InputError(
+            f"{self.model.name!r} adds nothing to its token embeddings because of positions: no position writes."
+        )
 
     def writes(self, sites: Sequence[Site], prompt: int = 0) -> Float[Tensor, "site d_model"]:
         """What some sites of a prompt wrote, each at its own position."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from headtrace.channels.groups import equal_channels, groups_or_none
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
@@ -66,6 +69,20 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
     )
 
 
+def with_equal_channels(circuit: Circuit, model: Model) -> Circuit:
+    """The same circuit, whose heads say which of their channels have equal singular values, where some have."""
+    heads = [node for node in circuit.nodes if node.kind == "head"]
+    if not heads:
+        return circuit
+    layer, head = torch.tensor([(n.layer, n.head) for n in heads], device=model.device).unbind(dim=1)
+    values = model.channels.at(layer, head).singular_values
+    if groups_or_none(values) is None:
+        return circuit
+    found = {node.id: equal_channels(mine) or None for node, mine in zip(heads, values, strict=True)}
+    nodes = (replace(node, equal_channels=found.get(node.id)) for node in circuit.nodes)
+    return replace(circuit, nodes=tuple(nodes))
+
+
 def site_order(site: Site) -> tuple[int, ...]:
     """The root first, then layer by layer from the top; within a layer by kind and place."""
     place = (site.head, site.dest, site.src)
@@ -78,6 +95,7 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
     if site.kind == "head":
         extra = {"attention": trace.attention.get(site), "threshold": trace.thresholds.get(site)}
         extra["group"] = trace.groups.get(site)
+        extra["held_down_by"] = tuple(map(str, trace.held_down.get(site, ()))) or None
     found = trace.causes.get(site)
     if found is not None and site != ROOT:
         predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}

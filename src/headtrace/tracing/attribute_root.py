@@ -73,7 +73,7 @@ def project_writes(
     """
     top = max(place.attention_layers for place in places)
     length = max(place.position for place in places) + 1
-    index = ComponentIndex.of(recording.model, top, length)
+    index = ComponentIndex.of(recording, top, length)
     b = torch.tensor([place.prompt for place in places], device=directions.device)
     t = torch.tensor([place.position for place in places], device=directions.device)
     layers = torch.arange(top, device=directions.device)
@@ -81,8 +81,9 @@ def project_writes(
     attention = layers < layers.new_tensor([place.attention_layers for place in places])[:, None]
     weights = recording.model.weights
     shares = directions.new_zeros(len(places), index.n_components)
-    plain = (recording.plain_writes[b, : top + 1, t] @ directions[..., None])[..., 0]
-    shares[:, 0], shares[:, 1 : top + 1] = plain[:, 0], plain[:, 1:] * mlps
+    plain = (recording.plain_writes[b, : index.mlps.stop, t] @ directions[..., None])[..., 0]
+    shares[:, : index.mlps.stop] = plain
+    shares[:, index.mlps] *= mlps
     strength = attention.to(directions.dtype)
     if recording.post_norm_scales is not None:
         strength = strength / recording.post_norm_scales[:top, b, t].T
@@ -157,7 +158,7 @@ class ReadPoint:
 
     @property
     def index(self) -> ComponentIndex:
-        return ComponentIndex.of(self.recording.model, self.layer, self.position + 1)
+        return ComponentIndex.of(self.recording, self.layer, self.position + 1)
 
     @property
     def residual(self) -> Float[Tensor, " d_model"]:

@@ -31,6 +31,7 @@ from headtrace.tracing.signal_directions import (
     RemovedAlone,
     SignalDirection,
     causes_alone,
+    held_down_by,
     mlp_signal_causes,
     signals_of,
 )
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 from headtrace.request import Paths
 
+HELD_DOWN, ATTENDS_FULLY = 0.05, 0.9
+"""What keeps a head from attending is looked for where it has so much influence, and attends with less than this."""
 EQUAL = 0.1
 """Sources whose attention differs by no more than this share of it are attended to alike."""
 OPPOSES = 0.2
@@ -279,6 +282,7 @@ class CompleteSweep:
             found = self.method.trace(self.recording, firings, self.composer)
             attended = {(causes.prompt, causes.site): causes for causes in found}
             self._share_causes(chosen, groups, attended)
+        self._note_held_down(chosen)
         signals = self._signals(attended)
         moved = self._moved(layer, chosen, attended)
         expanded: list[Expanded] = []
@@ -294,6 +298,22 @@ class CompleteSweep:
             )
             expanded.append((causes, {"value": parts}, signals.get((number, site), {})))
         self._follow(expanded)
+
+    def _note_held_down(self, chosen: list[PromptSite]) -> None:
+        """What keeps heads that matter, and attend in part, from attending far more."""
+        partly = [
+            (number, site)
+            for number, site in chosen
+            if self.attention
+            and self._visible[number, site] > 1
+            and self.traces[number].influence[site] >= HELD_DOWN
+            and self.traces[number].attention[site] < ATTENDS_FULLY
+        ]
+        if partly:
+            attention = [self.traces[number].attention[site] for number, site in partly]
+            found = held_down_by(self.recording, partly, attention)
+            for (number, site), by in zip(partly, found, strict=True):
+                self.traces[number].held_down[site] = by
 
     def _read_attention(self, layers: range) -> None:
         """Read the attention of the heads of some layers that have been reached."""

@@ -2,7 +2,8 @@
 
 A head component (u, h, j) writes ``A_h[t, j] v_h[j] W_O`` at token t. Apart from one number per token it is a single
 vector, so everything that a downstream head reads of it is ``v_h[j] W_O W`` with W that head's folded W_Q or W_K
-(`headtrace.tracing.readings`). All other components (embedding, MLPs, biases, rounding) are read directly.
+(`headtrace.tracing.readings`). All other components (embedding, position, MLPs, biases,
+rounding) are read directly.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from headtrace.tracing.readings import Composer, Readings
 from headtrace.vocabulary import AttentionSide, Component, Site
 
 if TYPE_CHECKING:
-    from headtrace.models import Model, Recording
+    from headtrace.models import Recording
 
 
 @dataclass(frozen=True)
 class ComponentIndex:
     """Numbers for the components upstream of a layer.
 
-    First the non-head components: embedding, mlp 0.., attention_bias 0.. (if the model has such biases), offset (the
-    bias of the reading head), in half precision rounding 0.. and what rounding did in the layer itself while it read.
-    Then head components, by layer, head and source.
+    First the non-head components: embedding, position (where that is apart from it), mlp 0.., attention_bias 0.. (if
+    the model has such biases), offset (the bias of the reading head), in half precision rounding 0.. and what rounding
+    did in the layer itself while it read. Then head components, by layer, head and source.
 
     >>> index = ComponentIndex(layer=3, n_heads=4, length=5, rounded=True)
     >>> all(index.number(index.component(n)) == n for n in range(index.n_components))
@@ -40,6 +41,11 @@ class ComponentIndex:
     >>> unbiased = ComponentIndex(layer=3, n_heads=4, length=5, biased=False)
     >>> all(unbiased.number(unbiased.component(n)) == n for n in range(unbiased.n_components))
     True
+    >>> placed = ComponentIndex(layer=3, n_heads=4, length=5, positions=True)
+    >>> all(placed.number(placed.component(n)) == n for n in range(placed.n_components))
+    True
+    >>> [placed.is_below(number, 1) for number in range(9)]  # embedding, position, MLPs, biases, offset
+    [True, True, True, False, False, True, False, False, True]
     """
 
     layer: int
@@ -50,20 +56,30 @@ class ComponentIndex:
     """Whether the model runs in half precision, where rounding counts as a component."""
     biased: bool = True
     """Whether attention writes biases."""
+    positions: bool = False
+    """Whether what positions add to the token embeddings is a component of its own."""
 
     @classmethod
-    def of(cls, model: Model, layer: int, length: int) -> ComponentIndex:
-        return cls(layer, model.n_heads, length, model.half, model.weights.has_attention_bias)
+    def of(cls, recording: Recording, layer: int, length: int) -> ComponentIndex:
+        model = recording.model
+        biased = model.weights.has_attention_bias
+        return cls(layer, model.n_heads, length, model.half, biased, recording.positions_apart)
 
     @cached_property
     def offset(self) -> int:
         """The number of the reader's own bias."""
-        return 1 + self.layer * (2 if self.biased else 1)
+        return self.mlps.stop + (self.layer if self.biased else 0)
+
+    @cached_property
+    def mlps(self) -> slice:
+        """The numbers of MLPs, layer by layer; those before them are there before layer 0."""
+        first = 2 if self.positions else 1
+        return slice(first, first + self.layer)
 
     @property
     def biases(self) -> slice:
         """The numbers of attention biases, layer by layer."""
-        return slice(self.layer + 1, self.offset)
+        return slice(self.mlps.stop, self.offset)
 
     @property
     def roundings(self) -> slice:
@@ -80,18 +96,23 @@ class ComponentIndex:
 
     def is_below(self, number: int, layer: int) -> bool:
         """Whether a layer reads a component: one written below the layer, or the reader's own bias or rounding."""
-        if number in (0, self.offset) or (self.rounded and number == self.n_non_head - 1):
+        first = self.mlps.start
+        if number < first or number == self.offset or (self.rounded and number == self.n_non_head - 1):
             return True
         if number >= self.n_non_head:
             return (number - self.n_non_head) // (self.length * self.n_heads) < layer
-        return ((number - 1) % self.layer if number < self.offset else number - self.roundings.start) < layer
+        return (
+            (number - first) % self.layer if number < self.offset else number - self.roundings.start
+        ) < layer
 
     def component(self, number: int, reader: Site | None = None) -> Component:
         """The component with a number; ``reader`` is the firing that reads it, whose own bias an offset is."""
         if number == 0:
             return Component("embedding")
-        if number <= self.layer:
-            return Component("mlp", number - 1)
+        if number < self.mlps.start:
+            return Component("position")
+        if number < self.mlps.stop:
+            return Component("mlp", number - self.mlps.start)
         if number < self.offset:
             return Component("attention_bias", number - self.biases.start)
         if number == self.offset:
@@ -109,6 +130,8 @@ class ComponentIndex:
         kind, layer, head, src = component.kind, component.layer, component.head, component.src
         if kind == "embedding":
             return 0
+        if kind == "position":
+            return 1 if self.positions else None
         if kind == "offset":
             return self.offset
         if kind == "rounding":
@@ -117,7 +140,7 @@ class ComponentIndex:
         if layer is None or not 0 <= layer < self.layer:
             return None
         if kind == "mlp":
-            return 1 + layer
+            return self.mlps.start + layer
         if kind == "attention_bias":
             return self.biases.start + layer if self.biased else None
         if head is None or src is None or head >= self.n_heads or src >= self.length:
@@ -180,7 +203,7 @@ class Upstream:
 
     @cached_property
     def index(self) -> ComponentIndex:
-        return ComponentIndex.of(self.recording.model, self.layer, self.length)
+        return ComponentIndex.of(self.recording, self.layer, self.length)
 
     # -- head components -------------------------------------------------------------------------------------
 
@@ -239,13 +262,13 @@ class Upstream:
         of the query itself."""
         rec, weights, l = self.recording, self.recording.model.weights, self.layer
         b, d = firings.prompt, firings.dest
-        layers = torch.arange(l + 1, device=d.device)
-        below = (layers[:l] < firings.layer[:, None]).to(rec.model.dtype)
+        numbers = torch.arange(self.index.mlps.stop, device=d.device)
+        below = (numbers[:l] < firings.layer[:, None]).to(rec.model.dtype)
         _, n_writes, tokens, _ = rec.plain_writes.shape
-        row = (b[:, None] * n_writes + layers) * tokens + d[:, None]
-        embedding_and_mlps = rec.plain_writes.flatten(0, 2).index_select(0, row.flatten())
-        writes = [embedding_and_mlps.unflatten(0, row.shape)]
-        scale = [below.new_ones(len(firings), 1), below]
+        row = (b[:, None] * n_writes + numbers) * tokens + d[:, None]
+        embeddings_and_mlps = rec.plain_writes.flatten(0, 2).index_select(0, row.flatten())
+        writes = [embeddings_and_mlps.unflatten(0, row.shape)]
+        scale = [below.new_ones(len(firings), self.index.mlps.start), below]
         if weights.has_attention_bias:
             bias = weights.attention_bias[:l].expand(len(firings), -1, -1)
             if rec.post_norm_scales is not None:
@@ -277,13 +300,14 @@ class Upstream:
             if same != row:
                 out[row] = out[same]
                 continue
-            below, into = writes[prompt, : layer + 1], out[row, : layer + 1]
+            end = index.mlps.start + layer
+            below, into = writes[prompt, :end], out[row, :end]
             if below.shape[1] == n:  # without a copy
                 torch.mm(below.flatten(0, 1), W_K, out=into.view(-1, into.shape[2]))
             else:
                 into.copy_((below @ W_K)[:, :n])
             if layer < self.layer:
-                out[row, layer + 1 : self.layer + 1] = 0.0
+                out[row, end : index.mlps.stop] = 0.0
             if weights.has_attention_bias:
                 # A bias is one vector for all tokens: what a head reads of it differs by the frozen scales only.
                 bias, into = (weights.attention_bias[:layer] @ W_K)[:, None], out[row, index.biases]

@@ -88,9 +88,9 @@ class Content:
         return content
 
     def require(self) -> None:
-        """What the tokens and all biases contribute must sum to what the roots read; else stop and say where."""
+        """What tokens, positions and all biases contribute must sum to what the roots read; else stop and say where."""
         g, real = self.gradients, _real(self.recording)
-        found = [g.embedding()[None], g.attention_biases(), g.mlp_constant]
+        found = [g.embedding()[None], g.position()[None], g.attention_biases(), g.mlp_constant]
         parts = torch.cat([*found, g.roundings()] if self.recording.model.half else found) * real
         found = parts.sum((0, 2))
         recorded = (self.recording.residuals * g.start).sum((0, 2, 3))
@@ -134,6 +134,8 @@ class Content:
         layer, prompt, head, dest, src = torch.tensor(rows, device=g.residual.device).unbind(dim=1)
         if kind == "embedding":
             return (rec.embedding[prompt, dest] * g.residual[prompt, dest]).sum(-1)
+        if kind == "position":
+            return g.position()[prompt, dest]
         if kind == "mlp":
             return (rec.mlp_writes[layer, prompt, dest] * g.mlp[layer, prompt, dest]).sum(-1)
         if kind == "attention_bias":

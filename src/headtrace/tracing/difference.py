@@ -400,6 +400,10 @@ class DifferenceFlow:
         channels = exact_channels(self.recording.model).at(layer, head)
         return channels.to_query.to(self.residual), channels.to_key.to(self.residual)
 
+    def singular_values(self, layer: int, head: int) -> Float[Tensor, " channel"]:
+        """Of the channels that ``bases`` gives."""
+        return exact_channels(self.recording.model).at(layer, head).singular_values.to(self.residual)
+
     @torch.inference_mode()
     def channel_flow(self, prompt: int, site: Site, side: Literal["query", "key"]) -> ChannelFlow:
         """What enters a head component through each channel: linear, so the channels and the remainder sum to it."""
@@ -425,7 +429,7 @@ class DifferenceFlow:
         places, g = [read.place for read in reads], torch.stack([read.multiplier for read in reads])
         prompt, top = places[0].prompt, max(place.attention_layers for place in places)
         length = max(place.position for place in places) + 1
-        index = ComponentIndex.of(model, top, length)
+        index = ComponentIndex.of(run, top, length)
         t = torch.tensor([place.position for place in places], device=g.device)
         b, layers = torch.full_like(t, prompt), torch.arange(top, device=g.device)
         mlps = (layers < layers.new_tensor([place.layer for place in places])[:, None]).to(g)
@@ -433,7 +437,7 @@ class DifferenceFlow:
         shares = g.new_zeros(len(places), index.n_components)
         shares[:, 0] = ((run.embedding[b, t] - other.embedding[b, t]) * g).sum(-1)
         written = run.mlp_writes[:top, b, t] - other.mlp_writes[:top, b, t]
-        shares[:, 1 : top + 1] = (written * g).sum(-1).T * mlps
+        shares[:, index.mlps] = (written * g).sum(-1).T * mlps
         if self.writes_rounding is not None:
             shares[:, index.roundings] = (self.writes_rounding[:top, b, t] * g).sum(-1).T * mlps
         if top == 0:

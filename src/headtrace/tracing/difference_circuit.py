@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from headtrace.channels.groups import first_of_group, summed
 from headtrace.circuits import (
     Circuit,
     ComparedPrompt,
@@ -30,7 +31,7 @@ from headtrace.circuits import (
 from headtrace.circuits.graph import reachable
 from headtrace.models.identities import tolerance_for
 from headtrace.roots import LogitDifference, Root
-from headtrace.tracing.assemble import site_order
+from headtrace.tracing.assemble import site_order, with_equal_channels
 from headtrace.tracing.difference import DIFFERENCE_FIELDS, DifferenceFlow, difference_flow, logit_multiplier
 from headtrace.vocabulary import ROOT, Side, Site
 
@@ -168,12 +169,15 @@ class PairFlow:
         )
         mine = (at == dest).nonzero()[:, 0]
         own = read[0][mine, head]
-        keep(rows[mine], target, "query", own @ query, (query @ to_key) * (own @ to_query))
+        first = first_of_group(flow.singular_values(layer, head))
+        by_channel = summed((query @ to_key) * (own @ to_query), first[None])
+        keep(rows[mine], target, "query", own @ query, by_channel)
         place = torch.full((flow.recording.token_ids.shape[1],), -1, device=at.device)
         place[seen] = torch.arange(len(seen), device=at.device)
         mine = (place[at] >= 0).nonzero()[:, 0]
         own, there = read[1][mine, kv], keys[place[at[mine]]]
-        keep(rows[mine], target, "key", (own * there).sum(-1), (there @ to_query) * (own @ to_key))
+        by_channel = summed((there @ to_query) * (own @ to_key), first[None])
+        keep(rows[mine], target, "key", (own * there).sum(-1), by_channel)
 
 
 # -- from flows to a circuit ---------------------------------------------------------------------------------
@@ -245,7 +249,13 @@ def difference_circuit(
     numbers = {site: i for i, site in enumerate(sites)}
     of_logits = edge_logits(flows, [source for source, target, _ in between if target == ROOT])
     edges = tuple(
-        _edge(numbers[source], numbers[target], side, *between[source, target, side], of_logits.get(source))
+        _edge(
+            flows[0].flow,
+            (source, target, side),
+            (numbers[source], numbers[target]),
+            *between[source, target, side],
+            of_logits.get(source),
+        )
         for source, target, side in between
     )
     shown = sum(edge.weight for edge in edges if edge.side == "root") / change
@@ -254,7 +264,8 @@ def difference_circuit(
         None if edges else "no component carries as much of the difference as is asked for (min_influence)"
     )
     said = replace(said, shown=shown)
-    return Circuit(info, prompt, root, method, nodes, edges, reason, difference=said)
+    circuit = Circuit(info, prompt, root, method, nodes, edges, reason, difference=said)
+    return with_equal_channels(circuit, flows[0].flow.recording.model)
 
 
 def _mean_flows(flows: Sequence[PairFlow]) -> dict[Site, float]:
@@ -300,21 +311,24 @@ def _strong(
 
 
 def _edge(
-    source: int,
-    target: int,
-    side: Side,
+    whole: DifferenceFlow,
+    between: tuple[Site, Site, Side],
+    ends: tuple[int, int],
     flow: float,
     by_channel: Tensor | None,
     logits: tuple[float, float] | None,
 ) -> Edge:
+    _, target, side = between
     channels = flows = None
     if by_channel is not None:
         order = by_channel.abs().argsort(descending=True, stable=True)
         running = by_channel.abs()[order].cumsum(0)
         enough = int((running < CARRIED * running[-1]).sum()) + 1
         order = order[: min(enough, MOST_CHANNELS)]
-        channels, flows = tuple(order.tolist()), tuple(by_channel[order].tolist())
-    return Edge(source, target, side, flow, channels, flows, logits if side == "root" else None)
+        first = first_of_group(whole.singular_values(target.layer or 0, target.head or 0)).tolist()
+        every = [member for k in order.tolist() for member in range(k, k + first.count(k))]
+        channels, flows = tuple(every), tuple(by_channel[every].tolist())
+    return Edge(*ends, side, flow, channels, flows, logits if side == "root" else None)
 
 
 def edge_logits(flows: Sequence[PairFlow], sources: Sequence[Site]) -> dict[Site, tuple[float, float]]:

@@ -2,7 +2,7 @@
 
 ACC divides relative attention: the logit on the source less the mean logit of the other visible keys. It is linear, so
 it divides exactly over channels and components; each step keeps the smallest prefix (largest first) that reaches the
-total.
+total. Channels of equal singular values are one (`headtrace.channels.groups`), here and in SVT.
 
 SVT, singular vector tracing (the 2024 paper), finds upstream heads by what they write into a firing's signal channels.
 A head fires when it puts more than half of its attention on one source; the first token is skipped. With
@@ -11,6 +11,7 @@ A head fires when it puts more than half of its attention on one source; the fir
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -19,7 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels import signal_set
+from headtrace.channels.groups import along_own, summed
 from headtrace.relative import relative_row
+from headtrace.tracing.attribute_root import carries_nothing
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.components import Firings, Upstream
 from headtrace.tracing.firing import (
@@ -44,13 +47,29 @@ SHARE = 0.7
 
 
 def smallest_prefix(
-    terms: Float[Tensor, "firing n"], target: Float[Tensor, " firing"]
+    terms: Float[Tensor, "firing n"],
+    target: Float[Tensor, " firing"],
+    size: Float[Tensor, " firing"] | None = None,
 ) -> Bool[Tensor, "firing n"]:
-    """Largest terms first, as few as reach the target (all positive ones if rounding keeps them from it)."""
+    """Largest terms first, as few as reach the target but for rounding; none that is of the size of rounding itself.
+
+    ``size`` is the size of what the terms are parts of, where that is more than they are together.
+    """
     values, order = terms.sort(dim=-1, descending=True, stable=True)
     before = torch.cat((torch.zeros_like(values[:, :1]), values.cumsum(-1)[:, :-1]), dim=-1)
-    keep = (before < target[:, None]) & (values > 0)
+    whole = terms.abs().sum(-1) if size is None else torch.maximum(size, terms.abs().sum(-1))
+    rounding = carries_nothing(terms.dtype) * whole[:, None]
+    keep = (before < target[:, None] - rounding) & (values > rounding)
     return torch.zeros_like(keep).scatter(1, order, keep)
+
+
+def _of_groups(
+    choose: Callable[[Tensor], Tensor],
+    terms: Float[Tensor, "firing channel"],
+    first: Int[Tensor, "firing channel"] | None,
+) -> Bool[Tensor, "firing channel"]:
+    """Channels that are chosen by their terms: a group of equal singular values as one, with all its channels."""
+    return choose(terms) if first is None else choose(summed(terms, first)).gather(-1, first)
 
 
 def _causes(
@@ -91,7 +110,7 @@ class ACC(Method):
         scores = FiringScores.of(upstream.recording, firings, upstream.length, 1)
         scores = replace(scores, w=relative_row(scores.visible, firings.src, scores.logits.dtype))
         terms = scores.a * (scores.w[:, None] @ scores.b)[:, 0] * scores.scale
-        subspace = smallest_prefix(terms, terms.sum(-1))
+        subspace = _of_groups(lambda each: smallest_prefix(each, each.sum(-1)), terms, scores.first)
         query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(query, key)
         return _causes(
@@ -163,19 +182,25 @@ class SVT(Method):
         scores = FiringScores.of(recording, firings, upstream.length, 1)
         b = scores.b[torch.arange(len(firings), device=firings.src.device), firings.src]
         terms = scores.a * b * scores.scale
-        inside = torch.ones_like(terms, dtype=torch.bool) if self.channels == "all" else signal_set(terms)
+        inside = torch.ones_like(terms, dtype=torch.bool)
+        if self.channels == "signal":
+            rounding = carries_nothing(terms.dtype) * terms.abs().sum(-1, keepdim=True)
+            inside = _of_groups(lambda each: signal_set(each) & (each.abs() > rounding), terms, scores.first)
         query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
         scores.require(query, key)
         # The papers' sqrt(sigma_k) u_k . o and sqrt(sigma_k) v_k . o, signed so that the token's own are positive.
         root = recording.model.channels.at(firings.layer, firings.head).singular_values.sqrt()
-        for_query = scores.a.sign() / root.clamp_min(torch.finfo(root.dtype).tiny) * inside
-        for_key = b.sign() * root * inside
+        own_a, own_b = along_own(scores.a, scores.first), along_own(b, scores.first)
+        for_query = own_a / root.clamp_min(torch.finfo(root.dtype).tiny) * inside
+        for_key = own_b * root * inside
         by_query, by_key = query.by_head() @ for_query[..., None], key.by_head() @ for_key[..., None]
         return _causes(
             self,
             scores,
-            self._side(recording, firings, firings.dest, by_query[..., 0], inside),
-            self._side(recording, firings, firings.src, by_key[..., 0], inside),
+            self._side(
+                recording, firings, firings.dest, by_query[..., 0], inside, (scores.a * for_query).sum(-1)
+            ),
+            self._side(recording, firings, firings.src, by_key[..., 0], inside, (b * for_key).sum(-1)),
             scores.rounding(query, key),
         )
 
@@ -186,9 +211,11 @@ class SVT(Method):
         position: Int[Tensor, " firing"],
         contributions: Float[Tensor, "firing head_up"],
         inside: Bool[Tensor, "firing channel"],
+        whole: Float[Tensor, " firing"],
     ) -> list[SideCauses]:
-        """The smallest set of upstream heads that reaches 70% of the summed contributions."""
-        chosen = smallest_prefix(contributions, SHARE * contributions.sum(-1))
+        """The smallest set of upstream heads that reaches 70% of the summed contributions; ``whole`` is what the token
+        itself has, of which heads may have written next to nothing."""
+        chosen = smallest_prefix(contributions, SHARE * contributions.sum(-1), whole)
         sides: list[SideCauses] = []
         for f, ((prompt, _), t) in enumerate(zip(firings.sites, position.tolist(), strict=True)):
             channels = tuple(inside[f].nonzero()[:, 0].tolist())

@@ -463,7 +463,7 @@ def firing_chunks(
         return recording.scales[layer], recording.softcaps[layer], table, recording.visible[layer].data_ptr()
 
     def at_once(layer: int, length: int) -> int:
-        size = ComponentIndex.of(model, layer, length).n_components * model.d_head
+        size = ComponentIndex.of(recording, layer, length).n_components * model.d_head
         return max(CANDIDATES_AT_ONCE // size, min(LONG_GROUP, LONG_CANDIDATES // size), 1)
 
     kinds: dict[object, list[PromptSite]] = {}

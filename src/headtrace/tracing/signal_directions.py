@@ -239,8 +239,11 @@ def causes_alone(
     left = (written @ directions[..., None])[..., 0]
     along, changed = directions[:, None].expand_as(written), (1 - left).abs() > HALF
     if signals:
-        attention, read = _attention_left(recording, signals, mlp.write(mlp.inputs[:, None]) - written)
-        hidden = ~changed & ((1 - attention).abs() > ATTENTION_CHANGED)
+        readers = [((signal.prompt, signal.target), signal.side) for signal in signals]
+        attention, read = _attention_left(recording, readers, mlp.write(mlp.inputs[:, None]) - written)
+        attends = (1 - attention).abs() > ATTENTION_CHANGED
+        changed &= (left < 1) | attends  # a signal that grows where attention cannot is held down by nothing
+        hidden = ~changed & attends
         left, along = torch.where(hidden, attention, left), torch.where(hidden[..., None], read, along)
         changed |= hidden
     found: list[list[CauseAlone]] = [[] for _ in places]
@@ -260,17 +263,48 @@ def causes_alone(
     ]
 
 
+@torch.inference_mode()
+def held_down_by(
+    recording: Recording, sites: Sequence[PromptSite], attention: Sequence[float]
+) -> list[tuple[Site, ...]]:
+    """For each firing, the components at its destination without which its head would attend there far more: removed
+    one at a time from its query, norm scale frozen, they leave at most half of the way to attending to nothing else.
+
+    ACC++ removes what makes a head attend; what keeps it from attending is seen here, of the longest writes only.
+    """
+    places = [Place(prompt, site.dest or 0, site.layer or 0) for prompt, site in sites]
+    sizes, numbers, index = longest_writes(recording, places, REMOVED_ALONE)
+    writers = [
+        [index.component(number).at(place.position) for number in mine]
+        for place, mine in zip(places, numbers.tolist(), strict=True)
+    ]
+    removed = torch.stack(
+        [recording.writes(mine, place.prompt) for place, mine in zip(places, writers, strict=True)]
+    )
+    removed = removed * (sizes > 0).to(removed)[..., None]
+    readers: list[tuple[PromptSite, Side]] = [(site, "query") for site in sites]
+    left, _ = _attention_left(recording, readers, removed)
+    now = left.new_tensor(attention)[:, None]
+    most = (left * now > (1 + now) / 2).tolist()
+    return [
+        tuple(writer for writer, holds in zip(mine, which, strict=True) if holds)
+        for mine, which in zip(writers, most, strict=True)
+    ]
+
+
 def _attention_left(
-    recording: Recording, signals: Sequence[SignalDirection], changes: Float[Tensor, "signal n d_model"]
-) -> tuple[Float[Tensor, "signal n"], Float[Tensor, "signal n d_model"]]:
-    """What is left of the attention of each signal's firing, as a share, if some changes are taken away from the write
-    that the signal is in; and a direction for each change that measures what the head reads of it as one."""
+    recording: Recording,
+    readers: Sequence[tuple[PromptSite, Side]],
+    changes: Float[Tensor, "reader n d_model"],
+) -> tuple[Float[Tensor, "reader n"], Float[Tensor, "reader n d_model"]]:
+    """What is left of the attention of firings, as a share, if some changes are taken away from what each reads on one
+    side; and a direction for each change that measures what the head reads of it as one."""
     left, directions = torch.ones_like(changes[..., 0]), torch.zeros_like(changes)
     rows_of: dict[tuple[int, Side], list[int]] = {}
-    for row, signal in enumerate(signals):
-        rows_of.setdefault((signal.target.layer or 0, signal.side), []).append(row)
+    for row, ((_, target), side) in enumerate(readers):
+        rows_of.setdefault((target.layer or 0, side), []).append(row)
     for (_, side), rows in rows_of.items():
-        sites = [(signals[row].prompt, signals[row].target) for row in rows]
+        sites = [readers[row][0] for row in rows]
         firings = Firings.of(sites, changes.device)
         scores = FiringScores.of(recording, firings, recording.token_ids.shape[1], 1)
         into = readings_at(recording, sites, "query" if side == "query" else "key")
@@ -319,16 +353,17 @@ def longest_writes(
 ) -> tuple[Float[Tensor, "place k"], Int[Tensor, "place k"], ComponentIndex]:
     """The components that write most at each place: the lengths of what they write (0: not upstream), their numbers."""
     top, length = max(p.attention_layers for p in places), max(p.position for p in places) + 1
-    index = ComponentIndex.of(recording.model, top, length)
+    index = ComponentIndex.of(recording, top, length)
     device = recording.token_ids.device
     b = torch.tensor([place.prompt for place in places], device=device)
     t = torch.tensor([place.position for place in places], device=device)
     layers = torch.arange(top, device=device)
     mlps = layers < layers.new_tensor([place.layer for place in places])[:, None]
     attention = layers < layers.new_tensor([place.attention_layers for place in places])[:, None]
-    plain = recording.plain_writes[b, : top + 1, t].norm(dim=-1)
+    plain = recording.plain_writes[b, : index.mlps.stop, t].norm(dim=-1)
     size = plain.new_zeros(len(places), index.n_components)
-    size[:, 0], size[:, 1 : top + 1] = plain[:, 0], plain[:, 1:] * mlps
+    size[:, : index.mlps.stop] = plain
+    size[:, index.mlps] *= mlps
     if top:
         heads = recording.attention.rows(top, b, t, length) * recording.moved_norms[
             :top, :, b, :length

@@ -51,6 +51,8 @@ class PromptTrace:
     thresholds: dict[Site, float] = field(default_factory=dict[Site, float])
     groups: dict[Site, tuple[int, ...]] = field(default_factory=dict[Site, tuple[int, ...]])
     """The sources of firings that were explained together with others."""
+    held_down: dict[Site, tuple[Site, ...]] = field(default_factory=dict["Site", "tuple[Site, ...]"])
+    """What keeps firings from attending far more, and is not followed."""
     influence: dict[Site, float] = field(default_factory=lambda: defaultdict[Site, float](float))
     cut: list[Site] = field(default_factory=list[Site])
     """Firings that the budget left unexpanded."""

@@ -35,7 +35,7 @@ from headtrace.request import (
     takes_request_options,
 )
 from headtrace.roots.base import Answer
-from headtrace.tracing.assemble import assemble, model_info
+from headtrace.tracing.assemble import assemble, model_info, with_equal_channels
 from headtrace.tracing.attribute_root import NO_HEAD, Seeds, attribute_roots, find_seeds
 from headtrace.tracing.causes import Causes, Explanation
 from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep
@@ -391,7 +391,7 @@ class Tracer:
             def assembled(place: int, trace: PromptTrace) -> Circuit:
                 each = requests[place]
                 prompt = self._prompt(each.text, each.ids)
-                return assemble(info, prompt, trace, methods[place])
+                return with_equal_channels(assemble(info, prompt, trace, methods[place]), self.model)
 
             show: OnPartial | None = (
                 None if on_partial is None else lambda found: on_partial(assembled(0, found[0]))
@@ -525,6 +525,8 @@ class Tracer:
         }
         if request.request.paths != "attention":
             settings["paths"] = request.request.paths
+        if self.model.architecture.position_embedding is not None:
+            settings["positions"] = "apart"
         if rounding is not None:
             settings |= {"dtype": self.model.own_dtype, "rounding": rounding}
         if request.notice is not None:

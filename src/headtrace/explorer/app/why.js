@@ -66,14 +66,14 @@ function sections(app, view, { tokens }) {
 function channels({ channels: all, logit }) {
   const listed = all.slice(0, BARS);
   const most = Math.max(...listed.map(({ relative_term: term }) => Math.abs(term)), 1e-9);
-  const rows = listed.map(({ channel, relative_term: term, term: whole, singular_value, in_signal_set, evidence }) =>
+  const rows = listed.map(({ channel, channels: group, relative_term: term, term: whole, singular_value, in_signal_set, evidence }) =>
     el(
       "li",
       { class: in_signal_set ? "in" : "" },
       el(
         "div",
         { class: "channel", title: `${signed(whole)} of the score ${number(logit)}; singular value ${number(singular_value)}${in_signal_set ? ", one of the channels that hold the attention up" : ""}` },
-        el("span", { class: "what" }, `channel ${channel}`),
+        el("span", { class: "what" }, group.length > 1 ? `channels ${channel}–${group.at(-1)} (equal)` : `channel ${channel}`),
         balance(term / most),
         el("span", { class: "weight" }, signed(term)),
       ),

@@ -120,7 +120,7 @@ function edgeFacts(graph, edge) {
     ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
     weightRow(graph, edge),
     edge.contribution != null && (edge.mixed || SIDES[edge.side].attention) && contributionRow(graph, edge.contribution),
-    edge.channels && [edge.channels.length === 1 ? "channel" : "channels", channelText(edge)],
+    edge.channels && [edge.channels.length === 1 ? "channel" : "channels", channelText(edge, target.equal_channels ?? [])],
     edge.logits && ["into the logits", `answer ${signed(edge.logits[0])}, wrong answer ${signed(edge.logits[1])}`],
     source.attention !== null && ["attention", number(source.attention)],
     ["influence", percent(edge.flow)],
@@ -128,9 +128,14 @@ function edgeFacts(graph, edge) {
   ]);
 }
 
-/** The channels of an edge, each with its flow where that is known. */
-function channelText({ channels, flows }) {
-  return channels.map((channel, i) => (flows ? `${channel} (${signed(flows[i])})` : channel)).join(", ");
+/** The channels of an edge, each with its flow where that is known; those of equal singular values are one. */
+function channelText({ channels, flows }, groups) {
+  const named = (channel) => {
+    const group = groups.find((members) => members[0] === channel);
+    return group ? `${channel}–${group.at(-1)} (equal singular values: one channel)` : String(channel);
+  };
+  const later = new Set(groups.flatMap((members) => members.slice(1)));
+  return channels.flatMap((channel, i) => (later.has(channel) ? [] : [flows ? `${named(channel)} (${signed(flows[i])})` : named(channel)])).join(", ");
 }
 
 /** What an edge weighs. Weight is attention, or a contribution; of a node that wrote signals it stands for these, too. */

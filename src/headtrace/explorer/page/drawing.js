@@ -215,6 +215,7 @@ export function shape(node, { w, h }, form = "full") {
   const [a, b] = [w / 2, h / 2];
   const outlines = {
     embedding: `M0,${-b}L${a},${b}H${-a}Z`,
+    position: `M${-a},${-b}L${a},${b}H${-a}Z`,
     attention_bias: `M0,${-b}L${a},0L0,${b}L${-a},0Z`,
     rounding: `M${-a},${-b}H${a}L0,${b}Z`,
     offset: `M${-a},0L${-a / 2},${-b}H${a / 2}L${a},0L${a / 2},${b}H${-a / 2}Z`,

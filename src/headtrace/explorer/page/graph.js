@@ -7,6 +7,7 @@ export const KINDS = {
   head: { label: "head", words: "attention head", size: [76, 34] },
   mlp: { label: "MLP", words: "MLP", size: [19, 18] },
   embedding: { label: "embedding", words: "embedding", size: [20, 17] },
+  position: { label: "position", words: "position embedding", size: [18, 17] },
   attention_bias: { label: "bias", words: "attention bias", size: [18, 18] },
   offset: { label: "offset", words: "offset (bias of its reader)", size: [20, 18] },
   rounding: { label: "rounding", words: "rounding", size: [16, 16] },

@@ -54,6 +54,8 @@ class ChannelBar(View):
     """What one channel contributes to the firing's attention logit."""
 
     channel: int
+    channels: tuple[int, ...] = ()
+    """All channels of its group, whose singular values are equal; ``channel`` is the first."""
     term: float
     relative_term: float
     singular_value: float

@@ -101,6 +101,10 @@ class Architecture:
     """Added to the stored gain of every norm (Gemma stores gain - 1)."""
     rotary: bool = True
     """Rotary positions (their cosines and sines come from the model's own module) or learned ones."""
+    position_embedding: str | None = None
+    """Path, from the model, of the module whose output is added to the token embeddings because of their positions;
+    None where there is none, or where a norm or a projection comes between it and the first block: then the embedding
+    is one component, and not two."""
     rotary_pairs: Literal["half-split", "interleaved"] = "half-split"
     """Which dimensions rotate together: i and i + half (Llama), or 2i and 2i + 1 (GLM, GPT-J, Cohere)."""
     rotary_layers: tuple[bool, ...] | None = None

@@ -28,6 +28,7 @@ GPT2 = Architecture(
     projections=fused_linear("c_attn", "c_proj"),
     norm="layer",
     rotary=False,
+    position_embedding="transformer.wpe",
     refuse=lambda config: "it has cross-attention" if config.add_cross_attention else None,
 )
 
@@ -60,6 +61,7 @@ OPT = Architecture(
     projections=separate_linears("out_proj"),
     norm="layer",
     rotary=False,
+    position_embedding="model.decoder.embed_positions",
     query_prescaled=True,
     refuse=_refuse_opt,
 )
@@ -90,6 +92,7 @@ GPT_LIKE = (
         projections=separate_linears("out_proj"),
         norm="layer",
         rotary=False,
+        position_embedding="transformer.wpe",
         own_attention=OwnAttention("_attn", scale=1.0, window=lambda attention: attention.bias),  # type: ignore[return-value]
         blocks_return_tuples=True,
     ),
@@ -99,6 +102,7 @@ GPT_LIKE = (
         model_type="biogpt",
         layers="biogpt.layers",
         final_norm="biogpt.layer_norm",
+        position_embedding="biogpt.embed_positions",
         query_prescaled=False,
         refuse=lambda config: (
             "it has cross-attention" if getattr(config, "add_cross_attention", False) else None

@@ -28,6 +28,7 @@ def test_imports_go_one_way() -> None:
         "from headtrace.explorer import write_page",
         "from headtrace.tasks import load_task, TASKS",
         "from headtrace.models import ARCHITECTURES; len(ARCHITECTURES)",
+        "from headtrace.tracing import METHODS, make_method; make_method('svt', channels='all')",
         "from headtrace.cli.models import list_models; import typer\n"
         "list_models(typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None))), json=True)",
     ],
@@ -45,6 +46,21 @@ def test_drawing_and_importing_everything_leaves_matplotlib_as_it_was() -> None:
         "for found in pkgutil.walk_packages(headtrace.figures.__path__, 'headtrace.figures.'):\n"
         "    importlib.import_module(found.name)\n"
         "assert dict(matplotlib.rcParams) == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_help_of_every_command_loads_no_torch() -> None:
+    code = (
+        "import contextlib, io, sys\n"
+        "from headtrace.cli import main\n"
+        "from headtrace.cli.main import COMMANDS\n"
+        "for name in COMMANDS:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):\n"
+        "        main([name, '--help'])\n"
+        "    assert name in said.getvalue()\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), name\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,7 @@
 
 >>> require("nothing_so_named", extra="serve", what="The explorer")
 Traceback (most recent call last):
-headtrace.errors.InputError: The explorer needs nothing_so_named, not installed here: pip install '.[serve]' in headtrace's folder.
+headtrace.errors.InputError: The explorer needs nothing_so_named: pip install '.[serve]' in headtrace's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def require(*packages: str, extra: str, what: str, instead: str = "") -> None:
     """Raise ``InputError`` if a package is missing that ``what`` needs; ``instead`` says what works without it."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        needed = f"{what} needs {' and '.join(missing)}, not installed here: pip install '.[{extra}]' in headtrace's folder."
+        needed = f"{what} needs {' and '.join(missing)}: pip install '.[{extra}]' in headtrace's folder."
         raise InputError(f"{needed} {instead}".rstrip())
 
 

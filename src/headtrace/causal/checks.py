@@ -17,8 +17,7 @@ from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
 from headtrace.models.computation import NOT_COMPARED
 from headtrace.tracing.attribute_root import RootAttribution, attribute_root
-from headtrace.tracing.firing import IG_STEPS
-from headtrace.tracing.methods import METHODS, THRESHOLD_RULES, Method, make_method
+from headtrace.tracing.methods import IG_STEPS, METHODS, THRESHOLD_RULES, Method, make_method
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.models.attention import softcap
 from headtrace.models.devices import exact, exact_device
 from headtrace.relative import relative_row
-from headtrace.tracing.firing import IG_STEPS, attribution_vector
-from headtrace.tracing.methods import EdgeWeight
+from headtrace.tracing.firing import attribution_vector
+from headtrace.tracing.methods import IG_STEPS, EdgeWeight
 from headtrace.vocabulary import AttentionSide, Component, Firing
 
 if TYPE_CHECKING:

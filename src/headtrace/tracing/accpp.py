@@ -13,8 +13,8 @@ The steps, for all firings of a chunk together:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,6 @@ from headtrace.channels.groups import members, summed
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.components import ComponentIndex, Firings, Upstream
 from headtrace.tracing.firing import (
-    IG_STEPS,
     Candidates,
     FiringScores,
     KeyCandidates,
@@ -32,11 +31,11 @@ from headtrace.tracing.firing import (
     attention_on,
     in_chunks,
 )
-from headtrace.tracing.methods import Method, register_method
 from headtrace.tracing.readings import Composer
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
+    from headtrace.tracing.methods import ACCpp
     from headtrace.vocabulary import Side, Site
 
 FIRST_CHUNK = 32
@@ -48,43 +47,35 @@ BOUND_SLACK = 1e-3
 """Bounds are sums of float32 numbers, too: this margin makes them bounds whatever the rounding."""
 
 
-@dataclass(frozen=True)
-class ACCpp(Method):
-    """Signals by integrated gradients and greedy removal: the default."""
-
-    name: ClassVar[str] = "acc++"
-    edge_weight: ClassVar = "attention removed"
-    explained_when: ClassVar = "below threshold"
-    explains_groups: ClassVar = True
-    ig_steps: int = field(
-        default=IG_STEPS, metadata={"help": "Intervals of the integrated gradients.", "at_least": 1}
+@torch.inference_mode()
+def trace_firings(method: ACCpp, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
+    """Causes of many firings."""
+    return in_chunks(
+        recording, firings, composer, lambda some, upstream: _trace_chunk(method, some, upstream)
     )
 
-    @torch.inference_mode()
-    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
-        return in_chunks(recording, firings, composer, self._chunk)
 
-    def _chunk(self, firings: Firings, upstream: Upstream) -> Iterator[Causes]:
-        scores = FiringScores.of(upstream.recording, firings, upstream.length, self.ig_steps)
-        query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
-        scores.require(query, key)
-        clean = scores.attention(scores.logits)
-        limits = [
-            self.threshold(n, len(firings.groups.get(site, (0,))))
-            for n, site in zip(scores.visible.sum(-1).tolist(), firings.sites, strict=True)
-        ]
-        limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
-        removal = remove_greedily(scores, (query, key), clean, limit)
-        attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
-        index, first = upstream.index, [*range(scores.a.shape[-1])]
-        grouped = None if scores.first is None else scores.first.tolist()
-        for f, (prompt, site) in enumerate(firings.sites):
-            first = first if grouped is None else grouped[f]
-            sides: dict[Side, SideCauses] = {
-                "query": _collect(removal, f, index, site, site.dest or 0, first),
-                "key": _collect(removal, n + f, index, site, site.src or 0, first),
-            }
-            yield Causes(prompt, site, sides, attention[f], limits[f], rounding[f])
+def _trace_chunk(method: ACCpp, firings: Firings, upstream: Upstream) -> Iterator[Causes]:
+    scores = FiringScores.of(upstream.recording, firings, upstream.length, method.ig_steps)
+    query, key = QueryCandidates.of(scores, upstream), KeyCandidates.of(scores, upstream)
+    scores.require(query, key)
+    clean = scores.attention(scores.logits)
+    limits = [
+        method.threshold(n, len(firings.groups.get(site, (0,))))
+        for n, site in zip(scores.visible.sum(-1).tolist(), firings.sites, strict=True)
+    ]
+    limit = torch.tensor(limits, dtype=clean.dtype, device=clean.device)
+    removal = remove_greedily(scores, (query, key), clean, limit)
+    attention, n, rounding = clean.tolist(), len(firings), scores.rounding(query, key)
+    index, first = upstream.index, [*range(scores.a.shape[-1])]
+    grouped = None if scores.first is None else scores.first.tolist()
+    for f, (prompt, site) in enumerate(firings.sites):
+        first = first if grouped is None else grouped[f]
+        sides: dict[Side, SideCauses] = {
+            "query": _collect(removal, f, index, site, site.dest or 0, first),
+            "key": _collect(removal, n + f, index, site, site.src or 0, first),
+        }
+        yield Causes(prompt, site, sides, attention[f], limits[f], rounding[f])
 
 
 class Ranking:
@@ -262,6 +253,3 @@ def _collect(
         if index.is_below(c, site.layer or 0)
     )
     return SideCauses(causes, removal.predicted[f], removal.explained[f])
-
-
-register_method(ACCpp.name, ACCpp)

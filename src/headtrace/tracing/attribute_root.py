@@ -20,7 +20,7 @@ from headtrace.errors import IdentityError
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.components import ComponentIndex
-from headtrace.tracing.firing import IG_STEPS
+from headtrace.tracing.methods import IG_STEPS
 from headtrace.vocabulary import Site, head_name
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from headtrace.tracing.attribute_root import (
     project_writes,
 )
 from headtrace.tracing.causes import Cause, PromptSite
-from headtrace.tracing.firing import IG_STEPS
+from headtrace.tracing.methods import IG_STEPS
 from headtrace.vocabulary import ROOT, Firing, Site
 
 if TYPE_CHECKING:

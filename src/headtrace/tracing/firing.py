@@ -30,12 +30,12 @@ from headtrace.models.identities import tolerance_for
 from headtrace.progress import count
 from headtrace.tracing.causes import Causes, PromptSite
 from headtrace.tracing.components import ChannelRotary, ComponentIndex, Firings, Upstream
+from headtrace.tracing.methods import IG_STEPS
 from headtrace.tracing.readings import Composer, Readings
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
-IG_STEPS = 64
 """Intervals of the trapezoid rule for integrated gradients."""
 CANDIDATES_AT_ONCE = 3_000_000
 """Firings are traced together as long as their candidates number at most this many (12 MB in float32)."""

@@ -169,7 +169,77 @@ def _is_method(found: object) -> bool:
     return isinstance(found, type) and issubclass(found, Method)
 
 
-METHODS: Registry[type[Method]] = Registry("method", "headtrace.methods", {}, check=_is_method)
+# -- the methods of headtrace: their options here, their steps in modules that need torch -----------------------
+
+IG_STEPS = 64
+FIRES_ABOVE = 0.5
+"""SVT: attention above which a head fires."""
+
+
+@dataclass(frozen=True)
+class ACCpp(Method):
+    """Signals by integrated gradients and greedy removal (`headtrace.tracing.accpp`): the default."""
+
+    name: ClassVar[str] = "acc++"
+    edge_weight: ClassVar = "attention removed"
+    explained_when: ClassVar = "below threshold"
+    explains_groups: ClassVar = True
+    ig_steps: int = field(
+        default=IG_STEPS, metadata={"help": "Intervals of the integrated gradients.", "at_least": 1}
+    )
+
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
+        from headtrace.tracing.accpp import trace_firings
+
+        return trace_firings(self, recording, firings, composer)
+
+
+@dataclass(frozen=True)
+class ACC(Method):
+    """Components that make up the relative attention inside the head's active channels
+    (`headtrace.tracing.earlier_methods`)."""
+
+    name: ClassVar[str] = "acc"
+    edge_weight: ClassVar = "relative attention"
+    explained_when: ClassVar = "causes on both sides"
+
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
+        from headtrace.tracing.earlier_methods import trace_acc
+
+        return trace_acc(self, recording, firings, composer)
+
+
+@dataclass(frozen=True)
+class SVT(Method):
+    """Upstream heads only; each stands for its whole write, shown at the source it attends to most
+    (`headtrace.tracing.earlier_methods`)."""
+
+    name: ClassVar[str] = "svt"
+    rule: ClassVar[str | float] = FIRES_ABOVE
+    edge_weight: ClassVar = "coefficients"
+    explained_when: ClassVar = "causes on both sides"
+    whole_heads: ClassVar[bool] = True
+    channels: Literal["signal", "all"] = field(
+        default="signal",
+        metadata={"help": "The firing's signal set, or all channels (the control without the SVD)."},
+    )
+
+    def default_threshold(self, visible_keys: int) -> float:
+        return FIRES_ABOVE
+
+    def follows(self, firing: Firing, attention: float, visible_keys: int) -> bool:
+        # It looks for upstream heads, and layer 0 has none.
+        return attention > self.threshold(visible_keys) and firing.src != 0 and firing.layer > 0
+
+    def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
+        from headtrace.tracing.earlier_methods import trace_svt
+
+        return trace_svt(self, recording, firings, composer)
+
+
+METHODS: Registry[type[Method]] = Registry(
+    "method", "headtrace.methods", {each.name: each for each in (ACCpp, ACC, SVT)}, check=_is_method
+)
 """Every known method by its name; those of installed packages are found by entry point."""
 
 

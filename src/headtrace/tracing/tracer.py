@@ -49,8 +49,7 @@ from headtrace.tracing.difference_circuit import (
     difference_circuit,
     trace_pairs,
 )
-from headtrace.tracing.firing import IG_STEPS
-from headtrace.tracing.methods import Method, make_method
+from headtrace.tracing.methods import IG_STEPS, Method, make_method
 from headtrace.tracing.rather_than import FiringParts, RatherThan
 from headtrace.tracing.readings import Composer
 from headtrace.tracing.replacements import BUDGET, Measured, Replacement, measure

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import headtrace
-from headtrace.models.frozen import CONTENT_FIELDS, FrozenMLP
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing.attribute_root import Place
-from headtrace.tracing.signal_directions import REMOVED_ALONE, causes_alone
+from headtrace.tracing.signal_directions import REMOVED_ALONE, SingleRemovals, causes_alone
 from tests.tiny import NAMES, tiny_model, top_two
 
 
@@ -22,9 +22,10 @@ def test_an_mlp_is_no_cause_of_what_it_writes(name: str) -> None:
     for layer in range(2):
         place = Place(0, 0, layer, not parallel)
         assert 1 + layer + place.attention_layers * model.n_heads < REMOVED_ALONE
-        mlp = FrozenMLP.of(recording, layer, (torch.tensor([0]), torch.tensor([0])))
         written = recording.mlp_writes[layer, 0, 0]
-        (alone,) = causes_alone(recording, [place], mlp, (written / (written @ written))[None])
+        (alone,) = causes_alone(
+            recording, SingleRemovals.of(recording, layer, [place]), (written / (written @ written))[None]
+        )
         sites = [each.cause.site for each in alone.causes]
         assert all(site.kind != "mlp" or site.layer < layer for site in sites), sites
 

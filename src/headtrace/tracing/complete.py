@@ -9,8 +9,9 @@ from. Each reason is a direction of what the node writes, and has its own causes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headtrace.circuits.graph import spread
-from headtrace.models.frozen import FrozenMLP
 from headtrace.progress import Progress, counting
 from headtrace.tracing.attribute_root import Place, Seeds
 from headtrace.tracing.causes import Cause, Causes, PromptSite, SideCauses
@@ -30,6 +30,7 @@ from headtrace.tracing.signal_directions import (
     HALF,
     RemovedAlone,
     SignalDirection,
+    SingleRemovals,
     causes_alone,
     held_down_by,
     mlp_signal_causes,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 from headtrace.request import Paths
+
+RemovalsAt = Callable[[Iterable[PromptSite]], SingleRemovals]
+"""The single removals at some of a layer's MLPs."""
 
 HELD_DOWN, ATTENDS_FULLY = 0.05, 0.9
 """What keeps a head from attending is looked for where it has so much influence, and attends with less than this."""
@@ -460,10 +464,19 @@ class CompleteSweep:
             found = found if unit > 0 else opposite(found)
             causes = [replace(c, weight=c.weight / unit) for c in self._strong(found, influence)]
             parts[site].append(Part(influence, causes))
+        row_of = {site: row for row, site in enumerate(chosen)}
+
+        @cache
+        def removals() -> SingleRemovals:  # made where it is needed, and once
+            return SingleRemovals.of(self.recording, layer, [self.content.place(*site) for site in chosen])
+
+        def removals_at(sites: Iterable[PromptSite]) -> SingleRemovals:
+            return removals().at([row_of[site] for site in sites])
+
         if self.attention and for_content:
-            self._hidden_content(layer, for_content, parts)
-        self._moved_by_mlps(layer, chosen, parts)
-        self._attention_signals_of_mlps(layer, chosen, parts)
+            self._hidden_content(for_content, removals_at, parts)
+        self._moved_by_mlps(chosen, removals_at, parts)
+        self._attention_signals_of_mlps(layer, chosen, removals_at, parts)
         expanded: list[Expanded] = []
         for number, site in chosen:
             mine = parts[number, site]
@@ -472,22 +485,16 @@ class CompleteSweep:
         self._follow(expanded)
 
     def _hidden_content(
-        self, layer: int, sites: list[PromptSite], parts: dict[PromptSite, list[Part]]
+        self, sites: list[PromptSite], removals_at: RemovalsAt, parts: dict[PromptSite, list[Part]]
     ) -> None:
         """Components without which an MLP would contribute less than half: those of saturated units have no share."""
-        device = self.recording.model.device
-        rows = (
-            torch.tensor([number for number, _ in sites], device=device),
-            torch.tensor([site.dest or 0 for _, site in sites], device=device),
-        )
-        mlp = FrozenMLP.of(self.recording, layer, rows)
         directions = torch.stack([self.content.gradient(*site) / self._score(site) for site in sites])
-        places = [self.content.place(*site) for site in sites]
-        for site, alone in zip(sites, causes_alone(self.recording, places, mlp, directions), strict=True):
+        hidden = causes_alone(self.recording, removals_at(sites), directions)
+        for site, alone in zip(sites, hidden, strict=True):
             parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
     def _moved_by_mlps(
-        self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
+        self, chosen: list[PromptSite], removals_at: RemovalsAt, parts: dict[PromptSite, list[Part]]
     ) -> None:
         """Content of signals: as for the root, through frozen gates."""
         flows = {
@@ -495,23 +502,26 @@ class CompleteSweep:
         }
         if not flows:
             return
-        device = self.recording.model.device
-        prompts = torch.tensor([number for number, _ in flows], device=device)
-        positions = torch.tensor([site.dest or 0 for _, site in flows], device=device)
-        mlp = FrozenMLP.of(self.recording, layer, (prompts, positions))
+        removals = removals_at(flows)
         directions = torch.stack([direction for direction, _ in flows.values()])
-        places, pulled = [self.content.place(*site) for site in flows], mlp.back(directions)
-        found = self.content.strongest_along(places, list(pulled.direction), constants=pulled.constant)
+        pulled = removals.mlp.back(directions)
+        found = self.content.strongest_along(
+            removals.places, list(pulled.direction), constants=pulled.constant
+        )
         for (site, (_, influence)), strongest, into in zip(
             flows.items(), found, pulled.direction, strict=True
         ):
             parts[site].append(Part(influence, self._strong(strongest, influence), into))
-        hidden = causes_alone(self.recording, places, mlp, directions)
+        hidden = causes_alone(self.recording, removals, directions)
         for site, alone in zip(flows, hidden, strict=True):
             parts[site][-1:] = _with_removals(parts[site][-1], alone)
 
     def _attention_signals_of_mlps(
-        self, layer: int, chosen: list[PromptSite], parts: dict[PromptSite, list[Part]]
+        self,
+        layer: int,
+        chosen: list[PromptSite],
+        removals_at: RemovalsAt,
+        parts: dict[PromptSite, list[Part]],
     ) -> None:
         """Query and key signals that an MLP wrote: removed from the real MLP's input until half is gone.
 
@@ -525,8 +535,8 @@ class CompleteSweep:
             wanted += [(site, *each) for each in enough or (signals[:1] if not parts[site] else [])]
         if not wanted:
             return
-        places = [self.content.place(*site) for site, *_ in wanted]
-        found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], places)
+        removals = removals_at(site for site, *_ in wanted)
+        found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], removals)
         for (site, influence, signal), causes in zip(wanted, found, strict=True):
             offset = Cause(Site("offset", layer, dest=site[1].dest), causes.held)
             own = (*causes.causes, offset) if causes.held else causes.causes

@@ -159,22 +159,19 @@ class MlpSignalCauses:
 
 @torch.inference_mode()
 def mlp_signal_causes(
-    recording: Recording, layer: int, signals: Sequence[SignalDirection], places: Sequence[Place]
+    recording: Recording, layer: int, signals: Sequence[SignalDirection], removals: SingleRemovals
 ) -> list[MlpSignalCauses]:
     """The causes of signals that one layer's MLP wrote, each at the place that it read."""
-    device = recording.model.device
-    rows = (
-        torch.tensor([place.prompt for place in places], device=device),
-        torch.tensor([place.position for place in places], device=device),
-    )
-    mlp = FrozenMLP.of(recording, layer, rows)
+    device, places, mlp = recording.model.device, removals.places, removals.mlp
     directions = torch.stack([signal.direction for signal in signals])
     pulled = mlp.back(directions)
     part, constant = project_writes(recording, places, pulled.direction), pulled.constant
     if recording.model.half:
+        prompts, positions = ([p.prompt for p in places], [p.position for p in places])
+        rows = torch.tensor(prompts, device=device), torch.tensor(positions, device=device)
         constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
     _require_whole(recording, part, constant, signals)
-    alone = causes_alone(recording, places, mlp, directions, signals)
+    alone = causes_alone(recording, removals, directions, signals)
     rounding = carries_nothing(directions.dtype) * (part.shares.abs().sum(dim=1) + constant.abs())
     held = torch.where(constant.abs() > rounding, constant, 0.0).tolist()
     least = rounding.tolist()
@@ -211,11 +208,53 @@ def mlp_signal_causes(
     return [found[row] for row in range(len(signals))]
 
 
+@dataclass(frozen=True)
+class SingleRemovals:
+    """What an MLP writes at each of some places without one of the longest writes that it reads, each by itself."""
+
+    places: tuple[Place, ...]
+    mlp: FrozenMLP
+    """At these places."""
+    sites: tuple[tuple[Site, ...], ...]
+    """The components that are removed, for each place; k of them."""
+    removed: Float[Tensor, "place k d_model"]
+    """Their writes; zero for what is not upstream."""
+    written: Float[Tensor, "place k d_model"]
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, recording: Recording, layer: int, places: Sequence[Place]) -> SingleRemovals:
+        device = recording.model.device
+        rows = (
+            torch.tensor([place.prompt for place in places], device=device),
+            torch.tensor([place.position for place in places], device=device),
+        )
+        mlp = FrozenMLP.of(recording, layer, rows)
+        sizes, numbers, index = longest_writes(recording, places, REMOVED_ALONE)
+        sites = tuple(
+            tuple(index.component(number).at(place.position) for number in mine)
+            for place, mine in zip(places, numbers.tolist(), strict=True)
+        )
+        writes = [recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)]
+        removed = torch.stack(writes) * (sizes > 0).to(mlp.inputs.dtype)[..., None]
+        written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
+        return cls(tuple(places), mlp, sites, removed, written)
+
+    def at(self, rows: list[int]) -> SingleRemovals:
+        """Those of some of the places; one may be there several times."""
+        return SingleRemovals(
+            tuple(self.places[row] for row in rows),
+            self.mlp.at(rows),
+            tuple(self.sites[row] for row in rows),
+            self.removed[rows],
+            self.written[rows],
+        )
+
+
 @torch.inference_mode()
 def causes_alone(
     recording: Recording,
-    places: Sequence[Place],
-    mlp: FrozenMLP,
+    removals: SingleRemovals,
     directions: Float[Tensor, "place d_model"],
     signals: Sequence[SignalDirection] = (),
 ) -> list[RemovedAlone]:
@@ -226,16 +265,7 @@ def causes_alone(
     without which the attention of the head would change by a quarter: an MLP that writes something else besides still
     writes its signal.
     """
-    sizes, numbers, index = longest_writes(recording, places, REMOVED_ALONE)
-    sites = [
-        [index.component(number).at(place.position) for number in mine]
-        for place, mine in zip(places, numbers.tolist(), strict=True)
-    ]
-    removed = (
-        torch.stack([recording.writes(mine, place.prompt) for place, mine in zip(places, sites, strict=True)])
-        * (sizes > 0).to(directions.dtype)[..., None]
-    )  # what is not upstream is not removed
-    written = mlp.write(mlp.inputs[:, None] - mlp.before.forward(removed))
+    mlp, sites, removed, written = removals.mlp, removals.sites, removals.removed, removals.written
     left = (written @ directions[..., None])[..., 0]
     along, changed = directions[:, None].expand_as(written), (1 - left).abs() > HALF
     if signals:
@@ -246,7 +276,7 @@ def causes_alone(
         hidden = ~changed & attends
         left, along = torch.where(hidden, attention, left), torch.where(hidden[..., None], read, along)
         changed |= hidden
-    found: list[list[CauseAlone]] = [[] for _ in places]
+    found: list[list[CauseAlone]] = [[] for _ in sites]
     rest, alone = torch.stack((left, changed.to(left))).tolist()
     chosen = [(row, n) for row, mine in enumerate(alone) for n, is_cause in enumerate(mine) if is_cause]
     if chosen:  # all together: each by itself would be waited for

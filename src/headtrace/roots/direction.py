@@ -25,12 +25,12 @@ _NEEDS = "root='direction' needs direction= (a vector of d_model numbers) and la
 
 @checked
 class Direction(BaseRoot):
-    """The residual at the input of a layer (or of the final norm) and one position, along a vector: a probe."""
+    """The residual stream at one position, at the input of a layer or of the final norm, along a vector: a probe."""
 
     layer: Index
     """The layer at whose input it is read."""
     position: Index | None = None
-    """Where it is read; none: the last position."""
+    """The position at which it is read; null: the last."""
     vector: tuple[Number, ...] | None = None
     """The vector, d_model numbers; unknown in files of version 1."""
     value: Written[Number | None] = None

@@ -41,11 +41,14 @@ class Direction(BaseRoot):
     measure: ClassVar[str] = "projection"
     adds_up: ClassVar[bool] = True
     options: ClassVar[Mapping[str, RootOption]] = {
-        "direction": RootOption("a vector of d_model numbers", list[float]),
-        "layer": RootOption(
-            "the layer at whose input it is read (the number of layers: before the final norm)", int
+        "direction": RootOption(
+            "a vector of d_model numbers: explain the residual stream along it", list[float]
         ),
-        "position": RootOption("the position at which it is read (default: the last)", int),
+        "layer": RootOption(
+            "with direction: read at the input of this layer (the number of layers: before the final norm)",
+            int,
+        ),
+        "position": RootOption("with direction: read at this position (default: the last)", int),
     }
 
     def question(self, quote: Quote = quoted) -> str:

@@ -40,7 +40,7 @@ class Heads(BaseRoot):
     measure: ClassVar[str] = "attention"
     options: ClassVar[Mapping[str, RootOption]] = {
         "heads": RootOption(
-            "start from these heads at the last token, such as L9H9,L10H0, or from firings, such as L9H9:to:John",
+            "explain where these heads attend from the last token (L9H9,L10H0), or these firings (L9H9:to:John)",
             list[str],
         )
     }

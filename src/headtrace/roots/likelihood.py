@@ -64,10 +64,12 @@ class Likelihood(BaseRoot):
     measure: ClassVar[str] = "log-likelihood"
     options: ClassVar[Mapping[str, RootOption]] = {
         "answer": RootOption(
-            "the answer: text (of several tokens, too), a token id, or several alternatives", ANSWERS
+            "the answer to explain: text (one token or several), a token id, or several alternatives", ANSWERS
         ),
-        "top_k": RootOption("explain the k likeliest next tokens together", int),
-        "top_p": RootOption("explain the likeliest next tokens up to this probability together", float),
+        "top_k": RootOption("explain the k most likely next tokens together", int),
+        "top_p": RootOption(
+            "explain the most likely next tokens, up to this total probability, together", float
+        ),
     }
     integrates_gradients: ClassVar[bool] = True
 

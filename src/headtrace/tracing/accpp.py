@@ -57,7 +57,7 @@ class ACCpp(Method):
     explained_when: ClassVar = "below threshold"
     explains_groups: ClassVar = True
     ig_steps: int = field(
-        default=IG_STEPS, metadata={"help": "Intervals of the integrated gradients.", "at_least": 1}
+        default=IG_STEPS, metadata={"help": "Number of steps of integrated gradients.", "at_least": 1}
     )
 
     @torch.inference_mode()

@@ -144,7 +144,9 @@ class SVT(Method):
     whole_heads: ClassVar[bool] = True
     channels: Literal["signal", "all"] = field(
         default="signal",
-        metadata={"help": "The firing's signal set, or all channels (the control without the SVD)."},
+        metadata={
+            "help": "Channels to follow: signal (the head's signal set) or all (the control without the SVD)."
+        },
     )
 
     def default_threshold(self, visible_keys: int) -> float:

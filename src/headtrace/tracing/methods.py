@@ -115,7 +115,7 @@ class Method(ABC):
 
     tau: Tau = field(
         default=None,
-        metadata={"help": "Attention that counts as attending.", "above": 0, "at_most": 1},
+        metadata={"help": "The least attention that counts as attending.", "above": 0, "at_most": 1},
     )
 
     def __post_init__(self) -> None:

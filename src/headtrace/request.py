@@ -62,7 +62,7 @@ class TraceRequest:
     root: str | Root | None = field(
         default=None,
         metadata={
-            "help": "What is explained: linear, probability, direction or heads (default: by the other options)."
+            "help": "What to explain: linear, probability, direction or heads (default: by the other options)."
         },
     )
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -70,49 +70,53 @@ class TraceRequest:
     paths: Paths = field(
         default="attention",
         metadata={
-            "help": "attention (why heads attend), content (what is moved, by values and MLPs), complete (both) or "
-            "difference (what changed the answer, compared with another prompt). Default: attention; of one prompt, "
-            "complete where that is empty."
+            "help": "What to follow: attention (why heads attend), content (what values and MLPs move), complete "
+            "(both) or difference (what changed the answer compared with another prompt). Default: attention; for a "
+            "single prompt complete, if attention finds nothing."
         },
     )
     counterfactual: str | tuple[Any, ...] | None = field(
         default=None,
         metadata={
-            "help": "With difference: a prompt of as many tokens to compare with, or auto: prompts that flip the "
-            "answer, found by exchanging words. Repeat it for several: the mean over them."
+            "help": "With difference: a prompt with the same number of tokens to compare with, or auto (prompts "
+            "that flip the answer, found by replacing words). Repeat it to compare with the mean over several."
         },
     )
     neurons: int = field(
         default=0,
         metadata={
-            "help": "With content or complete: list this many hidden units of each MLP, strongest first."
+            "help": "With content or complete: list this many of the strongest hidden units of each MLP."
         },
     )
     bos: bool | None = field(
         default=None,
-        metadata={"help": "Whether text begins with the BOS token (default: as the tokenizer does)."},
+        metadata={"help": "Whether the text begins with the BOS token (default: as the tokenizer does)."},
     )
     method: str | Method = field(
         default="acc++",
-        metadata={"help": "acc++, acc, svt, or a method that a package adds."},
+        metadata={"help": "How causes are found: acc++, acc, svt, or a method that another package adds."},
     )
     method_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The options of the method, such as tau."""
     max_firings: int | None = field(
         default=200,
         metadata={
-            "help": "Expand at most this many firings per prompt (difference: keep as many components, 100 by default)."
+            "help": "Look for the causes of at most this many firings (attending heads) per prompt. With difference: "
+            "keep this many components (default 100)."
         },
     )
     min_influence: float | None = field(
         default=None,
         metadata={
-            "help": "Do not expand what has less influence (default: 0 for attention, 0.01 for difference, else 0.02)."
+            "help": "Skip nodes through which a smaller share of the explained number passes (default: 0 for "
+            "attention, 0.01 for difference, else 0.02)."
         },
     )
     patterns: PatternsKept = field(
         default="auto",
-        metadata={"help": "Attention patterns: keep, recompute (for long prompts), or auto, by their size."},
+        metadata={
+            "help": "Attention patterns: keep in memory, recompute (for long prompts), or auto (by size)."
+        },
     )
     id: str | None = None
     """The user's own name for the prompt, kept in the tables of a run."""

@@ -57,13 +57,13 @@ class Circuit:
     method: MethodInfo
     """How the circuit was found."""
     nodes: tuple[Node, ...]
-    """Components at their places."""
+    """Components at their positions."""
     edges: tuple[Edge, ...]
     """Signals between them."""
     reason: Text | None = None
-    """Why the circuit is empty, where it is."""
+    """Why the circuit is empty, if it is."""
     influence_kept: Number | None = None
-    """The share of influence that was followed to its end (1 where no budget cut it short)."""
+    """The share of influence that was followed to its end (1 if no budget cut it short)."""
     difference: DifferenceInfo | None = None
     """For a difference circuit: what was compared, and how much of the difference is shown."""
 

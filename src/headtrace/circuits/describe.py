@@ -43,8 +43,8 @@ _PAGE = """\
 
 A circuit file says why a model answered a prompt as it did: which components cause the answer (the nodes), and which
 signals between them made the heads attend where they did (the edges). It is JSON, schema `{schema}`,
-with one node or edge per line, so that two files can be compared line by line; the same circuit always gives the same
-bytes.
+with one node or edge per line, so that a diff of two files is readable. The same circuit always gives the same bytes.
+The [glossary](glossary.md) defines the terms.
 
 ```python
 import headtrace
@@ -54,31 +54,33 @@ example().save("c.json")  # the small one below; circuits of your own: headtrace
 circuit = headtrace.load_circuit("c.json")
 ```
 
-A small one:
+A small circuit:
 
 ```json
 {example}```
 
-Loading checks every value, and an error names the field that is wrong:
-`edges[3].channels[0]: expected a valid integer, got "x"`. Numbers are finite, counts and ids are not negative, text
-has no lone surrogates, and a key that is not listed here, or occurs twice, is refused. In the
-tables, "yes" marks what is in every file; the rest may be left out, and is written only where it says something.
+Loading checks every value, and an error names the wrong field:
+`edges[3].channels[0]: expected a valid integer, got "x"`. Numbers must be finite, counts and ids must not be negative,
+and text must not contain lone surrogates. A key that is not listed here, or occurs twice, is refused. In the tables,
+"yes" marks keys that are in every file; the others are written only if they have something to say.
 
 {sections}
 ## What holds between them
 
-- Every id occurs once, and so does every component at its place. Edges join nodes that exist; between two nodes there
-  is at most one edge per side.
-- Positions (`dest`, `src`, `position`) lie in the prompt, counted from 0, and a head reads no token after its own.
-- What can be caused, and on which side: {sides}.
-- An edge leads upwards. Its source is in a layer below its target's; attention comes before the mlp of its own layer.
-  Embeddings, positions, offsets and roundings can be read anywhere. What enters a query or an mlp sits at the target's
-  `dest`, what enters a key or a value at its `src`; in a difference circuit, keys are read at every token that `dest`
-  sees.
-- In a difference circuit (`difference` is there) weights are flows on every side, in the unit of the root. All that
-  flows into a node is its `flow`; what is not shown is the rest.
-- Evidence is about a description, supported words have a p-value, and `src` and `dest` of an example are pieces of it.
-- A circuit without edges says in `reason` why it is empty.
+- Every id is unique, and so is every component at its position. Edges join nodes that exist; two nodes have at most
+  one edge per side.
+- Positions (`dest`, `src`, `position`) are positions of the prompt, counted from 0. A head reads no token after its
+  own.
+- These kinds of nodes can have incoming edges, on these sides: {sides}.
+- An edge goes from a lower layer to a higher one; within a layer, attention comes before the mlp. Embeddings,
+  positions, offsets and roundings can be read anywhere. The source of a query or mlp edge is at the target's `dest`,
+  the source of a key or value edge at its `src`. In a difference circuit, keys are read at every token
+  that `dest` can attend to.
+- In a difference circuit (one that has `difference`), weights are flows on every side, in the unit of the root. A
+  node's `flow` is everything that flows into it, including edges that are not shown.
+- Only an edge with a `description` has `evidence`, supported words have a p-value, and `src` and `dest` of an example
+  are numbers of its pieces.
+- A circuit without edges has a `reason` that says why it is empty.
 
 ## Versions
 
@@ -90,15 +92,15 @@ Files of version 1 still load, and are saved as version 2:
 - a `linear` root that stood for the attention of heads becomes a `heads` root;
 - a `direction` keeps its layer, position and label, but has no `vector`, which version 1 did not store;
 - a `probability` keeps its `support`;
-- the list `unexplained` is dropped, since the nodes say it themselves: `expanded` and not `explained` (in Python,
+- the list `unexplained` is dropped, because nodes have this information: `expanded` and not `explained` (in Python,
   `circuit.unexplained`).
 
 ## Other formats
 
-Many circuits go to one Parquet table, one row per edge: `headtrace.circuits.write_parquet(circuits, path)` and
-`read_parquet(path)` ([how to](../how-to/trace-many-prompts.md)). Rows name their circuit by `circuit.content_id`, a
-hash of all it says; a part of a circuit is refused. `circuit.to_networkx()`, `.to_graphml(path)`, `.to_dot()` and
-`.to_neuronpedia()` export to other tools.
+`headtrace.circuits.write_parquet(circuits, path)` writes many circuits into one Parquet table, one row per edge, and
+`read_parquet(path)` reads it ([how to](../how-to/trace-many-prompts.md)). Rows name their circuit by
+`circuit.content_id`, a hash of its content; an incomplete circuit is refused. `circuit.to_networkx()`,
+`.to_graphml(path)`, `.to_dot()` and `.to_neuronpedia()` export to [other tools](../how-to/other-tools.md).
 """
 
 _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}

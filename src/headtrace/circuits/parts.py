@@ -46,10 +46,10 @@ class ModelInfo:
     architecture: Written[Text | None] = None
     """The family of architectures, such as `llama`."""
     weights_sha256: Written[Text | None] = None
-    """A hash of the weights, which tells the model from every other with other weights."""
+    """A hash of the weights: models with different weights have different hashes."""
     computation_sha256: Text | None = None
-    """A hash of what else computes: the computing part of its config, and its buffers. Files of earlier versions have
-    none."""
+    """A hash of everything else that affects the computation: part of the config, and the buffers. Files of earlier
+    versions have none."""
 
 
 def same_model(a: ModelInfo, b: ModelInfo) -> bool:
@@ -73,18 +73,18 @@ class PromptInfo:
     text: Text | None
     """The text; null for bare token ids."""
     token_ids: Ids
-    """The tokens as the model reads them; empty in a circuit of another tool that does not say."""
+    """The token ids that the model reads; empty in a circuit imported from a tool that does not store them."""
     tokens: Words
-    """How each token reads."""
+    """The text of each token."""
     contributions: tuple[Number, ...] | None = None
-    """What each token's embedding contributes to the root in all, through frozen attention, norms and gates, in the
-    unit of the root. What positions add to it is not counted where that is a component of its own."""
+    """The total contribution of each token's embedding to the root, with attention, norms and gates frozen, in the
+    unit of the root. A position embedding that is a component of its own is not counted."""
     importance: tuple[Number | None, ...] | None = None
-    """What is lost of the root's number, on average, when the token's word is exchanged for others like it: measured
-    (`headtrace matters`). Null where nothing was exchanged."""
+    """How much the root's value drops, on average, when the token's word is replaced by similar words: measured
+    (`headtrace matters`). Null if the word was not replaced."""
     start_tokens: Words | None = None
-    """The first of these tokens that the tokenizer put in front of the text, such as `<bos>`; empty if it put none
-    there. Null where that is not known: for bare token ids, and in files of earlier versions."""
+    """The special tokens that the tokenizer added in front of the text, such as `<bos>`; empty if there are none. Null
+    if unknown: for bare token ids, and in files of earlier versions."""
 
 
 @stored
@@ -94,37 +94,37 @@ class ComparedPrompt:
     text: Text | None
     """The text; null for bare token ids."""
     token_ids: Ids
-    """Its tokens, as many as the prompt has."""
+    """Its token ids, the same number as the prompt's."""
     value: Number
-    """The root's number in this prompt."""
+    """The root's value on this prompt."""
     change: Text | None = None
-    """What was exchanged, where headtrace found the prompt itself."""
+    """The words that were replaced, if headtrace found the prompt itself."""
     flips: Flag | None = None
-    """Whether the model prefers another answer here, where that was looked at."""
+    """Whether the model prefers another answer on this prompt, if that was checked."""
     naturalness: Number | None = None
-    """Its log-likelihood under the model, less that of the prompt itself."""
+    """Its log-likelihood under the model, minus that of the prompt itself, in nats."""
 
 
 @stored
 class DifferenceInfo:
-    """What a difference circuit is about: two runs, or the mean over several pairs of runs."""
+    """What a difference circuit compares: two runs, or the mean over several pairs of runs."""
 
     value: Number
-    """The root's number in the prompt: J."""
+    """The root's value on the prompt: J."""
     other_value: Number
-    """The root's number in the other prompt, or the mean over several: J'."""
+    """The root's value on the other prompt, or the mean over several: J'."""
     shown: Number
-    """The share of J - J' that the edges into the root which are shown carry (above 1: what is not shown opposes)."""
+    """The share of J - J' carried by the shown edges into the root (above 1: the edges not shown oppose it)."""
     tokens: tuple[Number, ...]
-    """The flow from each token's embedding; they sum to J - J'."""
+    """The flow from each token's embedding; the flows sum to J - J'."""
     prompts: tuple[ComparedPrompt, ...]
-    """The prompts that it was compared with."""
+    """The other prompts."""
     automatic: Flag = False
     """Whether headtrace found these prompts itself."""
     note: Text | None = None
-    """What a reader must know about them."""
+    """A warning about these prompts, if one is needed."""
     error: Number | None = None
-    """The largest error of the identity at any cut, relative to what is added up."""
+    """The largest error of the sum of flows at any layer, relative to the size of what is added up."""
 
     @property
     def change(self) -> float:
@@ -139,9 +139,9 @@ class MethodInfo:
     name: Text
     """The tracing method, such as `acc++`."""
     tau: Written[NumberOrText] = None
-    """The attention that counts as attending: a number, or the rule in words where it depends on the firing."""
+    """The least attention that counts as attending: a number, or the rule as text if it depends on the firing."""
     ig_steps: Written[Index | None] = None
-    """Steps of integrated gradients."""
+    """The number of steps of integrated gradients."""
     version: Written[Text | None] = None
     """The version of headtrace."""
     settings: Mapping[Text, Scalar] | None = field(default=None, hash=False)
@@ -150,10 +150,10 @@ class MethodInfo:
 
 @stored
 class CompetingKeySignal:
-    """A key-side signal that a head wrote only at other keys than the firing's source.
+    """A key-side signal that a head wrote only at competing keys, not at the firing's source.
 
-    What the head read from `src` comes after the firing's own source, so no firing behind it can be followed; removing
-    it raises the competing keys. It belongs to the claim, not to the graph.
+    The head read a position `src` after the firing's own source, so it is not followed further upstream. Removing the
+    signal raises the competing keys. It is part of the claim, but not of the graph.
     """
 
     layer: Index
@@ -163,9 +163,9 @@ class CompetingKeySignal:
     src: Index
     """The position that the head read."""
     channels: Ids
-    """The firing's channels that it was written into."""
+    """The channels of the firing that it was written into."""
     weight: Number
-    """The attention that removing it takes away."""
+    """The attention that is lost when it is removed."""
 
 
 @stored
@@ -173,74 +173,74 @@ class Neuron:
     """A hidden unit of an mlp, and what it contributes with the mlp's gates frozen."""
 
     unit: Index
-    """Its place among the hidden units."""
+    """The index of the hidden unit."""
     contribution: Number
     """What it contributes to the root, in the unit of the root."""
 
 
 @stored
 class Node:
-    """A component at its place.
+    """A component at its position.
 
-    A head sits at the position it writes to (`dest`) and reads one source (`src`). What does not apply is null: an mlp,
-    an attention bias and a rounding have a layer and a position, an embedding a position only, the root nothing. In
-    models that add position embeddings to those of the tokens, an embedding is the token's alone, and a node of kind
-    `position` is what its position adds; in files of earlier versions, and of others, an embedding is both. An offset
-    is the bias of its reader: of a head (layer and head), of an mlp (layer only) or of the root (neither).
+    A head is at the position it writes to (`dest`) and reads one source (`src`). Fields that do not apply are null: an
+    mlp, an attention bias and a rounding have a layer and a position, an embedding only a position, the root neither.
+    In models that add position embeddings, an embedding is the token's alone, and a node of kind `position` is what its
+    position adds; in files of earlier versions, and of other tools, an embedding is both. An offset is the bias of its
+    reader: of a head (layer and head), of an mlp (layer only) or of the root (neither).
     """
 
     id: Index
-    """The number by which edges name the node."""
+    """The number by which edges refer to the node."""
     kind: Kind
-    """What it is."""
+    """The kind of component."""
     layer: Written[Index | None] = None
     """The layer of the component."""
     head: Written[Index | None] = None
     """The head within its layer."""
     dest: Written[Index | None] = None
-    """The position it sits at, and writes to."""
+    """The position it is at and writes to."""
     src: Written[Index | None] = None
     """The position that a head reads."""
     attention: Written[Number | None] = None
     """A head's attention from `dest` to `src`."""
     influence: Written[Number | None] = None
-    """The share of the root's whole that passes through the node."""
+    """The share of the root that passes through the node, from 0 to 1."""
     expanded: Written[Flag] = False
-    """Whether its causes were looked for."""
+    """Whether its causes were traced."""
     explained: Written[Flag] = True
-    """False for a firing whose attention holds although everything was removed."""
+    """False for a firing that still attends after all candidate signals were removed."""
     predicted: Mapping[Side, Number | None] | None = field(default=None, hash=False)
     """By side, the attention that is left when the signals of that side are removed: the claim that `headtrace verify`
     tests."""
     threshold: Number | None = None
-    """The attention above which the head counts as attending."""
+    """The attention at which the head counts as attending."""
     group: Ids | None = None
-    """For a head that spreads its attention: the positions, this one's source among them, that it attends to alike.
-    They are explained together: `threshold` and `predicted` are about the attention on all of them."""
+    """For a head that spreads its attention: the positions, including `src`, that it attends to about equally. They
+    are explained together: `threshold` and `predicted` are about their total attention."""
     equal_channels: tuple[Ids, ...] | None = None
     """For a head with channels of equal singular values: its groups of such channels. Within a group any basis is as
     good as another, so signals have all channels of a group or none, and a group counts as one channel."""
     held_down_by: Words | None = None
     """For a head that attends in part: the components without each of which its query would attend far more (at least
-    half of what it does not). A complete circuit names them, and does not follow them."""
+    half of what it does not attend now). A complete circuit names them and does not follow them."""
     label: Text | None = None
     """What the node does, in words."""
     elsewhere: tuple[CompetingKeySignal, ...] | None = None
     """Key-side signals of this firing that act on competing keys only."""
     contribution: Number | None = None
-    """What the component contributes to the root in all, in the unit of the root."""
+    """The component's total contribution to the root, in the unit of the root."""
     neurons: tuple[Neuron, ...] | None = None
     """Hidden units of an mlp that carry most of its contribution, strongest first, in the unit of the root."""
     rounding: Number | None = None
-    """For a firing of a model in half precision: how far its attention would be elsewhere without what rounding added
-    to its query and keys, where that is more than 0.02. Such a firing depends on rounding."""
+    """For a model in half precision: how much the firing's attention would change without the rounding in its query
+    and keys, if that is more than 0.02. Such a firing depends on rounding."""
     flow: Number | None = None
-    """In a difference circuit: what of the change of the root flows through the node, in the unit of the root. Nodes on
-    one path carry the same flow one after the other, so flows of nodes are not to be added."""
+    """In a difference circuit: the part of the root's change that flows through the node, in the unit of the root.
+    Nodes on one path carry the same flow one after the other, so do not add the flows of nodes."""
     moves: Number | None = None
-    """The part of a head's flow that comes from moving something else: mean attention times the change of values."""
+    """The part of a head's flow that comes from moving different content: mean attention times the change of values."""
     attends: Number | None = None
-    """The part of a head's flow that comes from attending differently; both together are its flow."""
+    """The part of a head's flow that comes from attending differently; `moves` and `attends` sum to its flow."""
     other_attention: Number | None = None
     """A head's attention from `dest` to `src` in the other run (the mean over several)."""
     spread: tuple[Number, Number] | None = None
@@ -262,18 +262,18 @@ class Node:
 
 @stored
 class EvidenceExample:
-    """A pair of tokens that the signal scores highly, in its context. Nobody who wrote the words had seen it."""
+    """A pair of tokens that the signal scores highly, in context. The explainer had not seen it."""
 
     pieces: Words
-    """The context in a few pieces; the two tokens are pieces of their own."""
+    """The context in pieces; each of the two tokens is one piece."""
     dest: Index
-    """Which piece is the token that attends."""
+    """The number of the piece that attends."""
     src: Index
-    """Which piece is the token attended to: never after `dest`, and the same where a token attends to itself."""
+    """The number of the piece attended to: at most `dest`, and equal to it if a token attends to itself."""
     score: Number | None = None
-    """What the signal scores there, as a part of the attention logit."""
+    """The signal's score for the pair, as a part of the attention logit."""
     holds: Flag | None = None
-    """Whether the judge found that the words hold there; null where it gave no answer."""
+    """Whether the judge found that the words fit the pair; null if it gave no answer."""
 
     @property
     def marked(self) -> str:
@@ -283,25 +283,25 @@ class EvidenceExample:
 
 @stored
 class Evidence:
-    """How the words of an edge came about, and whether they are right.
+    """How the words of an edge were found, and whether they passed their test.
 
-    A judge who knows nothing but the words labels pairs of tokens that the signal scores highest, and random ones.
+    A judge that sees only the words labels pairs of tokens: those that the signal scores highest, and random ones.
     """
 
     supported: Flag
-    """Whether the words passed: at a false-discovery rate of 5 % among all signals that were tested with this one."""
+    """Whether the words passed, at a false-discovery rate of 5 % over all signals tested together."""
     p_value: Share | None = None
-    """How likely labels as good as the judge's would be if the words said nothing; null where there was no test."""
+    """The probability of labels at least as good as the judge's if the words were meaningless; null without a test."""
     accuracy: Share | None = None
-    """The share of labels that are right."""
+    """The share of the judge's labels that are right."""
     interval: tuple[Share, Share] | None = None
-    """Where the accuracy lies with 95 % confidence: lower and upper end."""
+    """The 95 % interval of the accuracy: lower and upper end."""
     judged: Index | None = None
     """How many pairs were labelled."""
     explainer: Text | None = None
-    """Who found the words."""
+    """The explainer that found the words."""
     judge: Text | None = None
-    """Who labelled the pairs."""
+    """The judge that labelled the pairs."""
     examples: tuple[EvidenceExample, ...] | None = None
     """A few of the pairs that the signal scores highest, highest first; none was shown to the explainer."""
 
@@ -321,33 +321,33 @@ class Edge:
     target: Index
     """The id of the node that reads it."""
     side: Side
-    """Where it enters: the query or key of a head (why it attends), its value or the input of an mlp (what is moved),
-    or the root."""
+    """Where the signal enters: the query or key of a head (why it attends), the value of a head or the input of an mlp
+    (what is moved), or the root."""
     weight: Number
-    """On the query and key side, the attention that removing the signal takes away. Elsewhere the share by which
-    influence is passed on: the contribution in the unit of the root, mixed with shares of signals where the target is
-    followed for signals as well; `contribution` is always the contribution. In a difference circuit, on every side: the
-    flow, in the unit of the root."""
+    """On the query and key side, the attention that is lost when the signal is removed. On the other sides, the number
+    in proportion to which influence is passed on: the contribution in the unit of the root, mixed with shares of
+    signals if the target is followed for signals as well (`contribution` is always the contribution alone). In a
+    difference circuit, on every side: the flow, in the unit of the root."""
     channels: Written[Ids | None] = None
-    """The target's channels that carry the signal; in a difference circuit those with most flow, the largest first."""
+    """The target's channels that carry the signal; in a difference circuit, those with most flow, largest first."""
     flows: tuple[Number, ...] | None = None
     """In a difference circuit: the flow through each of `channels`; that of a group of equal ones is at its first."""
     logits: tuple[Number, Number] | None = None
     """In a difference circuit of a logit difference, on the root side: the flow into the answer's logit and into the
-    wrong answer's; the first less the second is the edge's flow."""
+    wrong answer's; the first minus the second is the edge's flow."""
     effect: Mapping[Text, Scalar] | None = field(default=None, hash=False)
     """What `headtrace verify` measured, by name."""
     description: Text | None = None
-    """What the signal says, in words."""
+    """What the signal looks for or says, in words."""
     contribution: Number | None = None
     """The contribution to the root that passes through the edge, in the unit of the root."""
     through: Ids | None = None
-    """For a signal that an mlp wrote: the ids of the nodes whose writes, removed from the mlp's input, take the signal
-    below half of what it was."""
+    """For a signal that an mlp wrote: the ids of the nodes whose writes, once removed from the mlp's input, leave less
+    than half of the signal."""
     left: Number | None = None
-    """The share of the signal that the mlp then still writes: a claim that `headtrace verify` tests."""
+    """The share of the signal that the mlp still writes without them: a claim that `headtrace verify` tests."""
     evidence: Evidence | None = field(default=None, hash=False)
-    """How `description` was tested; without it, nobody has tested the words."""
+    """How `description` was tested; null if the words have not been tested."""
 
 
 def mark(pieces: Words, dest: int, src: int) -> str:

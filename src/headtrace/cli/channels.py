@@ -25,11 +25,12 @@ def decompose(
     model: options.ModelName,
     prompt: options.PromptOptions,
     firing: str | None = typer.Option(
-        None, help="Layer and head, destination, source: L9H6:14:3 or L9H6:to:John. Without it: a table."
+        None, help="Head, destination and source, by position or word: L9H6:14:3 or L9H6:to:John."
     ),
     top: int = typer.Option(15, help="How many channels, or firings, to show.", min=1),
     bias: str = typer.Option(
-        "offset", help="offset, or homogeneous (the 2024 form, for models without rotary positions)."
+        "offset",
+        help="How to treat biases: offset, or homogeneous (as in the 2024 paper; not with rotary positions).",
     ),
     png: options.Figure = None,
     out: options.NumbersFile = None,
@@ -38,8 +39,8 @@ def decompose(
     json: options.Json = False,
 ) -> None:
     """
-    Without --firing, lists the strongest firings of the prompt (past the first token, one per head)
-    with their sparseness and n_recon.
+    Without --firing, lists the strongest attention of the prompt (one source per head, not the first token), with its
+    sparseness and n_recon (the smallest number of channels that reach the score relative to other keys).
 
     Examples:
 
@@ -140,16 +141,18 @@ def emerge(
         None, help="Revisions of one hub model, in order: step1,step1000,step143000."
     ),
     firings: str | None = typer.Option(
-        None, help='JSONL of firings: {"text": "When Mary ...", "firing": "L9H6:14:3"} per line.'
+        None, help='A JSONL file with one firing per line: {"text": "When Mary ...", "firing": "L9H6:14:3"}.'
     ),
     prompt: list[str] | None = typer.Option(
-        None, "--prompt", "-p", help="Follow the strongest firings on these prompts."
+        None, "--prompt", "-p", help="Follow the strongest attention on this prompt. Repeatable."
     ),
     tokens: list[str] | None = typer.Option(None, "--tokens", help="As --prompt, but token ids: 1,2,3."),
     top: int = typer.Option(20, help="How many heads to follow without --firings.", min=1),
     rotations: int = typer.Option(100, help="Random rotations per firing.", min=1),
-    png: str | None = typer.Option(None, help="Draw sparseness and n_recon over training."),
-    bars: str | None = typer.Option(None, help="Draw the terms of four firings, early and late."),
+    png: str | None = typer.Option(None, help="Draw sparseness and n_recon over training into this file."),
+    bars: str | None = typer.Option(
+        None, help="Draw the terms of four firings, early and late in training, into this file."
+    ),
     out: options.NumbersFile = None,
     chat: options.Chat = False,
     dtype: options.Dtype = "float32",
@@ -158,9 +161,9 @@ def emerge(
     json: options.Json = False,
 ) -> None:
     """
-    Means over heads with 95% intervals, in the singular basis, in rotated bases of the same logit, and in
-    rotated heads of the same spectrum. Without --firings, the strongest firings of the last checkpoint are
-    followed.
+    Prints sparseness and n_recon (the smallest number of channels that reach the score): means over heads with 95%
+    intervals, in the singular basis and, as controls, in rotated bases of the same logit and in rotated heads with the
+    same spectrum. Without --firings, the strongest attention of the last checkpoint is followed.
 
     Examples:
 

@@ -64,10 +64,10 @@ def edges(
     *,
     circuit: options.CircuitSource,
     head: str = typer.Argument(
-        metavar="HEAD", help="A head like L20H0, or one firing of it like L20H0:13:9."
+        metavar="HEAD", help="A head such as L20H0, or one firing of it such as L20H0:13:9."
     ),
     reach: str = typer.Option(
-        "both", help="local (one head sees the change), global (every reader), or both."
+        "both", help="local (only one head sees the change), global (every reader does), or both."
     ),
     scope: ScopeChoice = "claim",
     show: int = typer.Option(10, help="How many of the heaviest edges to list.", min=0),
@@ -142,7 +142,7 @@ def sufficiency(
     *,
     circuit: options.CircuitSource,
     counterfactual: str | None = typer.Option(
-        None, help="A prompt of as many tokens, with other words where the answer is decided."
+        None, help="A prompt with the same number of tokens, but other words where the answer is decided."
     ),
     counterfactual_ids: str | None = typer.Option(
         None, help="The counterfactual prompt as token ids: 1,2,3."
@@ -217,16 +217,17 @@ def faithfulness(
     *,
     circuit: options.CircuitSource,
     ablation: str = typer.Option(
-        "mean", help="What replaces what is ablated: mean (the head's mean value) or zero."
+        "mean", help="What ablated components are replaced by: mean (the head's mean value) or zero."
     ),
     unit: str = typer.Option(
-        "component", help="What a firing keeps: component (its one source), position or head."
+        "component",
+        help="What is kept for a firing in the circuit: component (its one source), position or head.",
     ),
     mlps: str = typer.Option("keep", help="MLPs outside the circuit: keep or ablate."),
     reference: str | None = typer.Option(
         None,
         metavar="FILE.jsonl",
-        help="Prompts (text, tokens or messages, one per line) to take means over.",
+        help="Prompts to take the means over (text, tokens or messages, one per line).",
     ),
     controls: int = typer.Option(4, help="Random draws to compare with.", min=0),
     seed: int = typer.Option(0, help="Seed of the random draws."),
@@ -236,7 +237,8 @@ def faithfulness(
     json: options.Json = False,
 ) -> None:
     """
-    Faithfulness is 1 if the circuit alone does all that attention does, and 0 if it does no more than nothing.
+    Faithfulness is 1 if the circuit alone does everything that attention does, and 0 if it does no more than a model
+    whose attention is ablated completely.
 
     Examples:
 

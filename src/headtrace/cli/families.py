@@ -23,20 +23,24 @@ GrainChoice = Annotated[
 def families(
     *,
     run: str = typer.Argument(
-        metavar="RUN", help="A run folder, a Parquet file of circuits, a folder of circuit files."
+        metavar="RUN", help="A run folder, a Parquet file of circuits, or a folder of circuit files."
     ),
     grain: GrainChoice = "edge-channel",
     n: int | None = typer.Option(
-        None, "--n", help="How many families (default: by silhouette, control and stability)."
+        None,
+        "--n",
+        help="The number of families (default: chosen by silhouette, a shuffled control and stability).",
     ),
     distance: float | None = typer.Option(
-        None, help="Instead of --n: groups whose mean distance is larger stay apart."
+        None, help="Instead of --n: do not merge groups whose mean distance is larger than this."
     ),
-    k_max: int = typer.Option(10, help="The most families that are looked for.", min=1),
+    k_max: int = typer.Option(10, help="The largest number of families to try.", min=1),
     ablate: bool = typer.Option(
-        False, "--ablate", help="Ablate each family's exclusive edges on its own and on others' prompts."
+        False,
+        "--ablate",
+        help="Ablate each family's exclusive edges, on its own prompts and on those of other families.",
     ),
-    prompts: int = typer.Option(20, help="With --ablate: prompts of each family.", min=1),
+    prompts: int = typer.Option(20, help="With --ablate: the number of prompts of each family.", min=1),
     seed: int = typer.Option(0, help="Seed of samples and controls.", min=0),
     out: str | None = typer.Option(
         None,
@@ -46,8 +50,8 @@ def families(
     json: options.Json = False,
 ) -> None:
     """
-    Without --n the number is the one with the highest silhouette among those that separate better than chance and come
-    back in bootstrap samples; where none does, there is one family.
+    Without --n, headtrace picks the number of families with the highest silhouette, among those that separate better
+    than chance and are stable in bootstrap samples. If there is none, all circuits are one family.
 
     Examples:
 

@@ -25,18 +25,18 @@ def atlas(
     *,
     model: options.ModelName,
     corpus: str = typer.Option(
-        help="A text file, JSONL or Parquet (text), hub:owner/name, sampled:N (drawn from the model), task:NAME."
+        help="A text file, JSONL or Parquet with text, hub:owner/name, task:NAME, or sampled:N (from the model)."
     ),
     out: str = typer.Option(help="Folder for tables and pages; an interrupted atlas is resumed there."),
     channels: str = typer.Option(
-        "top:8", help="top:8 for the strongest channels of every head, or some: L9H6:3,L9H6:7."
+        "top:8", help="top:8 for the eight strongest channels of every head, or a list: L9H6:3,L9H6:7."
     ),
     tokens: int | None = typer.Option(
         None, help="Read this many tokens of the corpus (default: all).", min=1
     ),
-    length: int | None = typer.Option(None, help="Tokens of a chunk (default 128).", min=1),
-    seed: int = typer.Option(0, help="Seed of what is drawn.", min=0),
-    sinks: bool = typer.Option(False, "--sinks", help="Keep pairs whose source is the first token, too."),
+    length: int | None = typer.Option(None, help="Tokens per chunk (default: 128).", min=1),
+    seed: int = typer.Option(0, help="Seed of the random samples.", min=0),
+    sinks: bool = typer.Option(False, "--sinks", help="Also keep pairs whose source is the first token."),
     engine: options.EngineOptions,
     place: options.ModelOptions,
     json: options.Json = False,

@@ -23,38 +23,41 @@ from headtrace.cli.output import tolerate_few_characters
 MARKUP = "rich"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "models": ("models", "List supported architectures and names that are ready to load; download models."),
+    "models": ("models", "List supported architectures and the models ready to load; download models."),
     "info": (
         "models",
         "Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.",
     ),
     "record": ("models", "Record one forward pass as components, and check that they sum exactly."),
-    "decompose": ("channels", "Decompose the attention score of a firing into the channels of its head."),
+    "decompose": ("channels", "Decompose an attention score into the singular channels of its head."),
     "emerge": (
         "channels",
-        "Follow the same heads and token pairs through training: sparseness and n_recon per checkpoint.",
+        "Follow heads and token pairs through training: how few channels make up a score, per checkpoint.",
     ),
     "trace": (
         "trace",
-        "Trace a prompt (or many) to its circuit: which signals cause the heads to attend where they do.",
+        "Trace the circuit of a prompt (or many): which signals make heads attend where they do.",
     ),
-    "explain": ("trace", "Why does this head attend here? The signals that cause one firing, side by side."),
+    "explain": (
+        "trace",
+        "Why does this head attend here? The signals on the query side and on the key side.",
+    ),
     "why": (
         "why",
         "Why the model answers as it does: a sentence, its steps, and what the model does without each of them.",
     ),
     "matters": (
         "matters",
-        "What matters in a prompt, measured: exchange each word for others like it, see what the answer does.",
+        "Which words of a prompt matter: replace each by others like it, and measure what the answer does.",
     ),
     "run": (
         "run",
-        "Trace many prompts, one circuit each, into a folder. Killed at any moment, the same command resumes it.",
+        "Trace many prompts, one circuit each, into a folder. If interrupted, the same command resumes.",
     ),
-    "runs": ("run", "What a run holds, how far it is, what failed and why."),
+    "runs": ("run", "Show what a run contains, how far it is, what failed and why."),
     "show": (
         "circuits",
-        "Print a circuit as a tree: the root, its seeds, and under each firing the causes of its query and key.",
+        "Print a circuit as a tree: what is explained, the heads that cause it, and why each of them attends.",
     ),
     "view": (
         "circuits",
@@ -65,19 +68,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "imports",
         "Read circuits of other tools: GraphML and JSON of ACC and accpp-tracer, Neuronpedia's graphs.",
     ),
-    "verify": ("verify", "Put a circuit to the test: PASS, FAIL or NOTHING TO VERIFY."),
+    "verify": ("verify", "Test a circuit in the running model: PASS, FAIL or NOTHING TO VERIFY."),
     "expect": (
         "expect",
-        "Circuits as tests: put claims made from a circuit to another model, PASS or FAIL each.",
+        "Use a circuit as a test: check its claims on another model, PASS or FAIL each.",
     ),
     "sufficiency": (
         "experiments",
-        "Keep only a circuit's head components, give all others what they had on a counterfactual prompt: what is "
-        "left?",
+        "Keep only a circuit's head components and patch all others from a counterfactual prompt: what is left?",
     ),
     "bench": (
         "bench",
-        "Methods side by side on prompts with counterfactuals: sufficiency at sizes, CPR, CMD, cost in forward passes.",
+        "Compare methods on prompts with counterfactuals: sufficiency by size, CPR, CMD, cost in forward passes.",
     ),
     "intervene": (
         "experiments",
@@ -85,20 +87,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "edges": (
         "experiments",
-        "Ablate every edge into one head, in one circuit or many: does the weight say what the edge does?",
+        "Ablate every edge into one head, in one circuit or many: do edge weights predict the effect?",
     ),
     "faithfulness": (
         "experiments",
-        "Keep only the circuit's attention and see how much of the answer is left; then take away only the circuit.",
+        "Keep only the circuit's attention and measure how much of the answer is left; then ablate only the circuit.",
     ),
     "merge": (
         "merge",
-        "Merge the circuits of many prompts into one network of components at roles, with how often each edge was "
-        "found.",
+        "Merge the circuits of many prompts into one network by roles, with the frequency of each edge.",
     ),
     "families": (
         "families",
-        "Group circuits by what they have in common: families, their representatives, what they agree with.",
+        "Group similar circuits into families: their representatives, and the labels they agree with.",
     ),
     "signals": (
         "families",
@@ -110,18 +111,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "sinks": (
         "sinks",
-        "Attention sinks: how much they take of each head, the signals that send heads there, what is left without "
-        "them.",
+        "Attention sinks: how much attention they take, the signals behind them, what is left without these.",
     ),
     "atlas": (
         "interpret",
-        "What every head and channel attends to over a corpus: tables, and pages that open in a browser.",
+        "What every head and channel attends to over a corpus, such as which heads do induction: tables and pages.",
     ),
     "tasks": ("tasks", "Prompts with known answers: list them, preview them, measure a model on them."),
     "toy": ("toy", "Watch singular vectors align with features, in small models whose features are known."),
     "interpret": (
         "interpret",
-        "Put the signals of circuits into words, and test the words blind on pairs that the explainer did not see.",
+        "Describe the signals of circuits in words, and test the words blind on token pairs that were held out.",
     ),
     "serve": ("serve", "Explore a model in the browser: type a prompt, click an attention weight, see why."),
     "doctor": (

@@ -38,11 +38,9 @@ def merge(
         metavar="RUN", help="A run, a Parquet file of circuits, or a folder of circuit files."
     ),
     by: str | None = typer.Option(
-        None, help="What places are: roles or positions (default: roles where there are some)."
+        None, help="Align prompts by roles or by positions (default: roles if the prompts have them)."
     ),
-    channels: bool = typer.Option(
-        False, "--channels", help="Count an edge for each channel it uses by itself."
-    ),
+    channels: bool = typer.Option(False, "--channels", help="Count each channel of an edge separately."),
     min_frequency: float | None = typer.Option(
         None,
         help="Keep edges found in at least this share of prompts (default: all; 65/256 for a trace network, "
@@ -51,26 +49,31 @@ def merge(
         max=1,
     ),
     min_weight: float = typer.Option(
-        0.0, help="Keep query and key edges of at least this mean weight.", min=0
+        0.0, help="Keep query and key edges with at least this mean weight.", min=0
     ),
     trace_network: bool = typer.Option(
-        False, "--trace-network", help="Heads, and the tokens they attend between, as in the 2024 paper."
+        False,
+        "--trace-network",
+        help="Make a network of heads and of the tokens they attend from and to, as in Franco and Crovella (2024).",
     ),
-    skeleton: bool = typer.Option(False, "--skeleton", help="The trace network's most frequent edges."),
+    skeleton: bool = typer.Option(
+        False, "--skeleton", help="Keep only the most frequent edges of the trace network."
+    ),
     reference: str | None = typer.Option(
         None,
         metavar="NAME|FILE",
-        help="A published circuit to compare with: gpt2-ioi, pythia-160m-ioi, your JSON.",
+        help="A published circuit to compare with: gpt2-ioi, pythia-160m-ioi, or your own JSON file.",
     ),
     out: str | None = typer.Option(
         None,
         metavar="FILE|FOLDER",
-        help=f"A file by its ending ({', '.join(ENDINGS)}; - for JSON on standard output), or a folder for all.",
+        help=f"A file ({', '.join(ENDINGS)}; - for JSON on standard output), or a folder for all formats.",
     ),
     json: options.Json = False,
 ) -> None:
     """
-    With a reference: precision, recall and F1 of its heads and edges at every threshold of frequency and weight.
+    A role is what a token is in its prompt, such as the indirect object; roles align prompts of different lengths.
+    --reference adds precision, recall and F1 of heads and edges at every threshold of frequency and weight.
 
     Examples:
 

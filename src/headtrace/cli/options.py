@@ -37,26 +37,29 @@ OwnRival = Annotated[
 ]
 Bos = Annotated[
     bool | None,
-    typer.Option("--bos/--no-bos", help="Begin with the BOS token or not (default: as the tokenizer does)."),
+    typer.Option(
+        "--bos/--no-bos", help="Whether the text begins with the BOS token (default: as the tokenizer does)."
+    ),
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Take the text as a user's message, through the model's chat template.")
+    bool,
+    typer.Option("--chat", help="Treat the text as a user's message, and apply the model's chat template."),
 ]
-Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16, or auto: as saved.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16, or auto (as saved).")]
 Device = Annotated[str, typer.Option(help="auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps ...")]
 DeviceMap = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY|FILE",
-        help="Spread the model instead: auto, balanced, balanced_low_0, sequential, or a JSON file {module: device}.",
+        help="Use several devices: auto, balanced, balanced_low_0, sequential, or a JSON file {module: device}.",
     ),
 ]
 CircuitSource = Annotated[
     str,
     typer.Argument(
         metavar="CIRCUIT",
-        help="A circuit file, a Parquet file (or one circuit of it: many.parquet#3), a folder, a run (or one "
-        "circuit of it: DIR#ID), - for standard input.",
+        help="A circuit file, a Parquet file (one circuit of it: many.parquet#3), a folder, a run (one circuit of it: "
+        "DIR#ID), or - for standard input.",
     ),
 ]
 NumbersFile = Annotated[
@@ -65,7 +68,7 @@ NumbersFile = Annotated[
 Figure = Annotated[str | None, typer.Option(help="Draw a figure into this file (.png, .pdf or .svg).")]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON object on standard output, and nothing else there."),
+    typer.Option("--json", help="Print one JSON object to standard output, and nothing else."),
 ]
 
 
@@ -138,7 +141,9 @@ class CircuitModels(OptionGroup):
 
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Where the model is now (default: the circuit's model name)."),
+        typer.Option(
+            "--model", help="The model to load: a name or folder (default: the name stored in the circuit)."
+        ),
     ] = None
     dtype: Dtype = "float32"
     device: Device = "auto"
@@ -221,7 +226,7 @@ class PromptOptions(OptionGroup):
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="A file whose text is the prompt; a line break at its very end is left out."
+            metavar="FILE", help="Read the prompt from a file, without a line break at its very end."
         ),
     ] = None
     tokens: Annotated[str | None, typer.Option("--tokens", help="The prompt as token ids: 1,2,3.")] = None
@@ -304,14 +309,14 @@ class EngineOptions(OptionGroup):
         typer.Option(
             "--workers",
             min=1,
-            help="Number of worker processes (default: with local this one alone, with ray one per CPU here).",
+            help="Number of worker processes (default: local 1, ray one per CPU of this machine).",
         ),
     ] = None
     ray_address: Annotated[
         str | None,
         typer.Option(
             "--ray-address",
-            help="With ray: a cluster (host:port, or auto); default: a Ray on this machine alone.",
+            help="With ray: the cluster's host:port, or auto (default: start Ray on this machine).",
         ),
     ] = None
 

@@ -31,15 +31,13 @@ PromptsFile = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.jsonl",
-        help="Many prompts, a JSON object per line: text (or tokens, messages), answer, wrong, counterfactual, labels, "
-        "roles, id, and other options. Options here hold for lines that leave them out.",
+        help="Many prompts, one JSON object per line: text (or tokens, messages), answer, wrong, counterfactual, "
+        "labels, roles, id, and other options. Command-line options are defaults for lines without them.",
     ),
 ]
 Strict = Annotated[
     bool,
-    typer.Option(
-        "--strict", help="A prompt that cannot be used is an error (default: reported, and left out)."
-    ),
+    typer.Option("--strict", help="Stop if a prompt cannot be used (default: report it and go on)."),
 ]
 NOT_OPTIONS = ("prompt", "text", "about", "method_options", "id", "labels", "roles")
 """Fields of a request without an option of their own: the prompt has several (-p, --tokens ...), the options of roots

@@ -25,30 +25,36 @@ def run(
     *,
     model: options.ModelName,
     out: str = typer.Option(
-        help="A folder, or a URL such as s3://bucket/ioi; an existing run there is resumed."
+        help="A folder, or a URL such as s3://bucket/ioi. An existing run there is resumed."
     ),
     task: str | None = typer.Option(None, help=f"A task: {', '.join(TASKS)} (see `headtrace tasks`)."),
     prompts: PromptsFile = None,
     chat: options.Chat = False,
     number: int | None = typer.Option(
-        None, "--number", "-n", min=1, help="With --task: how many prompts in all, balanced."
+        None,
+        "--number",
+        "-n",
+        min=1,
+        help="With --task: the total number of prompts, balanced over the task's forms.",
     ),
-    variant: str = typer.Option("standard", help="With --task: a variant of it, such as flipped."),
+    variant: str = typer.Option("standard", help="With --task: a variant of the task, such as flipped."),
     seed: int = typer.Option(0, help="With --task: the same seed gives the same prompts."),
     strict: Strict = False,
     request: RequestOptions,
     signals: bool = typer.Option(
-        False, "--signals", help="Keep the signals as vectors (a further forward pass per prompt)."
+        False, "--signals", help="Also store the signals as vectors (one more forward pass per prompt)."
     ),
     engine: options.EngineOptions,
-    shard_size: int = typer.Option(64, min=1, help="Prompts per shard: what a kill loses at most."),
+    shard_size: int = typer.Option(
+        64, min=1, help="Prompts per shard; an interruption loses at most one shard."
+    ),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
     """
-    A prompt that fails, or a line that cannot be read, is kept with its reason and stops nothing. Exit code: 3 where
-    more than one in ten failed (an empty circuit is no failure), else 0. `headtrace runs DIR` says how far a run is; a
-    circuit of it is `DIR#ID`, also for show, view, verify and export.
+    A prompt that fails, or a line that cannot be read, is stored with its reason and does not stop the run. The exit
+    code is 3 if more than one in ten failed (an empty circuit is not a failure), else 0. `headtrace runs DIR` says how
+    far a run is. Commands that take a circuit (show, view, verify, export) take one of a run as `DIR#ID`.
 
     Examples:
 

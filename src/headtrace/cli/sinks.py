@@ -28,13 +28,17 @@ def sinks(
     prompts: list[str] | None = typer.Option(
         None, "--prompts", metavar="FILE.jsonl", help="Prompts of your own, as for trace and run. Repeatable."
     ),
-    number: int = typer.Option(100, "--number", "-n", min=1, help="Prompts of each task, and of each file."),
-    threshold: float = typer.Option(
-        0.3, help="Mean incoming attention from which a token is a sink wherever it stands."
+    number: int = typer.Option(
+        100, "--number", "-n", min=1, help="Number of prompts of each task, and of each file."
     ),
-    firings: int = typer.Option(24, help="Firings that are traced of each head, at most.", min=2),
+    threshold: float = typer.Option(
+        0.3, help="A token at any position is a sink if its mean incoming attention is at least this."
+    ),
+    firings: int = typer.Option(
+        24, help="Trace at most this many firings (attended pairs of positions) of each head.", min=2
+    ),
     directions: str = typer.Option(
-        "1,4,16", help="How many common directions are removed: 1,4,16 (empty: none)."
+        "1,4,16", help="Numbers of shared directions to remove, one test each: 1,4,16 (empty: none)."
     ),
     seed: int = typer.Option(0, help="Seed of prompts, firings and random directions."),
     out: str | None = typer.Option(None, help="Folder for sinks.json, tables and figures."),
@@ -42,7 +46,7 @@ def sinks(
     json: options.Json = False,
 ) -> None:
     """
-    Constancy is the mean cosine of a head's signals over prompts of different tasks, so give several.
+    Constancy is the mean cosine of a head's signals over prompts of different tasks, so give several tasks.
 
     Examples:
 

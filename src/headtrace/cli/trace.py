@@ -44,9 +44,12 @@ def trace(
     strict: Strict = False,
     request: RequestOptions,
     out: str | None = typer.Option(
-        None, help="What its end says: .json, .parquet, .html (a page), .graphml, .dot, or a folder."
+        None,
+        help="Write the circuit; the extension decides: .json, .parquet, .html (a page), .graphml, .dot, or a folder.",
     ),
-    force: bool = typer.Option(False, "--force", help="Replace an existing file even by an empty circuit."),
+    force: bool = typer.Option(
+        False, "--force", help="Replace an existing file even if the new circuit is empty."
+    ),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -123,17 +126,17 @@ def explain(
     *,
     model: options.ModelName,
     firing: str = typer.Option(
-        help="Layer and head : destination : source, by position or word: L9H6:14:3, L9H6:to:John, L9H6:to:John#2 (the "
-        "second one). A head alone, L9H6: its strongest pair."
+        help="Head, destination and source, by position or word: L9H6:14:3, L9H6:to:John, L9H6:to:John#2 (the second "
+        "John). A head alone (L9H6) means its strongest attention."
     ),
     rather_than: str | None = typer.Option(
         None,
         "--rather-than",
         metavar="TOKEN",
-        help="Why there and not here: another source, a word or position.",
+        help="Explain why the head prefers the source to this one (a word or position).",
     ),
     pairs: int = typer.Option(
-        0, help="So many of the largest pairs, component of the query x component of the key.", min=0
+        0, help="Also list this many of the largest pairs of a query component and a key component.", min=0
     ),
     prompt: options.PromptOptions,
     request: ExplainOptions,

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from headtrace.causal import Report
 
 ReachChoice = Annotated[
-    str, typer.Option(help="local: one head sees the change; global: every reader of the component does.")
+    str,
+    typer.Option(help="local: only one head sees the change; global: every reader of the component does."),
 ]
 ScopeChoice = Annotated[
     str,
-    typer.Option(help="claim: on the key side at every visible key, as traced; token: at one position."),
+    typer.Option(
+        help="On the key side, remove the signal at every visible key, as traced (claim), or at one position (token)."
+    ),
 ]
 REFUSED = "REFUSED"
 """In place of a verdict: the circuit cannot be compared with this model at all."""
@@ -44,14 +47,14 @@ def verify(
     *,
     circuit: options.CircuitSource,
     edges: str = typer.Option("all", help="Edges to measure: all, none, top:N (heaviest) or random:N."),
-    controls: int = typer.Option(8, help="Random-channel draws per edge.", min=0),
+    controls: int = typer.Option(8, help="Draws of random channels per edge, as a control.", min=0),
     reach: ReachChoice = "local",
     scope: ScopeChoice = "claim",
     seed: int = typer.Option(0, help="Seed of the random channels."),
     show: int = typer.Option(10, help="How many of the strongest edges to list.", min=0),
     out: str | None = typer.Option(
         None,
-        help="Folder for verification.json, edges.parquet, circuit.json and effects.png; for many circuits, "
+        help="Folder for verification.json, edges.parquet, circuit.json and effects.png. For many circuits, "
         "one folder each in it.",
     ),
     update: bool = typer.Option(
@@ -59,23 +62,23 @@ def verify(
     ),
     counterfactual: str | None = typer.Option(
         None,
-        help="A prompt of as many tokens: which share of the difference does the circuit keep by itself?",
+        help="Also test sufficiency against this prompt, with the same number of tokens.",
     ),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
     """
-    For every firing and side the claimed signals are removed in the running model, and the attention that it then shows
-    is compared with the prediction. Every other number in the file that the model can reproduce is compared, too:
-    attention, weights, the root, influence, flags, tokens. Then every edge is ablated and boosted, beside random
-    channels of the same head.
+    For every attending head in the circuit, the claimed query or key signals are removed in the running model, and the
+    attention that is left is compared with the prediction. Every other number in the file that the model can reproduce
+    is compared as well: attention, weights, the root, influence, flags, tokens. Then every edge is ablated and boosted,
+    with random channels of the same head as a control.
 
-    PASS says that the numbers reproduce. Whether the circuit is enough for the answer stands beside it: tested against
-    the prompt of --counterfactual, or that of a difference circuit; else "not tested".
+    PASS means that the numbers reproduce. Whether the circuit is sufficient for the answer is reported separately. It
+    is tested against the prompt of --counterfactual, or that of a difference circuit; otherwise it is "not tested".
 
     Exit code: 0 PASS, 1 FAIL, 3 NOTHING TO VERIFY (no prediction in the file), 4 OTHER PRECISION (the file was made in
-    another one than the model runs in), 5 NOT REPRODUCED (no number is wrong, but tracing again gives other nodes or
-    edges), 2 if the input cannot be used. Of many circuits, the worst counts.
+    a different precision than the model runs in), 5 NOT REPRODUCED (no number is wrong, but tracing again gives other
+    nodes or edges), 2 if the input cannot be used. For many circuits, the worst code counts.
 
     Examples:
 

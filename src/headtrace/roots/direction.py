@@ -25,12 +25,12 @@ _NEEDS = "root='direction' needs direction= (a vector of d_model numbers) and la
 
 @checked
 class Direction(BaseRoot):
-    """The residual at the input of a layer (or of the final norm) and one position, along a vector: a probe."""
+    """The residual stream at one position, at the input of a layer or of the final norm, along a vector: a probe."""
 
     layer: Index
     """The layer at whose input it is read."""
     position: Index | None = None
-    """Where it is read; none: the last position."""
+    """The position at which it is read; null: the last."""
     vector: tuple[Number, ...] | None = None
     """The vector, d_model numbers; unknown in files of version 1."""
     value: Written[Number | None] = None
@@ -41,11 +41,14 @@ class Direction(BaseRoot):
     measure: ClassVar[str] = "projection"
     adds_up: ClassVar[bool] = True
     options: ClassVar[Mapping[str, RootOption]] = {
-        "direction": RootOption("a vector of d_model numbers", list[float]),
-        "layer": RootOption(
-            "the layer at whose input it is read (the number of layers: before the final norm)", int
+        "direction": RootOption(
+            "a vector of d_model numbers: explain the residual stream along it", list[float]
         ),
-        "position": RootOption("the position at which it is read (default: the last)", int),
+        "layer": RootOption(
+            "with direction: read at the input of this layer (the number of layers: before the final norm)",
+            int,
+        ),
+        "position": RootOption("with direction: read at this position (default: the last)", int),
     }
 
     def question(self, quote: Quote = quoted) -> str:

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 @checked
 class Heads(BaseRoot):
-    """The attention of given heads at the last position, each on the source that it attends to most; or of firings."""
+    """The attention of given heads, each from the last position to the source it attends to most; or of firings."""
 
     heads: Annotated[Words, Field(min_length=1)]
-    """Names such as ``L9H6``, at the last position on the source that it attends to most; or firings, such as
-    ``L9H6:to:John``, which a traced circuit holds in numbers: ``L9H6 14->3``."""
+    """Names such as ``L9H6`` (from the last position to the source it attends to most), or firings such as
+    ``L9H6:to:John``, which a traced circuit stores with positions: ``L9H6 14->3``."""
     value: Written[Number | None] = None
-    """The attention of all of them, added up."""
+    """The sum of their attention."""
     position: Index | None = None
-    """Where they attend from."""
+    """The position they attend from."""
     kind: Written[Literal["heads"]] = "heads"
     measure: ClassVar[str] = "attention"
     options: ClassVar[Mapping[str, RootOption]] = {
         "heads": RootOption(
-            "start from these heads at the last token, such as L9H9,L10H0, or from firings, such as L9H9:to:John",
+            "explain where these heads attend from the last token (L9H9,L10H0), or these firings (L9H9:to:John)",
             list[str],
         )
     }

@@ -43,31 +43,33 @@ class Likelihood(BaseRoot):
     """The log-likelihood of one or more alternatives for the next token, or of a continuation of several tokens."""
 
     answer: Written[Ids] = ()
-    """Alternatives for the next token (their likelihood is weighted by the model's own probabilities); with
-    ``continuation``, tokens that follow one another, each given those before it."""
+    """Alternatives for the next token, weighted by the model's own probabilities; with ``continuation``, tokens that
+    follow one another, each predicted from those before it."""
     continuation: Flag = False
     """Whether the tokens of ``answer`` follow one another."""
     top_k: Annotated[int, Field(strict=True, ge=1, le=LARGEST)] | None = None
-    """Ask for the k likeliest next tokens instead of an answer."""
+    """Explain the k most likely next tokens instead of an answer."""
     top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
-    """Ask for the likeliest next tokens up to this probability instead of an answer."""
+    """Explain the most likely next tokens up to this total probability instead of an answer."""
     value: Written[Number | None] = None
     """The log-likelihood, in nats."""
     position: Index | None = None
-    """Where the (first) token is predicted."""
+    """The position at which the (first) token is predicted."""
     support: Ids | None = None
-    """The alternatives that were asked for, by name or by probability."""
+    """The alternatives that are explained, chosen by name or by probability."""
     answer_tokens: Words | None = None
-    """How the answer reads."""
+    """The text of the answer's tokens."""
     wrong: None = None
     kind: Written[Literal["probability"]] = "probability"
     measure: ClassVar[str] = "log-likelihood"
     options: ClassVar[Mapping[str, RootOption]] = {
         "answer": RootOption(
-            "the answer: text (of several tokens, too), a token id, or several alternatives", ANSWERS
+            "the answer to explain: text (one token or several), a token id, or several alternatives", ANSWERS
         ),
-        "top_k": RootOption("explain the k likeliest next tokens together", int),
-        "top_p": RootOption("explain the likeliest next tokens up to this probability together", float),
+        "top_k": RootOption("explain the k most likely next tokens together", int),
+        "top_p": RootOption(
+            "explain the most likely next tokens, up to this total probability, together", float
+        ),
     }
     integrates_gradients: ClassVar[bool] = True
 

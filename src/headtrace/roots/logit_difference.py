@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 @checked
 class LogitDifference(BaseRoot):
-    """The logit of an answer (the mean over several) less that of a wrong one, or less the vocabulary's mean."""
+    """The logit of an answer (the mean over several) minus that of a wrong one, or minus the vocabulary's mean."""
 
     answer: Annotated[Ids, Field(min_length=1)]
     """Token ids of the answer."""
     wrong: Written[Ids | None] = None
-    """Token ids of the wrong answer; none: the mean over the vocabulary."""
+    """Token ids of the wrong answer; null: compare with the mean over the vocabulary."""
     value: Written[Number | None] = None
     """The model's own logit difference at the last position, biases of the output included."""
     position: Index | None = None
-    """Where it is read."""
+    """The position at which it is read."""
     answer_tokens: Words | None = None
-    """How the answer reads."""
+    """The text of the answer's tokens."""
     wrong_tokens: Words | None = None
-    """How the wrong answer reads."""
+    """The text of the wrong answer's tokens."""
     bias: Number | None = None
-    """What the output's own biases give of the value, whatever the prompt."""
+    """The part of the value that comes from the output's own biases, on any prompt."""
     kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
     adds_up: ClassVar[bool] = True

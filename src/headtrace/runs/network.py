@@ -62,30 +62,30 @@ Head = tuple[int, int]
 
 @stored
 class NetworkNode:
-    """A component at its roles; in a trace network, a head as such, or one of the tokens it attends between."""
+    """A component at its roles. In a trace network: a head without positions, or a token it attends from or to."""
 
     id: Index
     """The number by which edges name the node."""
     kind: Kind | Literal["token"]
-    """What it is; `token` only in a trace network: the head's view of the place it attends from or to."""
+    """The kind of component. `token`, in a trace network only, is a token that a head attends from or to."""
     layer: Written[Index | None] = None
     """The layer of the component."""
     head: Written[Index | None] = None
     """The head within its layer."""
     dest: Written[Text | None] = None
-    """The role, or position, that it sits at; of a token, its own."""
+    """The role or position that the component writes to; for a `token`, its own."""
     src: Written[Text | None] = None
-    """The role, or position, that a head reads."""
+    """The role or position that a head reads."""
     count: Written[Index] = 0
-    """In how many prompts it is."""
+    """The number of prompts it occurs in."""
     occurrences: Written[Index] = 0
-    """How many nodes of circuits were merged into it: several of one prompt may share their roles."""
+    """How many circuit nodes were merged into it; one prompt can have several with the same roles."""
     attention: Number | None = None
     """The mean attention of a head."""
     influence: Number | None = None
-    """The mean share of the root's whole that passes through it."""
+    """The mean influence: the share of the root that passes through it."""
     contribution: Number | None = None
-    """The mean contribution to the root, where circuits say it."""
+    """The mean contribution to the root, if the circuits have contributions."""
 
     @property
     def name(self) -> str:
@@ -107,20 +107,20 @@ class NetworkEdge:
     target: Index
     """The id of the node that reads it."""
     side: Side
-    """Where it enters, as in a circuit; of a token and its head, whether the head attends from it (query) or to it
-    (key)."""
+    """Where the signal enters, as in a circuit. Between a token and its head: whether the head attends from the token
+    (query) or to it (key)."""
     count: Index
     """In how many prompts it was found."""
     frequency: Number
-    """The share of prompts in which it was found."""
+    """The share of prompts in which it was found, from 0 to 1."""
     occurrences: Index
-    """How many edges of circuits were merged into it."""
+    """How many circuit edges were merged into it."""
     weight: Number
-    """Their mean weight: attention on the query and key side, elsewhere in the unit of the root."""
+    """The mean weight of these edges: attention on the query and key side, otherwise in the unit of the root."""
     contribution: Number | None = None
-    """The mean contribution to the root that passes through it, where circuits say it."""
+    """The mean contribution to the root that passes through it, if the circuits have contributions."""
     channel: Index | None = None
-    """The target's channel, in a network by channels."""
+    """The target's channel, in a network that counts channels one by one."""
     kind: Written[EdgeKind] = "communication"
     """`communication`, from a component to what reads it; `attention`, in a trace network, from a token to its head."""
 
@@ -130,13 +130,13 @@ class Network:
     """One weighted graph made of many circuits. Nodes are numbered; edges come in order of target, side and source."""
 
     model: ModelInfo | None
-    """The model that was traced, where it is known."""
+    """The model that was traced, if known."""
     prompts: Index
-    """How many prompts have a circuit: frequencies are shares of these."""
+    """How many prompts have a circuit. Frequencies are shares of this number."""
     without: Index
-    """How many more prompts have none, or an empty one."""
+    """How many other prompts have no circuit, or an empty one."""
     by: Literal["roles", "positions"]
-    """What places are: named roles, or positions."""
+    """What nodes are placed by: named roles, or positions."""
     form: Form
     """`merged`: components at roles; `trace`: heads, and the tokens they attend between, as in the 2024 paper."""
     channels: Flag

@@ -115,7 +115,7 @@ class Method(ABC):
 
     tau: Tau = field(
         default=None,
-        metadata={"help": "Attention that counts as attending.", "above": 0, "at_most": 1},
+        metadata={"help": "The least attention that counts as attending.", "above": 0, "at_most": 1},
     )
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class ACCpp(Method):
     explained_when: ClassVar = "below threshold"
     explains_groups: ClassVar = True
     ig_steps: int = field(
-        default=IG_STEPS, metadata={"help": "Intervals of the integrated gradients.", "at_least": 1}
+        default=IG_STEPS, metadata={"help": "Number of steps of integrated gradients.", "at_least": 1}
     )
 
     def trace(self, recording: Recording, firings: Firings, composer: Composer) -> list[Causes]:
@@ -221,7 +221,9 @@ class SVT(Method):
     whole_heads: ClassVar[bool] = True
     channels: Literal["signal", "all"] = field(
         default="signal",
-        metadata={"help": "The firing's signal set, or all channels (the control without the SVD)."},
+        metadata={
+            "help": "Channels to follow: signal (the head's signal set) or all (the control without the SVD)."
+        },
     )
 
     def default_threshold(self, visible_keys: int) -> float:

@@ -420,7 +420,7 @@ def test_equal_channels_are_shown_as_one_and_positions_have_a_shape_of_their_own
     opened = open_page(replace(circuit, nodes=(*nodes, place), edges=tuple(edges)))
     opened.page.mouse.move(*opened.page.evaluate(ALONE, index))
     text = opened.page.locator("#card").inner_text()
-    assert "1–3 (equal singular values: one channel), 7" in text
+    assert "1\u20133 (equal singular values: one channel), 7" in text
     assert opened.count(".node.position .body") == 2  # in the drawing, and in the legend
     assert opened.style(".node.position .body", "fill") == opened.style(".node.embedding .body", "fill")
 

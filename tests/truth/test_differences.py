@@ -8,6 +8,10 @@ changes what the reader does. That is seen here by running the one reader again,
 - **query**, **key**: the attention of the head changes by more than 5%;
 - **input**: what the MLP writes changes by more than 5% of its length;
 - **value**, **root**: what is read changes at all.
+
+Of all edges that single runs have, difference circuits show the part that differs and no more: positions and constants
+never do. Over the compiled programs that is 339 of 629 true edges (362 in random bases); of those whose source writes
+something else in a compared prompt, 333 of 371 (352 of 354). Complete circuits have the rest (`test_compiled.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from headtrace.vocabulary import ATTENTION_SIDES, ROOT, Side, Site
 from tests.truth.compiled import ABOUT, CHANGED, NOTHING, compiled_model, true_edges, weights
 from tests.truth.known import KNOWN
 from tests.truth.programs import questions
-from tests.truth.scoring import Place
+from tests.truth.scoring import Place, found_edges
+from tests.truth.test_compiled import ONE_RUN_CANNOT_TELL
 
 RECALL = 0.95
 PROMPTS = 4
@@ -158,3 +163,23 @@ def test_recall_over_all_models(kind: str) -> None:
     found, true = (sum(each[i].total() for each in every) for i in (0, 1))
     assert true > 50
     assert found >= RECALL * true, (found, true)
+
+
+@pytest.mark.parametrize("kind", ["axes", "rotated"])
+def test_of_what_one_run_misses_a_difference_circuit_has_what_differs(kind: str) -> None:
+    """A head that is held down: a complete circuit says that it does not tell why, and to ask for a difference. That
+    shows what holds it wherever the compared prompts change it, and cannot show what they share, such as positions."""
+    recovered, shared = 0, 0
+    for name in ONE_RUN_CANNOT_TELL:
+        model, asked = cases(kind, name)
+        for ids, answer, wrong, truth in asked:
+            alone = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+            missed = set(truth) - set(found_edges(alone, at=0.0))
+            if not missed:
+                continue
+            assert alone.not_told
+            found, true, missing = compared(trace(model, ids, answer, wrong), model, missed)
+            assert not missing, name
+            recovered, shared = recovered + found.total(), shared + len(missed) - true.total()
+    assert recovered >= 3
+    assert shared > 0

@@ -6,7 +6,7 @@ The folder has ``sinks.json``, tables as Parquet, directions and mean signals as
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ class SinkSettings:
     """How many there are of each task."""
     sinks: tuple[int, ...]
     """Token ids that are sinks wherever they stand; the first token always is."""
+    skipped: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
+    """Of each file of prompts: the lines that could not be read, with their numbers (``line``) and ``reason``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -42,7 +42,12 @@ def test_prompts_of_your_own_are_shown_to_people(tmp_path) -> None:
 def test_lines_that_cannot_be_read_are_counted_in_the_files_and_the_exit_code(tmp_path) -> None:
     """Two of four: more than one in ten."""
     text = "When Mary and John went to the store, John gave a drink to"
-    lines = [json.dumps({"text": text}), "{broken", json.dumps({"text": "When Zorblax"}), json.dumps({"text": text})]
+    lines = [
+        json.dumps({"text": text}),
+        "{broken",
+        json.dumps({"text": "When Zorblax"}),
+        json.dumps({"text": text}),
+    ]
     (tmp_path / "mine.jsonl").write_text("\n".join(lines))
     asked = ("sinks", "builtin", "--prompts", tmp_path / "mine.jsonl", "--directions", "")
     done = run(*asked, "--out", tmp_path / "out", "--json", code=3)

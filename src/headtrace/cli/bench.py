@@ -86,5 +86,7 @@ def bench(
         if left:
             note(f"{name}: passed over {', '.join(f'{count} ({why})' for why, count in left.items())}")
     for name, lines in found.skipped.items():
-        warn(f"{name}: {len(lines)} lines skipped; the first is line {lines[0]['line']}: {lines[0]['reason']}")
+        warn(
+            f"{name}: {len(lines)} lines skipped; the first is line {lines[0]['line']}: {lines[0]['reason']}"
+        )
     exit_by_share(sum(map(len, found.skipped.values())), found.lines)

@@ -241,7 +241,9 @@ def difference_circuit(
         kept.append(site)
         carried += abs(mean[site])
     between = _strong(mean_edges(flows, kept) if kept else {}, least)
-    if kept and not between and len(kept) == budget.nodes:  # too few for a path from the strongest to the root
+    if (
+        kept and not between and len(kept) == budget.nodes
+    ):  # too few for a path from the strongest to the root
         direct = mean_edges(flows, strong[:MOST_NODES])
         near = sorted((key for key in direct if key[1] == ROOT), key=lambda key: -abs(direct[key][0]))
         kept = [source for source, _, _ in near[: budget.nodes]]
@@ -258,7 +260,7 @@ def difference_circuit(
     nodes = tuple(_node(site, number, flows, change, bool(edges)) for site, number in numbers.items())
     reason = None
     if not edges and not strong:
-        reason = f"no component carries {budget.least:g} of the difference, the least that is asked for: lower min_influence"
+        reason = f"no component carries {budget.least:g} of the difference, the least that counts: lower min_influence"
     elif not edges:
         reason = (
             f"nothing flows straight into the root from the {len(strong)} components that carry at least "

@@ -22,6 +22,7 @@ from headtrace.causal.patching import BASELINES, RANDOM
 from headtrace.causal.sufficiency import SHOWN, open_case, sufficiency
 from headtrace.errors import InputError
 from headtrace.lines import Lines
+from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.request import TraceRequest, read_requests
 from headtrace.writing import replacing, write_text
@@ -40,7 +41,7 @@ METHODS = (*PATHS, *GRADIENTS, RANDOM)
 SCHEMA = "headtrace.bench/1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bench:
     """What ``bench`` measured: one row for each set of prompts, prompt and method."""
 
@@ -72,6 +73,18 @@ class Bench:
         return self.table.group_by("set", "method", maintain_order=True).agg(
             pl.len().alias("prompts"), pl.col(numbers).median()
         )
+
+    def frame(self) -> pl.DataFrame:
+        """All rows, as ``table`` has them."""
+        return self.table
+
+    def __repr__(self) -> str:
+        medians = self.medians
+        sets = medians["set"].n_unique()
+        return f"Bench({self.model['name']!r}: {medians['method'].n_unique()} methods on {sets} set(s) of prompts)"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.medians)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""

@@ -92,6 +92,10 @@ class Faithfulness:
         plain["skipped"] = [asdict(each) for each in self.skipped]
         return {**plain, "faithfulness": self.faithfulness, "curve": self.curve.to_dicts()}
 
+    def frame(self) -> pl.DataFrame:
+        """The curve: a row per circuit size."""
+        return self.curve
+
     def __repr__(self) -> str:
         return (
             f"Faithfulness({self.faithfulness:.3f}: {self.metric} {self.circuit:.3f} of {self.full:.3f} with "

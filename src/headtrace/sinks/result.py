@@ -164,6 +164,12 @@ class Sinks:
             lines.append(f"Without {k} direction{'s' if k > 1 else ''} {where}: {', '.join(parts)}")
         return lines
 
+    def frame(self, of: str = "mass") -> pl.DataFrame:
+        """A row per layer, head and kind of source (``mass``), or another table by its name."""
+        if of not in TABLES:
+            raise InputError(f"frame({of!r}): choose {', '.join(TABLES)}.")
+        return getattr(self, of)
+
     def __repr__(self) -> str:
         return (
             f"Sinks({self.model['name']!r}: {sum(self.settings.prompts.values())} prompts, mean mass "

@@ -114,6 +114,16 @@ def test_why_takes_it(builtin: headtrace.Model) -> None:
     assert found.circuit.root.rest is not None
 
 
+def test_long_prompts_are_shortened_where_a_mechanism_is_shown(builtin: headtrace.Model) -> None:
+    found = headtrace.Tracer(builtin).trace(IOI, " Mary", " John", paths="difference", counterfactual=FLIPPED)
+    compared = replace(found.difference, prompts=(replace(found.difference.prompts[0], text=FLIPPED * 50),))
+    long = replace(found, prompt=replace(found.prompt, text=IOI * 50), difference=compared)
+    first, second = long.mechanism().summary().splitlines()[:2]
+    assert "characters]" in first
+    assert "characters]" in second
+    assert max(len(first), len(second)) < 500
+
+
 @pytest.mark.parametrize(
     ("answer", "wrong", "message"),
     [

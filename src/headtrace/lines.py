@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headtrace.errors import InputError
 from headtrace.errors import shown as _shown
@@ -73,6 +73,11 @@ class Lines(Generic[T]):
     def values(self) -> list[T]:
         """What the lines hold, without their numbers."""
         return [value for _, value in self.entries]
+
+    @property
+    def skipped_rows(self) -> list[dict[str, Any]]:
+        """The lines that could not be used, for files of results: ``line`` and ``reason`` of each."""
+        return [{"line": each.line, "reason": each.reason} for each in self.skipped]
 
     def report(self, first: int = 3) -> str:
         """How many lines were skipped, and why the first few of them were; empty where none was."""

@@ -10,6 +10,16 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+class WithTable:
+    """A result whose rows are one table."""
+
+    table: pl.DataFrame
+
+    def frame(self) -> pl.DataFrame:
+        """All rows, as the field ``table`` has them."""
+        return self.table
+
+
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> str:
     """An HTML table whose cells are text, whatever they hold: nothing in it is markup.
 

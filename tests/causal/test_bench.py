@@ -98,3 +98,13 @@ def test_what_cannot_be_measured_is_said_in_one_line(folder, tmp_path) -> None:
     ):
         with pytest.raises(InputError, match=match):
             bench(model, given, **options)
+
+
+def test_lines_that_cannot_be_read_are_listed_and_set_the_exit_code(tmp_path) -> None:
+    (tmp_path / "ioi.jsonl").write_text("\n".join([json.dumps(LINES[0]), "{broken", '{"answer": " Mary"}']))
+    given = ["bench", "builtin", "--prompts", str(tmp_path / "ioi.jsonl"), "--methods", "random"]
+    done = CliRunner().invoke(app, [*given, "--json", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 3, done.output
+    for content in (json.loads(done.stdout), json.loads((tmp_path / "out" / "bench.json").read_text())):
+        assert [each["line"] for each in content["skipped"]["ioi"]] == [2, 3]
+        assert content["lines"] == 3

@@ -88,7 +88,7 @@ def test_a_network_of_which_nothing_is_left_says_so(table, tmp_path, capsys) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--by", "names"], "choose roles or positions"),
+        (["--by", "names"], "choose roles, positions or label:NAME"),
         (["--by", "roles"], "have no roles"),
         (["--out", "n.txt"], "end its name in .json, .graphml"),
         (["--out", "-", "--json"], "asked for twice"),
@@ -112,3 +112,29 @@ def test_a_source_that_is_not_there_is_an_error(tmp_path, capsys) -> None:
     told = capsys.readouterr().err
     assert "No circuit file at" in told
     assert "holds no" in told, "neither a run nor circuit files"
+
+
+def test_a_label_gives_a_network_for_each_of_its_values(tmp_path, capsys) -> None:
+    model = headtrace.load("builtin")
+    texts = [
+        ("a", "When Mary and John went to"),
+        ("b/..", "When Tom and Anna went to the"),
+        ("a", "When Tom met Mary"),
+    ]
+    lines = [{"text": text, "top_k": 1, "labels": {"kind": kind}} for kind, text in texts]
+    place = headtrace.run(model, lines, out=tmp_path / "run").path
+    assert run("merge", place, "--by", "label:kind", "--json", "--out", tmp_path / "out") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {value: each["prompts"] for value, each in told["networks"].items()} == {"a": 2, "b/..": 1}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0-a", "1-b---"]
+    circuits = [headtrace.open_run(place).circuit(number) for number in (0, 2)]
+    kept = headtrace.load_network(tmp_path / "out" / "0-a" / "network.json")
+    assert kept.edges == merge(circuits).edges
+    assert run("merge", place, "--by", "label:kind", "--skeleton", "--min-frequency", "0") == 0
+    assert "kind b/..:" in capsys.readouterr().out
+    for wrong, message in (
+        ("label:form", "have no label 'form'. There are: 'kind'"),
+        ("words", "label:NAME"),
+    ):
+        assert run("merge", place, "--by", wrong) == 2
+        assert message in " ".join(capsys.readouterr().err.split())

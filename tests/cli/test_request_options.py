@@ -162,11 +162,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_file_that_one_command_takes_all_take(words, place: Path, tmp_path: Path) -> None:
     names = {"file": place / "prompts.jsonl", "out": tmp_path / "out", "circuit": place / "c.json"}
-    failed = 3 if words[0] in ("trace", "run") else 0  # more than one in ten of its prompts
-    done = called(*(word.format(**names) for word in words), code=failed)
+    done = called(*(word.format(**names) for word in words), "--json", code=3)  # more than one in ten prompts
     reported = " ".join(done.stderr.split())
     assert "2 of 4 lines skipped: line 2: is not JSON" in reported
     assert "line 4: unknown field 'anwser'. Did you mean 'answer'?" in reported
+    told = json.loads(done.stdout)
+    kept = {
+        "trace": lambda: told["skipped"],
+        "run": lambda: told["manifest"]["plan"]["skipped_lines"],
+        "sinks": lambda: told["settings"]["skipped"]["prompts"],
+        "faithfulness": lambda: told["skipped"],
+    }[words[0]]()
+    assert [each["line"] for each in kept] == [2, 4]
+    assert "anwser" in kept[1]["reason"]
 
 
 @pytest.mark.parametrize(

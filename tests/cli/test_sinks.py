@@ -39,6 +39,30 @@ def test_prompts_of_your_own_are_shown_to_people(tmp_path) -> None:
     assert "Without 1 direction on the key side" in shown
 
 
+def test_lines_that_cannot_be_read_are_counted_in_the_files_and_the_exit_code(tmp_path) -> None:
+    """Two of four: more than one in ten."""
+    text = "When Mary and John went to the store, John gave a drink to"
+    lines = [
+        json.dumps({"text": text}),
+        "{broken",
+        json.dumps({"text": "When Zorblax"}),
+        json.dumps({"text": text}),
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    asked = ("sinks", "builtin", "--prompts", tmp_path / "mine.jsonl", "--directions", "")
+    done = run(*asked, "--out", tmp_path / "out", "--json", code=3)
+    (skipped,) = json.loads(done.stdout)["settings"]["skipped"].values()
+    assert [each["line"] for each in skipped] == [2, 3]
+    assert "Zorblax" in skipped[1]["reason"]
+    saved = json.loads((tmp_path / "out" / "sinks.json").read_text())["settings"]
+    assert saved["skipped"] == {"mine": skipped}
+    assert headtrace.load_sinks(tmp_path / "out").settings.skipped == {"mine": skipped}
+    assert "2 of 4 prompts failed" in done.stderr
+    (tmp_path / "good.jsonl").write_text("\n".join([lines[0]] * 9 + lines[1:2]))
+    few = run("sinks", "builtin", "--prompts", tmp_path / "good.jsonl", "--directions", "", "--json")
+    assert [each["line"] for each in json.loads(few.stdout)["settings"]["skipped"]["good"]] == [10]
+
+
 def test_wrong_questions_end_with_a_reason(tmp_path) -> None:
     assert "--task" in run("sinks", "builtin", code=2).stderr
     assert "no task 'iou'" in run("sinks", "builtin", "--task", "iou", code=2).stderr

@@ -11,9 +11,11 @@ import torch
 
 import headtrace
 from headtrace.circuits import Circuit, Node
+from headtrace.circuits.files import loads
 from headtrace.explorer.panels.circuits import trace as trace_in_the_explorer
 from headtrace.explorer.panels.session import Session
 from headtrace.request import TraceRequest
+from tests.explorer_server.live import live
 from tests.metamorphic.rewrite import FAMILIES, REWRITES, Renaming
 from tests.tiny import prompts, tiny_hf, top_two
 
@@ -112,3 +114,18 @@ def test_alone_in_a_batch_with_padding_in_a_run_and_in_the_explorer(
             line["tokens"], answer=line["answer"], wrong=line["wrong"], paths=paths, root="linear"
         )
         assert_same(trace_in_the_explorer(session, request)[1], alone)
+
+
+@pytest.mark.slow
+def test_over_http_as_in_python() -> None:
+    """A real server in a thread, and what a browser sends: the file that it gives back is the tracer's circuit."""
+    model, ids = original("llama"), prompts(0, LENGTHS)[0]
+    answer, wrong = answers("llama", 0)
+    with live([model]) as server:
+        for paths in PATHS:
+            asked = {"answer": answer, "wrong": wrong, "paths": paths}
+            job = server.about("trace", {"tokens": ids}, asked)
+            assert job.status == 202, job.body
+            assert [name for _, name, _ in server.events(job.json()["id"])][-1] == "done"
+            saved = server.get(f"/api/jobs/{job.json()['id']}/circuit.json")
+            assert_same(loads(saved.body.decode()), expected("llama", paths, 0))

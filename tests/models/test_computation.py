@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import headtrace
 from headtrace.errors import InputError
@@ -17,6 +18,8 @@ from headtrace.explorer.panels.session import Session
 from headtrace.explorer.panels.why import AtlasEvidence
 from headtrace.interpret import open_atlas, scan
 from headtrace.interpret.atlas import atlas
+from headtrace.models.checkpoint import file_sha256
+from headtrace.models.recording_files import FACTS, TENSORS, _facts_sha256
 from headtrace.runs.engines import ModelPlace
 from tests.tiny import OPTIONS, prompts, tiny_hf, tiny_model, top_two
 
@@ -126,12 +129,24 @@ def test_an_old_circuit_is_compared_by_its_weights_and_that_is_said(pair) -> Non
     assert any("hash of the weights alone" in line for line in report.not_checked)
 
 
+def as_written_before(folder: Path) -> None:
+    """A saved recording as versions wrote it that had no hash of the computation, with its checksums right."""
+    facts = json.loads((folder / FACTS).read_text())
+    del facts["model"]["computation_sha256"], facts["tensors_sha256"]
+    save_file(load_file(folder / TENSORS), folder / TENSORS, {"facts_sha256": _facts_sha256(facts)})
+    facts["tensors_sha256"] = file_sha256(folder / TENSORS)
+    (folder / FACTS).write_text(json.dumps(facts))
+
+
 def test_a_recording_is_refused_and_an_old_one_warns(pair, tmp_path: Path) -> None:
     model, other = pair
     model.record(IDS).save(tmp_path / "kept")
     with pytest.raises(InputError, match="another model"):
         headtrace.Recording.load(tmp_path / "kept", other)
     headtrace.Recording.load(tmp_path / "kept", model).check()
+    as_written_before(tmp_path / "kept")
+    with pytest.warns(UserWarning, match=r"The recording in .*hash of the weights alone"):
+        headtrace.Recording.load(tmp_path / "kept", model).check()
 
 
 def test_a_run_is_not_resumed_with_another_config(pair, tmp_path: Path) -> None:

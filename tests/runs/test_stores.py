@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
 import headtrace
@@ -125,11 +127,32 @@ def test_a_url_that_nothing_can_write_is_told() -> None:
         open_store("s3://bucket/x?bad=1")
 
 
-def test_what_fsspec_can_write_holds_a_run(model, prompts) -> None:
+class Elsewhere(LocalFileSystem):
+    """A file system that only fsspec knows."""
+
+    protocol = "elsewhere"
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(auto_mkdir=True, **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("elsewhere://"))
+
+
+def test_what_fsspec_can_write_holds_a_run(model, prompts, tmp_path: Path) -> None:
+    register_implementation("elsewhere", Elsewhere, clobber=True)
     some = list(prompts)[:3]
-    run = headtrace.run(model, some, out="memory://runs/ioi", shard_size=2)
+    run = headtrace.run(model, some, out=f"elsewhere://{tmp_path}/runs/ioi", shard_size=2)
     assert run.status().done == 3
     assert run.circuit(0).prompt.text == some[0].text
+
+
+@pytest.mark.parametrize("place", ["memory://runs/ioi", "MEMORY://x", "mock://x"])
+def test_a_run_in_memory_is_refused_in_python_as_on_the_command_line(model, prompts, place: str) -> None:
+    with pytest.raises(InputError, match=r"gone when it ends.*Give a folder") as error:
+        headtrace.run(model, list(prompts)[:1], out=place)
+    assert "\n" not in str(error.value)
 
 
 def test_a_folder_may_be_given_as_a_url(tmp_path: Path) -> None:

@@ -191,6 +191,23 @@ def test_a_change_without_effect_is_an_empty_circuit_with_the_reason(tracer: hea
     assert "is the same on both prompts" in found.reason
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_tiny_budget_shows_what_flows_straight_into_the_root(model: headtrace.Model, most: int) -> None:
+    """The strongest components are the words that differ, far below the root: with them alone there is no path."""
+    found = trace(headtrace.Tracer(model, max_firings=most))
+    assert found.reason is None
+    assert 1 <= len(found.nodes) - 1 <= most
+    assert any(edge.side == "root" for edge in found.edges)
+    assert headtrace.verify(found, model, edges="none").verdict == "PASS"
+
+
+def test_an_empty_circuit_names_the_setting_that_made_it_so(model: headtrace.Model) -> None:
+    found = trace(headtrace.Tracer(model, min_influence=1.0, max_firings=1), [FLIPPED, OTHERS])
+    assert not found.edges
+    assert "carries 1 of the difference" in found.reason or "at least 1 of the difference" in found.reason
+    assert "max_firings" not in found.reason
+
+
 @pytest.mark.smollm2
 def test_the_word_that_is_longer_is_named() -> None:
     tracer = headtrace.Tracer(headtrace.load("smollm2-135m"))

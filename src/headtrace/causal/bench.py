@@ -14,13 +14,15 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.causal.patching import BASELINES, RANDOM
 from headtrace.causal.sufficiency import SHOWN, open_case, sufficiency
 from headtrace.errors import InputError
+from headtrace.lines import Lines
+from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.request import TraceRequest, read_requests
 from headtrace.writing import replacing, write_text
@@ -39,7 +41,7 @@ METHODS = (*PATHS, *GRADIENTS, RANDOM)
 SCHEMA = "headtrace.bench/1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bench:
     """What ``bench`` measured: one row for each set of prompts, prompt and method."""
 
@@ -50,6 +52,10 @@ class Bench:
     """By set: how many prompts were used, and why others were not."""
     scores: Mapping[str, Mapping[str, float]]
     """Mean flow of edges between components over all prompts, by the kind of part (nodes, edges): for MIB."""
+    skipped: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
+    """By set: the lines of its file that could not be read, with their numbers (``line``) and ``reason``."""
+    lines: int = 0
+    """How many lines the files have, read or not."""
 
     @property
     def table(self) -> pl.DataFrame:
@@ -68,12 +74,26 @@ class Bench:
             pl.len().alias("prompts"), pl.col(numbers).median()
         )
 
+    def frame(self) -> pl.DataFrame:
+        """All rows, as ``table`` has them."""
+        return self.table
+
+    def __repr__(self) -> str:
+        medians = self.medians
+        sets = medians["set"].n_unique()
+        return f"Bench({self.model['name']!r}: {medians['method'].n_unique()} methods on {sets} set(s) of prompts)"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.medians)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
             "schema": SCHEMA,
             "model": dict(self.model),
             "prompts": {name: dict(counts) for name, counts in self.passed.items()},
+            "lines": self.lines,
+            "skipped": {name: [dict(each) for each in lines] for name, lines in self.skipped.items()},
             "medians": self.medians.to_dicts(),
             "rows": [dict(row) for row in self.rows],
         }
@@ -154,7 +174,7 @@ def bench(
     circuits: list[Circuit] = []
     for number, (name, requests) in enumerate(sets.items()):
         counts = passed[name] = Counter[str]()
-        for place, request in enumerate(requests):
+        for place, request in enumerate(requests.values):
             if progress is not None:
                 progress(number * n + counts["used"], len(sets) * n)
             if counts["used"] == n:
@@ -176,10 +196,12 @@ def bench(
         )
     info = {name: getattr(model, name) for name in ("name", "n_layers", "n_heads", "d_model")}
     info["parallel_attn_mlp"] = bool(getattr(model.architecture, "parallel", False))
-    return Bench(info, tuple(rows), passed, _scores(circuits))
+    skipped = {name: read.skipped_rows for name, read in sets.items() if read.skipped}
+    lines = sum(len(read) + len(read.skipped) for read in sets.values())
+    return Bench(info, tuple(rows), passed, _scores(circuits), skipped, lines)
 
 
-def _sets(prompts: str | Path | Sequence[str | Path]) -> dict[str, list[TraceRequest]]:
+def _sets(prompts: str | Path | Sequence[str | Path]) -> dict[str, Lines[TraceRequest]]:
     given = [prompts] if isinstance(prompts, (str, Path)) else list(prompts)
     files = [
         file
@@ -188,7 +210,7 @@ def _sets(prompts: str | Path | Sequence[str | Path]) -> dict[str, list[TraceReq
     ]
     if not files:
         raise InputError(f"There are no .jsonl files in {', '.join(map(repr, map(str, given)))}.")
-    return {file.stem: [request for _, request in read_requests(file)] for file in files}
+    return {file.stem: read_requests(file) for file in files}
 
 
 def _measured(

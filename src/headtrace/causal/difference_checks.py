@@ -35,6 +35,7 @@ from headtrace.causal.patching import measure
 from headtrace.causal.signals import edge_name
 from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
+from headtrace.notebook import frame, paragraph
 from headtrace.roots import Heads
 from headtrace.tracing.difference_circuit import PairFlow, PromptPair, edge_logits, mean_edges, trace_pairs
 from headtrace.vocabulary import Kind, Site
@@ -202,7 +203,7 @@ class PatchedNode:
     """The same of as many random components; None for single nodes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PatchTest:
     """What patching the components of a difference circuit showed, beside their flows."""
 
@@ -227,6 +228,13 @@ class PatchTest:
         if not self.nodes:
             return None
         return median(abs(node.measured - (node.flow or 0.0)) for node in self.nodes) / abs(self.change)
+
+    def __repr__(self) -> str:
+        how = "" if self.correlation is None else f", correlation with flow {self.correlation:.2f}"
+        return f"PatchTest({len(self.nodes)} nodes and {len(self.groups)} groups patched{how})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.frame())
 
     def frame(self) -> pl.DataFrame:
         """A row per node and group."""

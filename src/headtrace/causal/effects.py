@@ -264,6 +264,12 @@ class Intervened:
         ]
         return "\n".join(lines)
 
+    def frame(self) -> pl.DataFrame:
+        """A row per edge: source, target, side, channels, cosine and norm ratio of the residual before and after."""
+        import polars as pl
+
+        return pl.DataFrame([{**vars(each), "channels": list(each.channels)} for each in self.edges])
+
     @property
     def _moved(self) -> list[tuple[str, float, float]]:
         """What was measured, before and after: attention, and the metric if there is one."""

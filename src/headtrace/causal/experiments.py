@@ -38,6 +38,7 @@ from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress, part_of
 from headtrace.statistics import compare
+from headtrace.tables import WithTable
 from headtrace.vocabulary import ATTENTION_SIDES, FiringName, head_name
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ REACHES: tuple[Reach, ...] = ("local", "global")
 
 
 @dataclass(frozen=True, repr=False)
-class SingleEdges:
+class SingleEdges(WithTable):
     """Every edge ablated and boosted, locally and globally, beside random channels."""
 
     table: pl.DataFrame
@@ -181,7 +182,7 @@ def as_circuits(circuits: Circuit | Sequence[Circuit]) -> list[Circuit]:
 
 
 @dataclass(frozen=True, repr=False)
-class EdgesIntoHead:
+class EdgesIntoHead(WithTable):
     """Edges into the firings of one head, lightest first: weight, change of attention, change of the metric."""
 
     head: str
@@ -279,7 +280,7 @@ def require_edges_into(circuits: Sequence[Circuit], head: str) -> list[list[Edge
 
 
 @dataclass(frozen=True, repr=False)
-class ResidualChanges:
+class ResidualChanges(WithTable):
     """How little the residual moves: cosine and norm ratio before and after, for edges and for whole sides."""
 
     table: pl.DataFrame
@@ -338,7 +339,7 @@ def residual_changes(circuits: Circuit | Sequence[Circuit], model: Model) -> Res
 
 
 @dataclass(frozen=True, repr=False)
-class Additivity:
+class Additivity(WithTable):
     """Pairs of edges ablated one by one and together."""
 
     table: pl.DataFrame

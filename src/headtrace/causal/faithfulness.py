@@ -10,7 +10,7 @@ Only attention is ablated unless ``mlps`` says otherwise: embeddings, biases and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ from headtrace.causal.metric import require_metric
 from headtrace.causal.opening import open_circuit
 from headtrace.causal.patching import NEAREST, drawn_like, measure, random_like
 from headtrace.errors import InputError
+from headtrace.lines import Skipped
 from headtrace.notebook import chart, paragraph, table
 from headtrace.progress import Progress
 from headtrace.vocabulary import ROOT, Kind, Site
@@ -61,6 +62,8 @@ class Faithfulness:
     ablation: str
     unit: str
     mlps: str
+    skipped: tuple[Skipped, ...] = ()
+    """Lines of a file of reference prompts that could not be read; the means are over the others."""
 
     @property
     def faithfulness(self) -> float:
@@ -84,8 +87,14 @@ class Faithfulness:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "curve"}
+        named = [f.name for f in fields(self) if f.name not in ("curve", "skipped")]
+        plain: dict[str, Any] = {name: getattr(self, name) for name in named}
+        plain["skipped"] = [asdict(each) for each in self.skipped]
         return {**plain, "faithfulness": self.faithfulness, "curve": self.curve.to_dicts()}
+
+    def frame(self) -> pl.DataFrame:
+        """The curve: a row per circuit size."""
+        return self.curve
 
     def __repr__(self) -> str:
         return (

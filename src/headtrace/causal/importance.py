@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from headtrace.errors import InputError
 from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress
 from headtrace.tracing.replacements import BUDGET, Measured, Replacement, Word, ask, measure
@@ -122,6 +123,8 @@ class Importance:
 
         if of == "changes":
             return pl.DataFrame([_plain(change) for change in self.measured.changes])
+        if of != "words":
+            raise InputError(f"frame({of!r}): there are words and changes.")
         return pl.DataFrame(
             [
                 {

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headtrace.causal.effects import EdgeEffect, edge_table, effect_record, mean
 from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit
+from headtrace.errors import InputError
 from headtrace.notebook import paragraph, table
 from headtrace.writing import replacing, write_text
 
@@ -323,6 +324,20 @@ class Report:
         numbers = dict.fromkeys(("attention", "predicted", "measured", "error"), pl.Float64)
         schema: Any = {"node": pl.Int64, "firing": pl.String, "side": pl.String, **numbers}
         return pl.DataFrame(rows, schema=schema)
+
+    def frame(self, of: str = "firings") -> pl.DataFrame:
+        """A row per firing and side (predictions); or, with ``of``, per measured ``"edges"`` or ``"failures"``."""
+        import polars as pl
+
+        if of == "edges":
+            return self.edges
+        if of == "firings":
+            return self.firings
+        if of != "failures":
+            raise InputError(f"frame({of!r}): a report has firings, edges and failures.")
+        rows = [(each.field, each.where, shown(each.in_file), shown(each.measured)) for each in self.failures]
+        words: Any = dict.fromkeys(("field", "where", "in_file", "measured"), pl.String)
+        return pl.DataFrame(rows, schema=words, orient="row")
 
     def summary(self, failures: int = 8) -> str:
         """The verdict and the reasons for it, then: do claimed signals matter more than random channels?"""

@@ -265,6 +265,18 @@ class Sufficiency:
         rows[0] |= {f"at {n}": self.at(n) for n in SHOWN}
         return pl.DataFrame(rows)
 
+    def frame(self) -> pl.DataFrame:
+        """The curves: a row per ranking (the circuit, each baseline) and number of components kept: sufficiency."""
+        import polars as pl
+
+        rows = [
+            (name, n, value)
+            for name, curve in {"circuit": self.kept, **self.compared}.items()
+            for n, value in curve.points
+        ]
+        kinds: Any = {"ranking": pl.String, "components": pl.Int64, "sufficiency": pl.Float64}
+        return pl.DataFrame(rows, schema=kinds, orient="row")
+
     def specificity(self, *others: Sufficiency) -> pl.DataFrame:
         """What taking each circuit's heads away does to each prompt: a row per circuit and prompt, this one first.
 

@@ -47,6 +47,8 @@ from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.models import Model
 
 Bias = Literal["offset", "homogeneous"]
@@ -327,6 +329,16 @@ class ModelChannels:
     def n_known(self) -> int:
         """How many heads were decomposed so far."""
         return sum(map(sum, self._known))
+
+    def frame(self) -> pl.DataFrame:
+        """A row per head and channel: layer, head, channel, singular_value, and the rank of its head."""
+        import polars as pl
+
+        values = self.singular_values
+        places = torch.cartesian_prod(*(torch.arange(n) for n in values.shape)).T.tolist()
+        rank = self.rank[..., None].expand(values.shape).flatten().tolist()
+        columns = dict(zip(("layer", "head", "channel"), places, strict=True))
+        return pl.DataFrame({**columns, "singular_value": values.flatten().tolist(), "rank": rank})
 
     def __repr__(self) -> str:
         layers, heads, channels = self._found.singular_values.shape

@@ -54,12 +54,15 @@ from headtrace.errors import IdentityError
 from headtrace.models.devices import exact, exact_device
 from headtrace.models.identities import tolerance_for
 from headtrace.models.integrity import require_same_weights
+from headtrace.notebook import frame as notebook_frame
+from headtrace.notebook import paragraph
 from headtrace.relative import relative
 from headtrace.sparseness import n_recon, sparseness
 from headtrace.tables import html_table
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
+    import polars as pl
     from matplotlib.figure import Figure
 
     from headtrace.models import Model, Recording
@@ -102,6 +105,17 @@ class FiringTerms:
 
     def __repr__(self) -> str:
         return f"FiringTerms({len(self)} firings x {self.query.shape[1]} channels)"
+
+    def frame(self) -> pl.DataFrame:
+        """A row per firing: layer, prompt, head, dest, src, attention, logit, relative (attention), rank, remainder."""
+        import polars as pl
+
+        places = dict(zip(("layer", "prompt", "head", "dest", "src"), self.places.T.tolist(), strict=True))
+        numbers = ("attention", "logit", "relative", "rank", "remainder")
+        return pl.DataFrame({**places, **{name: getattr(self, name).tolist() for name in numbers}})
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + notebook_frame(self.frame().head(20))
 
     def __getitem__(self, rows: int | slice | Tensor) -> FiringTerms:
         """Some of the firings (one number gives a batch of one)."""
@@ -402,6 +416,19 @@ class Decomposition:
             )
             for c in order
         ]
+
+    def frame(self) -> pl.DataFrame:
+        """A row per channel, those that contribute most first: channel (``0-3`` for a group of equal singular values),
+        term and relative_term (parts of the logit and of relative attention), singular_value, in_signal_set."""
+        import polars as pl
+
+        names = ("term", "relative_term", "singular_value", "in_signal_set")
+        return pl.DataFrame(
+            [
+                {"channel": each.name, **{name: getattr(each, name) for name in names}}
+                for each in self.top(len(self.terms))
+            ]
+        )
 
     @property
     def n_effective(self) -> float:

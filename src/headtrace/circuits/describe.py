@@ -201,7 +201,7 @@ def _value(annotation: Any, nullable: bool = True) -> str:
         return ", ".join(f"`{value}`" for value in inner)
     if origin is tuple:
         item = _value(inner[0])
-        return f"list of {item if item == 'text' else item + 's'}"
+        return f"list of {item if item == 'text' or item.startswith('list') else item + 's'}"
     if origin is Mapping:
         return f"object with values: {_value(inner[1])}"
     if origin in (Union, UnionType):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
+from headtrace.roots import LogitDifference
 from headtrace.roots.base import Quote, quoted
 from headtrace.vocabulary import ATTENTION_SIDES, FUNCTION_WORDS, SIDES, Side
 
@@ -147,12 +148,30 @@ def opening(circuit: Circuit) -> str:
         shortened(prompt),
         f"Why {question(circuit)}? ({circuit.root.kind} root{value}; {origin(circuit)})",
     ]
+    lines += _continued(circuit.root)
     notice = (circuit.method.settings or {}).get("notice")
     lines += [] if notice is None else [str(notice)]
     lines += _compared(circuit)
     if not circuit.edges:
         return "\n".join([*lines, f"No circuit: {circuit.reason or 'it has no edges'}"])
     return "\n".join([*lines, size(circuit), *_tokens(circuit)])
+
+
+def _continued(root: Root) -> list[str]:
+    """Of answers of several tokens: which token decides, and what follows it."""
+    if not isinstance(root, LogitDifference) or root.continuations is None or root.log_odds is None:
+        return []
+    shared = len(root.answer_prefix)
+    labels = root.continuation_tokens or tuple(tuple(map(str, each)) for each in root.continuations)
+    (one, *_), (other, *_) = (each[shared:] for each in labels)
+    rests = root.rest or (0.0, 0.0)
+    tails = [
+        f"{sign}{abs(rest):.3g} for {quoted(''.join(each[shared + 1 :]))}"
+        for each, rest, sign in zip(labels, rests, "-+", strict=True)
+        if each[shared + 1 :]
+    ]
+    whole = f"; with what follows ({', '.join(tails)}), log-odds {root.log_odds:.4g}" if tails else ""
+    return [f"They differ first at {quoted(one)} against {quoted(other)}: that is what is explained{whole}."]
 
 
 def shortened(text: str, most: int = 240) -> str:

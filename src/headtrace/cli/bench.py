@@ -5,8 +5,9 @@ from __future__ import annotations
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.output import Output, note, show_table
+from headtrace.cli.output import Output, note, show_table, warn
 from headtrace.cli.progress import progress_bar
+from headtrace.cli.request_options import exit_by_share
 from headtrace.errors import InputError
 
 
@@ -84,3 +85,8 @@ def bench(
         left = {why: count for why, count in counts.items() if why != "used"}
         if left:
             note(f"{name}: passed over {', '.join(f'{count} ({why})' for why, count in left.items())}")
+    for name, lines in found.skipped.items():
+        warn(
+            f"{name}: {len(lines)} lines skipped; the first is line {lines[0]['line']}: {lines[0]['reason']}"
+        )
+    exit_by_share(sum(map(len, found.skipped.values())), found.lines)

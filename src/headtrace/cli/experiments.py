@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from headtrace.cli import options
 from headtrace.cli.output import Output, say, show_table
 from headtrace.cli.progress import progress_bar
-from headtrace.cli.request_options import report_skipped
+from headtrace.cli.request_options import exit_by_share, report_skipped, skipped_of
 from headtrace.cli.verify import ReachChoice, ScopeChoice
 from headtrace.errors import InputError
 from headtrace.request import read_requests
@@ -256,10 +257,10 @@ def faithfulness(
     traced = read_circuit(circuit)
     model = models.of(traced)
     recorded = None
-    if lines is not None:
-        report_skipped(lines)
-        prompts = [each.token_ids(model) for each in lines.values]
-        recorded = model.record(prompts, keep=("values", "mlp_writes"))
+    read = None if lines is None else lines.then(lambda each, _: each.token_ids(model))
+    if read is not None:
+        report_skipped(read)
+        recorded = model.record(read.values, keep=("values", "mlp_writes"))
     with progress_bar("Runs of the model") as progress:
         found = measure(
             traced,
@@ -272,7 +273,10 @@ def faithfulness(
             seed=seed,
             progress=progress,
         )
+    found = found if read is None else replace(found, skipped=read.skipped)
     output.finish(found.to_dict, lambda: _show_faithfulness(found), plots=[found.plot])
+    if read is not None:
+        exit_by_share(*skipped_of([read]))
 
 
 def _show_faithfulness(found: Faithfulness) -> None:

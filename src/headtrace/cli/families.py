@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headtrace.cli import options
 from headtrace.cli.output import Output, say, show_table, warn
 from headtrace.cli.progress import progress_bar
+from headtrace.cli.request_options import PromptsFile, exit_by_share, report_skipped, skipped_of
+from headtrace.errors import InputError
+from headtrace.request import TraceRequest, read_requests
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
-    from headtrace.families import CircuitComparison, Families, FamiliesFile, SignalComparison
+    from headtrace.families import CircuitComparison, Families, FamiliesFile, RunComparison, SignalComparison
+    from headtrace.families.compare import By
 
 GrainChoice = Annotated[
     str, typer.Option(help="What circuits are compared by: components, edges or edge-channel.")
@@ -176,39 +180,62 @@ def _show_signals(found: SignalComparison) -> None:
 def compare(
     *,
     circuits: list[str] = typer.Argument(
-        metavar="CIRCUIT ...",
-        help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders, RUN#id; at least two.",
+        metavar="CIRCUIT|RUN|MODEL ...",
+        help="Circuit files, Parquet files (or one circuit: many.parquet#3), folders, RUN#id; at least two. Two runs, "
+        "or with --prompts two models, are compared prompt by prompt.",
     ),
+    prompts: PromptsFile = None,
+    paths: str | None = typer.Option(None, help="With --prompts: what is followed, as for run."),
     grain: GrainChoice = "edges",
     by: str | None = typer.Option(
-        None, help="What matches: positions (default for one prompt), components (for several), or roles."
+        None,
+        help="What matches: positions (default for one prompt), components (for several), or roles (default for runs "
+        "that have them).",
     ),
     show: int = typer.Option(20, help="How many items to list.", min=0),
     out: str | None = typer.Option(
-        None, help="A .json, .png, .pdf, .svg or .html file, or a folder for table, figure and page."
+        None,
+        help="A .json, .png, .pdf, .svg or .html file, or a folder for table, figure and page (and runs).",
     ),
+    place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
     """
-    The order counts: given checkpoints from the first to the last, it shows which edges appear and disappear when.
+    The order counts: given checkpoints from the first to the last, it shows which edges appear and disappear when. Of
+    two runs: how often each node and edge is in the one and the other, with intervals; prompts are paired by their ids.
 
     Examples:
 
       headtrace compare mary.json john.json
+      headtrace compare runs/base runs/tuned --out compared
+      headtrace compare smollm2-135m ./finetuned --prompts prompts.jsonl --out changed
       headtrace compare runs/ioi#00001 runs/ioi#00002 --by roles --out compared
       headtrace compare step100.json step1000.json step10000.json --out emergence.png
     """
     from headtrace.families.compare import check_by, compare_circuits
-    from headtrace.families.files import circuits_at
+    from headtrace.families.files import circuits_at, run_at
     from headtrace.families.population import check_grain
 
+    matched = None if by is None else check_by(by)
+    runs: list[Any] = [] if prompts is not None or len(circuits) != 2 else [run_at(each) for each in circuits]
+    if paths is not None and prompts is None:
+        raise InputError("--paths goes with --prompts: circuits and runs were traced already.")
+    if prompts is not None or (runs and all(each is not None for each in runs)):
+        output = Output(json, out, [".json", ".png", ".pdf", ".svg"], folder=True)
+        if runs:
+            from headtrace.families.compare_runs import compare_runs
+
+            _finish_runs(output, compare_runs(runs[0], runs[1], by=matched), show)
+        else:
+            _compare_models(output, circuits, str(prompts), place, paths, matched, show)
+        return
     output = Output(json, out, [".json", ".png", ".pdf", ".svg", ".html"], folder=True)
     named = [each for source in circuits for each in circuits_at(source)]
     found = compare_circuits(
         [each.circuit for each in named],
         names=_short([each.name for each in named]),
         grain=check_grain(grain),
-        by=None if by is None else check_by(by),
+        by=matched,
         roles=[each.roles for each in named],
     )
     for warning in found.warnings:
@@ -220,6 +247,82 @@ def compare(
         save=writers.get(output.ending, found.plot),
         files="comparison.json, comparison.png, comparison.html",
     )
+
+
+def _compare_models(
+    output: Output,
+    names: list[str],
+    prompts: str,
+    place: options.ModelOptions,
+    paths: str | None,
+    by: By | None,
+    show: int,
+) -> None:
+    """Trace two models on one file of prompts, and compare."""
+    from headtrace.families.compare_runs import compare_models
+
+    if len(names) != 2:
+        raise InputError(
+            f"--prompts compares two models, and there are {len(names)}: give a base model and another."
+        )
+    lines = read_requests(prompts)
+    report_skipped(lines)
+    TraceRequest.create("checks the options", paths=paths)
+    base, other = (place.load(each) for each in names)
+    examples: Any = lines.then(lambda each, _: each.to_json())
+    kept = output.out if output.ending == "" else None
+    short = _short(names)
+    with progress_bar("Two models", 100) as progress:
+        found = compare_models(
+            base, other, examples, names=(short[0], short[1]), by=by, out=kept, progress=progress, paths=paths
+        )
+    _finish_runs(output, found, show)
+    exit_by_share(*skipped_of([lines]))
+
+
+def _finish_runs(output: Output, found: RunComparison, show: int) -> None:
+    for warning in found.warnings:
+        warn(warning)
+    writers = {".json": found.write_json, "": found.save}
+    output.finish(
+        found.to_dict,
+        lambda: _show_runs(found, show),
+        save=writers.get(output.ending, found.plot),
+        files="comparison.json, comparison.png",
+    )
+
+
+def _show_runs(found: RunComparison, count: int) -> None:
+    """What was compared, then the items that differ most, and the heads that read something else."""
+    import polars as pl
+
+    say(found.summary())
+    columns: dict[str, Any] = {
+        "item": "{item}",
+        "a": "{a:.0%}",
+        "b": "{b:.0%}",
+        "difference": "{difference:+.0%}",
+    }
+    columns |= {"95 %": "{low:+.0%} to {high:+.0%}", "q": "{q:.2g}"}
+    for kind in ("step", "node", "edge"):
+        rows = found.table.filter(kind=kind).filter(pl.col("difference") != 0).head(count).to_dicts()
+        if rows:
+            show_table(rows, columns, title=f"{kind.capitalize()}s that differ most, as shares of prompts")
+    if found.signals is not None and count:
+        other = found.signals.frame().filter(pl.col("reads").is_in(["something else", "the opposite"]))
+        if other.height:
+            show_table(
+                other.head(count).to_dicts(),
+                {
+                    "head": "{name}",
+                    "side": "{side}",
+                    "cosine": "{cosine:+.2f}",
+                    "control": "{control:+.2f}",
+                    "reads": "{reads}",
+                },
+                title="Heads that read something else",
+                left=2,
+            )
 
 
 def _short(names: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from headtrace.writing import (
 if TYPE_CHECKING:
     import polars as pl
 
+    from headtrace.runs.frames import Source
     from headtrace.runs.network import Network, NetworkEdge
     from headtrace.runs.references import ReferenceAgreement
 
@@ -38,7 +39,9 @@ def merge(
         metavar="RUN", help="A run, a Parquet file of circuits, or a folder of circuit files."
     ),
     by: str | None = typer.Option(
-        None, help="Align prompts by roles or by positions (default: roles if the prompts have them)."
+        None,
+        help="Align prompts by roles or by positions (default: roles if the prompts have them). label:NAME makes one "
+        "network for each value of a label.",
     ),
     channels: bool = typer.Option(False, "--channels", help="Count each channel of an edge separately."),
     min_frequency: float | None = typer.Option(
@@ -78,40 +81,72 @@ def merge(
     Examples:
 
       headtrace merge runs/ioi --out structure
+      headtrace merge runs/ioi --by label:order --out by-order
       headtrace merge many.parquet --by positions --min-frequency 0.5 --out network.html
       headtrace merge runs/ioi --skeleton --out skeleton.svg
       headtrace merge runs/gpt2 --trace-network --reference gpt2-ioi --json
     """
+    from headtrace.runs.frames import frames_of
     from headtrace.runs.merging import DRAWN, SKELETON
     from headtrace.runs.merging import merge as merge_circuits
     from headtrace.runs.merging import trace_network as trace_network_of
     from headtrace.runs.references import agreement, load_reference
 
-    output = Output(json, out, ENDINGS, folder=True)
+    label = by.removeprefix("label:") if by is not None and by.startswith("label:") else None
+    output = Output(json, out, ENDINGS if label is None else (), folder=True)
     heads_only = trace_network or skeleton
-    if by not in (None, "roles", "positions"):
-        raise InputError(f"--by {by}: choose roles or positions.")
+    if label is None and by not in (None, "roles", "positions"):
+        raise InputError(f"--by {by}: choose roles, positions or label:NAME.")
     if channels and heads_only:
         raise InputError(
             "A trace network has no channels: give --channels, or --trace-network or --skeleton."
         )
     published = None if reference is None else load_reference(reference)
-    kind: Any = by
-    with notes.status("Merging circuits"):
-        if heads_only:
-            whole = trace_network_of(run, min_frequency=0.0, by=kind)
-        else:
-            whole = merge_circuits(run, by=kind, channels=channels)
+    kind: Any = None if label is not None else by
     if min_frequency is None:
         min_frequency = SKELETON if skeleton else DRAWN if trace_network else 0.0
-    network = whole.prune(min_frequency, min_weight)
-    # Of the whole network: the thresholds of the sweep are cuts of their own.
-    found = None if published is None else agreement(whole, published)
+
+    def merged(source: Source) -> tuple[Network, ReferenceAgreement | None]:
+        if heads_only:
+            whole = trace_network_of(source, min_frequency=0.0, by=kind)
+        else:
+            whole = merge_circuits(source, by=kind, channels=channels)
+        # The agreement is of the whole network: the thresholds of its sweep are cuts of their own.
+        found = None if published is None else agreement(whole, published)
+        return whole.prune(min_frequency, min_weight), found
+
+    with notes.status("Merging circuits"):
+        parts: dict[str, Source] = {"": run} if label is None else {**frames_of(run).by_label(label)}
+        networks = {value: merged(source) for value, source in parts.items()}
+    if label is None:
+        network, found = networks[""]
+        output.finish(
+            lambda: _content(network, found),
+            lambda: _show(network, found),
+            save=lambda path: _save(network, found, path, output.ending),
+            files=", ".join(FILES),
+        )
+        return
+
+    def show() -> None:
+        for value, each in networks.items():
+            say(f"{label} {value}:")
+            _show(*each)
+
+    def save(path: str) -> None:
+        for number, each in enumerate(networks.values()):
+            _save(*each, os.path.join(path, folders[number]), "")
+
+    # A value may hold anything that a folder's name may not.
+    folders = [
+        f"{number}-{''.join(letter if letter.isalnum() else '-' for letter in value)[:40]}"
+        for number, value in enumerate(networks)
+    ]
     output.finish(
-        lambda: _content(network, found),
-        lambda: _show(network, found),
-        save=lambda path: _save(network, found, path, output.ending),
-        files=", ".join(FILES),
+        lambda: {"label": label, "networks": {value: _content(*each) for value, each in networks.items()}},
+        show,
+        save=save,
+        files=", ".join(f"{folder}/" for folder in folders),
     )
 
 

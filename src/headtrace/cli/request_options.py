@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -224,6 +224,13 @@ def exit_by_share(failed: int, total: int) -> None:
     if failed > TOLERATED * total:
         warn(f"{failed} of {total} prompts failed: more than one in ten, hence exit code {TOO_MANY_FAILED}.")
         raise typer.Exit(TOO_MANY_FAILED)
+
+
+def skipped_of(files: Iterable[Lines[Any]]) -> tuple[int, int]:
+    """How many lines of some files could not be read, and how many there are."""
+    read = list(files)
+    skipped = sum(len(each.skipped) for each in read)
+    return skipped, skipped + sum(map(len, read))
 
 
 def report_skipped(lines: Lines[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import typer
 from headtrace.cli import options
 from headtrace.cli.output import Output, note, say
 from headtrace.cli.progress import progress_bar
-from headtrace.cli.request_options import report_skipped
+from headtrace.cli.request_options import exit_by_share, report_skipped, skipped_of
 from headtrace.errors import InputError
+from headtrace.lines import Lines
 from headtrace.request import ResolvedRequest, TraceRequest, read_requests
 from headtrace.tasks import TASKS
 
@@ -70,7 +72,13 @@ def sinks(
     output = Output(json, out)
     counts = options.parse_ids(directions)
     loaded = place.load(model)
-    sets = _prompts_by_task(loaded, tasks, files, number, seed)
+    sets = _prompts_by_task(loaded, tasks, number, seed)
+    lines: dict[str, Lines[Any]] = {}
+    for file in dict.fromkeys(files):
+        read = read_requests(file).then(lambda each, _: _prompt(each, loaded))
+        report_skipped(read)
+        name = file if Path(file).stem in sets else Path(file).stem
+        sets[name], lines[name] = read.values[:: max(1, len(read) // number)][:number], read
     with progress_bar("Sinks", 100) as progress:
         found = find_sinks(
             loaded,
@@ -81,18 +89,19 @@ def sinks(
             seed=seed,
             progress=progress,
         )
+    skipped = {name: read.skipped_rows for name, read in lines.items() if read.skipped}
+    found = replace(found, settings=replace(found.settings, skipped=skipped))
     output.finish(
         found.to_dict,
         lambda: say(found.summary()),
         save=found.save,
         files="sinks.json, tables, sinks-*.png",
     )
+    exit_by_share(*skipped_of(lines.values()))
 
 
-def _prompts_by_task(
-    model: Model, tasks: list[str], files: list[str], number: int, seed: int
-) -> dict[str, Any]:
-    """At most ``number`` prompts of each task, spread over its cells, and of each file."""
+def _prompts_by_task(model: Model, tasks: list[str], number: int, seed: int) -> dict[str, Any]:
+    """At most ``number`` prompts of each task, spread over its cells."""
     from headtrace.tasks import load_task
 
     found: dict[str, Any] = {}
@@ -101,12 +110,6 @@ def _prompts_by_task(
         found[name] = load_task(name, model.tokenizer, n_per_cell=per_cell, seed=seed).spread(number)
         if len(found[name]) < number:
             note(f"{name}: {len(found[name])} prompts, all that there are for this vocabulary.")
-    for file in dict.fromkeys(files):
-        lines = read_requests(file).then(lambda each, _: _prompt(each, model))
-        report_skipped(lines)
-        step = max(1, len(lines) // number)
-        name = Path(file).stem
-        found[file if name in found else name] = lines.values[::step][:number]
     return found
 
 

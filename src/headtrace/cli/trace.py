@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,6 +27,7 @@ from headtrace.cli.request_options import (
     Strict,
     exit_by_share,
     report_skipped,
+    skipped_of,
 )
 from headtrace.errors import InputError
 from headtrace.request import TraceRequest, read_requests
@@ -93,8 +93,11 @@ def trace(
         found = [to_json(circuit) for circuit in circuits]
         if resolved is None:
             return found[0]
-        skipped = [asdict(each) for each in resolved.skipped]
-        return {"circuits": found, "lines": [line for line, _ in resolved], "skipped": skipped}
+        return {
+            "circuits": found,
+            "lines": [line for line, _ in resolved],
+            "skipped": resolved.skipped_rows,
+        }
 
     def show() -> None:
         if one is not None:
@@ -111,7 +114,7 @@ def trace(
     if written:
         note(written)
     if resolved is not None:
-        exit_by_share(len(resolved.skipped), len(resolved) + len(resolved.skipped))
+        exit_by_share(*skipped_of([resolved]))
 
 
 def _show_circuit(circuit: Circuit) -> None:

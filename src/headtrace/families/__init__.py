@@ -3,12 +3,14 @@
 ``population.py`` turns circuits into sets of items at three grains, ``clustering.py`` has Jaccard distances and average
 linkage, ``choosing.py`` the number of families and their stability, ``result.py`` the families themselves, their
 agreement with labels and their exclusive edges, ``ablation.py`` the causal test of those edges. ``head_signals.py``
-compares what heads read, ``compare.py`` circuits item by item; ``files.py`` reads and writes.
+compares what heads read, ``compare.py`` circuits item by item, ``compare_runs.py`` runs and models; ``files.py`` reads
+and writes.
 """
 
 from headtrace.families.ablation import ExclusiveAblation
 from headtrace.families.choosing import Stability
 from headtrace.families.compare import CircuitComparison, compare_circuits
+from headtrace.families.compare_runs import RunComparison, compare_models, compare_runs
 from headtrace.families.files import FamiliesFile, load_families
 from headtrace.families.head_signals import SignalComparison, compare_signals
 from headtrace.families.population import Population
@@ -21,9 +23,12 @@ __all__ = [
     "Families",
     "FamiliesFile",
     "Population",
+    "RunComparison",
     "SignalComparison",
     "Stability",
     "compare_circuits",
+    "compare_models",
+    "compare_runs",
     "compare_signals",
     "find_families",
     "load_families",

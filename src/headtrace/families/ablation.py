@@ -33,6 +33,7 @@ from headtrace.families.population import ROOT_NAME, Roles, component_name, edge
 from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.statistics import RESAMPLES, interval
+from headtrace.tables import WithTable
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing, Site
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _TYPES: Any = {
 
 
 @dataclass(frozen=True, repr=False)
-class ExclusiveAblation:
+class ExclusiveAblation(WithTable):
     """Every family's exclusive edges ablated on prompts of every family."""
 
     table: pl.DataFrame

@@ -29,6 +29,7 @@ from headtrace.errors import InputError
 from headtrace.families.clustering import average_linkage, cuts, shape_of, square
 from headtrace.families.population import Sets
 from headtrace.notebook import frame, paragraph
+from headtrace.tables import WithTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,8 +48,8 @@ TRADES = 5
 K_MAX, CONTROLS, RESAMPLES = 10, 40, 50
 
 
-@dataclass(frozen=True)
-class Choice:
+@dataclass(frozen=True, repr=False)
+class Choice(WithTable):
     """How the number of families was chosen."""
 
     n: int
@@ -62,6 +63,12 @@ class Choice:
     """How often a population without families separates as well: (1 + count) / (1 + controls)."""
     table: pl.DataFrame
     """n, silhouette, stability (of the least stable family of three circuits or more), large (families), passes."""
+
+    def __repr__(self) -> str:
+        return f"Choice({self})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(str(self)) + frame(self.table)
 
     def __str__(self) -> str:
         if self.by != "silhouette":
@@ -232,7 +239,7 @@ def least_stable(
 
 
 @dataclass(frozen=True, repr=False)
-class Stability:
+class Stability(WithTable):
     """Mean Jaccard similarity of families with those of bootstrap samples of the prompts. 0.8 counts as stable."""
 
     table: pl.DataFrame

@@ -37,6 +37,7 @@ from headtrace.families.population import (
     role_at,
 )
 from headtrace.notebook import frame, paragraph
+from headtrace.tables import WithTable
 from headtrace.vocabulary import Site
 from headtrace.writing import write_report
 
@@ -52,7 +53,7 @@ _TYPES: Any = {
 
 
 @dataclass(frozen=True, repr=False)
-class CircuitComparison:
+class CircuitComparison(WithTable):
     """Nodes and edges of several circuits, in the order in which the circuits were given."""
 
     table: pl.DataFrame

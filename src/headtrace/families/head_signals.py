@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+import torch
 from jaxtyping import Float
 
 from headtrace.causal.opening import open_circuit
@@ -41,6 +42,8 @@ SAME, APART = 0.7, 0.3
 """Cosines from 0.7 up: the same; within 0.3 of zero: something else; from -0.3 down: the opposite."""
 FEWEST = 3
 """Circuits that each side needs for the verdict that they differ."""
+SHARED_BASIS = 0.9
+"""The mean cosine of two models' token embeddings from which a direction is taken to mean the same in both."""
 RESAMPLES = 1000
 SCHEMA = "headtrace.signals/1"
 Reader = tuple[int, int, AttentionSide]
@@ -104,13 +107,22 @@ class SignalComparison:
         """
         if cosine >= SAME:
             return "the same"
-        if cosine >= APART:
-            return "partly the same"
         if control is None or min(in_a, in_b) < FEWEST:
             return "not enough circuits"
         if control < SAME:
             return "varies within families, too"
+        if cosine >= APART:
+            return "partly the same"
         return "the opposite" if cosine <= -APART else "something else"
+
+    def frame(self) -> pl.DataFrame:
+        """The table, with the name of each head and what its cosine says in words (``reads``)."""
+        rows = self.table.rows(named=True)
+        return self.table.select(
+            pl.format("L{}H{}", "layer", "head").alias("name"),
+            pl.all(),
+            pl.Series("reads", [self.verdict(**_judged(row)) for row in rows], dtype=pl.String),
+        )
 
     def __repr__(self) -> str:
         counts = f"{self.same.height} the same, {self.other.height} something else, {self.opposite.height} the opposite"
@@ -162,11 +174,15 @@ def compare_signals(
     b: Circuit | Sequence[Circuit],
     model: Model,
     *,
+    other: Model | None = None,
     names: tuple[str, str] = ("A", "B"),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SignalComparison:
     """Compare what heads read in two circuits, or in two families of circuits.
+
+    ``other`` is the model of ``b``, where that is another one that was trained from the model of ``a`` (or the other
+    way round); one whose directions mean something else (`shared_basis`) is refused.
 
     >>> import headtrace
     >>> model = headtrace.load("builtin")
@@ -178,13 +194,20 @@ def compare_signals(
     sides = [[each] if isinstance(each, Circuit) else list(each) for each in (a, b)]
     if not all(sides):
         raise InputError("There is no circuit on one side: give at least one for each.")
-    require_one_model(circuit.model for side in sides for circuit in side)
+    models = (model, model if other is None else other)
+    if other is None:
+        require_one_model(circuit.model for side in sides for circuit in side)
+    elif (basis := shared_basis(model, other)) < SHARED_BASIS:
+        raise InputError(
+            f"The token embeddings of {model.name!r} and {other.name!r} have a mean cosine of {basis:.2f}, and "
+            f"{SHARED_BASIS} is asked for: directions of their residual streams need not mean the same."
+        )
     total, done = len(sides[0]) + len(sides[1]), 0
     read: list[dict[Reader, list[np.ndarray]]] = []
-    for side in sides:
+    for side, its_model in zip(sides, models, strict=True):
         vectors: dict[Reader, list[np.ndarray]] = {}
         for circuit in side:
-            for reader, vector in head_signals(circuit, model).items():
+            for reader, vector in head_signals(circuit, its_model).items():
                 vectors.setdefault(reader, []).append(vector)
             done += 1
             if progress is not None:
@@ -200,6 +223,23 @@ def compare_signals(
         model.n_layers,
         model.n_heads,
     )
+
+
+def shared_basis(a: Model, b: Model) -> float:
+    """The mean cosine of two models' embeddings of the same tokens: near 1 where one was trained from the other a
+    little, 0 for models that were trained apart or differ in size.
+
+    >>> import headtrace
+    >>> model = headtrace.load("builtin")
+    >>> round(shared_basis(model, model), 6)
+    1.0
+    """
+    embeddings: list[Any] = [each.hf.get_input_embeddings() for each in (a, b)]
+    tables = [each.weight.detach() for each in embeddings]
+    if tables[0].shape != tables[1].shape:
+        return 0.0
+    one, other = (on_host(table).double() for table in tables)
+    return float(torch.nn.functional.cosine_similarity(one, other, dim=-1).mean())
 
 
 def head_signals(circuit: Circuit, model: Model) -> dict[Reader, np.ndarray]:

@@ -261,6 +261,16 @@ class Families:
             ]
         )
 
+    def frame(self, of: str = "families") -> pl.DataFrame:
+        """A row per family (``table()``); with ``of="circuits"`` per circuit: its prompt, family and labels."""
+        if of == "families":
+            return self.table()
+        if of != "circuits":
+            raise InputError(f"frame({of!r}): there are families and circuits.")
+        family = pl.Series("family", [int(each) for each in self.family], dtype=pl.Int64)
+        ids = pl.Series("prompt", list(self.population.ids), dtype=pl.String)
+        return pl.DataFrame([ids, family]).hstack(self.population.labels)
+
     def _repr_html_(self) -> str:
         return paragraph(f"{self!r}: {self.choice}") + frame(self.table())
 

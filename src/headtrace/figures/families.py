@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CircuitComparison,
         ExclusiveAblation,
         Families,
+        RunComparison,
         SignalComparison,
         Stability,
     )
@@ -269,6 +270,42 @@ def _heads(axis: Axes, found: SignalComparison, side: str, name: str) -> Any:
     for one in (axis.xaxis, axis.yaxis):
         one.set_major_locator(MaxNLocator(integer=True))
     return image
+
+
+# -- runs side by side ---------------------------------------------------------------------------------------
+
+
+@style.house_style()
+def run_differences(found: RunComparison, path: str | Path | None = None) -> Figure:
+    """The items that differ most between two runs: shares of prompts on the left, their difference on the right."""
+    if not found.table.height:
+        raise InputError("The runs have no nodes or edges, so there is nothing to draw.")
+    parts = [found.table.filter(kind=kind).head(MOST_ITEMS // 3) for kind in ("step", "node", "edge")]
+    shown = pl.concat([part.filter(pl.col("difference") != 0) for part in parts])
+    shown = shown if shown.height else pl.concat(parts).head(5)
+    longest = max(len(item) for item in shown["item"])
+    figure, ((left, right),) = style.new_figure(
+        4.6 + 0.062 * longest, 1.6 + 0.17 * shown.height, 1, 2, width_ratios=[1, 1], sharey=True
+    )
+    place = np.arange(shown.height)
+    for name, colour, label in (("a", GREY, found.names[0]), ("b", BLUE, found.names[1])):
+        left.scatter(shown[name], place, color=colour, s=14, label=style.token_label(label, 24), zorder=3)
+    left.hlines(place, shown["a"], shown["b"], color="#c8c8c8", linewidth=1, zorder=1)
+    left.set(xlim=(-0.03, 1.03), xlabel="share of prompts", yticks=place)
+    left.set_yticklabels(
+        [style.token_label(item, 70).replace("␣", " ") for item in shown["item"]], fontsize=6.5
+    )
+    left.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=7)
+    clear = (shown["q"] <= 0.05).to_list()
+    colours = [VERMILION if each else GREY for each in clear]
+    right.hlines(place, shown["low"], shown["high"], colors=colours, linewidth=1.2)
+    right.scatter(shown["difference"], place, c=colours, s=14, zorder=3)
+    right.axvline(0, color=INK, linewidth=0.6)
+    right.set(xlim=(-1.05, 1.05), xlabel="difference, with its 95 % interval")
+    left.invert_yaxis()
+    note = "Red: clear after correction for the number of items (q at most 0.05)."
+    title = f"What {found.names[1]} has more or less often than {found.names[0]} ({found.pairs} prompts)"
+    return style.save(figure, path, title, note)
 
 
 # -- circuits side by side -----------------------------------------------------------------------------------

@@ -145,6 +145,17 @@ class Atlas:
             f"{self.about['tokens']:,} tokens of {self.about['corpus']})"
         )
 
+    def frame(self, of: str = "heads") -> pl.DataFrame:
+        """A row per head; or, with ``of``, per channel (``"channels"``) or pair of tokens (``"pairs"``)."""
+        if of not in ("heads", "channels", "pairs"):
+            raise InputError(f"frame({of!r}): an atlas has heads, channels and pairs.")
+        return getattr(self, of)
+
+    def _repr_html_(self) -> str:
+        from headtrace.notebook import frame, paragraph
+
+        return paragraph(repr(self)) + frame(self.heads.head(20))
+
     @cached_property
     def pairs(self) -> pl.DataFrame:
         """All pairs of all channels."""

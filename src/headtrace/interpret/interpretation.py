@@ -263,7 +263,7 @@ def options_of(made: Explainer | Judge) -> dict[str, Any]:
 # -- The result --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Interpretation:
     """Signals, their descriptions, and the verdicts on them."""
 
@@ -319,6 +319,18 @@ class Interpretation:
     def against_sibling(self) -> Counts:
         """Over all supported signals: highest pairs against those of other channels of the same head."""
         return sum((each.against_sibling for each in self.signals if each.supported), Counts())
+
+    def frame(self) -> pl.DataFrame:
+        """All rows, as ``table`` has them."""
+        return self.table
+
+    def __repr__(self) -> str:
+        return f"Interpretation({len(self.signals)} signals, {self.fraction.count} of {self.fraction.total} supported)"
+
+    def _repr_html_(self) -> str:
+        from headtrace.notebook import frame, paragraph
+
+        return "".join(map(paragraph, self.summary().splitlines())) + frame(self.table.head(20))
 
     def summary(self) -> str:
         """A few lines: the fraction, its controls, what failed."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit
 from headtrace.circuits.files import from_json, to_json
+from headtrace.circuits.summary import shortened
 from headtrace.errors import InputError
 from headtrace.mechanism.backbone import fold_circuit
 from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
@@ -103,7 +104,9 @@ class Mechanism:
         compared, measure = self.circuit.difference, self.circuit.root.measure
         if compared is None:
             return f"{measure} {self.whole:.2f}, one run"
-        changes = ", ".join(each.change or each.text or "another prompt" for each in compared.prompts)
+        changes = ", ".join(
+            shortened(each.change or each.text or "another prompt") for each in compared.prompts
+        )
         mean = " on average" if len(compared.prompts) > 1 else ""
         return (
             f"{measure} {compared.value:.2f}; {compared.other_value:.2f}{mean} with {changes}: "
@@ -113,7 +116,7 @@ class Mechanism:
     def summary(self) -> str:
         """The sentence, the steps with their measurements, and the ledger: one terminal screen."""
         prompt = self.circuit.prompt
-        lines = [prompt.text or " ".join(prompt.tokens), f"Why {self.question}? ({self.origin})"]
+        lines = [shortened(prompt.text or " ".join(prompt.tokens)), f"Why {self.question}? ({self.origin})"]
         lines += [f"  {note}" for note in self.chosen]
         if self.circuit.difference is not None and self.circuit.difference.note:
             lines.append(f"  {self.circuit.difference.note}")

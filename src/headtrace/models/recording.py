@@ -354,6 +354,10 @@ class Recording:
             for head, (value, place) in enumerate(zip(*row, strict=True))
         ]
 
+    def frame(self, min: float = 0.0, *, prompt: int = 0) -> pl.DataFrame:
+        """The attention of one prompt: a row per head and pair of tokens that it sees, the strongest first."""
+        return self.firings(min, prompt=prompt)
+
     def firings(
         self,
         min: float = 0.3,

@@ -104,6 +104,10 @@ class BaseRoot(ABC):
         """Tokens of the answer that the model is given after the prompt: all but the last one of a continuation."""
         return ()
 
+    def measured(self, model: Model, ids: Sequence[int]) -> Self:
+        """The same root with what other runs than that of the prompt (``ids``) say about it, where it needs any."""
+        return self
+
     # Tracing
 
     @abstractmethod

@@ -1,8 +1,18 @@
-"""The logit difference between an answer and a wrong answer."""
+"""The logit difference between an answer and a wrong answer.
+
+Answers of several tokens are two continuations of the prompt. The model is given what they begin with alike; the first
+token that differs decides between them, and the difference is read there: the logarithm of the ratio of the two tokens'
+probabilities, exactly, for what normalises them cancels. What follows lies in two different runs, one after each of the
+two tokens, so no component of one run has a share in both; how likely it is, is measured and stated beside the value.
+
+>>> root = LogitDifference((5,), (7,), value=2.0, continuations=((3, 5, 9), (3, 7)), rest=(-0.25, 0.0))
+>>> root.answer_prefix, root.log_odds
+((3,), 1.75)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -16,10 +26,11 @@ from headtrace.roots.base import (
     RootOption,
     quoted,
     require_tokens,
+    several,
     single_tokens,
     words,
 )
-from headtrace.validation import Ids, Index, Number, Words, Written, checked
+from headtrace.validation import Ids, Index, Number, Words, Written, checked, fail
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -51,16 +62,27 @@ class LogitDifference(BaseRoot):
     """The text of the wrong answer's tokens."""
     bias: Number | None = None
     """The part of the value that comes from the output's own biases, on any prompt."""
+    continuations: tuple[Ids, Ids] | None = None
+    """All tokens of the answer and of the wrong answer, where one has several; `answer` and `wrong` are the first that
+    differ, and the prompt ends with what stands before these."""
+    continuation_tokens: tuple[Words, Words] | None = None
+    """The text of all these tokens."""
+    rest: tuple[Number, Number] | None = None
+    """The log-likelihoods of what follows the tokens that differ, each after its own, in nats."""
     kind: Written[Literal["linear"]] = "linear"
     measure: ClassVar[str] = "logit difference"
     adds_up: ClassVar[bool] = True
     options: ClassVar[Mapping[str, RootOption]] = {
         "answer": RootOption("the answer: text, a token id, or several alternatives", ANSWERS),
-        "wrong": RootOption("the wrong answer to compare with", ANSWERS),
+        "wrong": RootOption("the wrong answer to compare with (of several tokens, too)", ANSWERS),
     }
 
     def question(self, quote: Quote = quoted) -> str:
         """What is explained, in words: an answer rather than a wrong one."""
+        if self.continuations is not None:
+            labels = self.continuation_tokens or (None, None)
+            one, other = (quote(words(*each, "")) for each in zip(self.continuations, labels, strict=True))
+            return f"{one} rather than {other}"
         answer = quote(words(self.answer, self.answer_tokens))
         if self.wrong is None:
             return answer
@@ -81,15 +103,76 @@ class LogitDifference(BaseRoot):
     ) -> LogitDifference:
         if "answer" not in given:
             raise InputError("root='linear' needs an answer, such as answer=' Mary'.")
+        if "wrong" in given:
+            both = [several(given[name]) for name in ("answer", "wrong")]
+            if all(len(each) == 1 for each in both):
+                whats = ("answer", "wrong answer")
+                found = [
+                    model.reader.continuation(prompt, each[0], what)
+                    for each, what in zip(both, whats, strict=True)
+                ]
+                if any(len(each) > 1 for each in found):
+                    return cls.of_continuations(*found, labels=model.output_labels)
         answer = single_tokens(model, prompt, given["answer"], "answer")
         wrong = single_tokens(model, prompt, given["wrong"], "wrong answer") if "wrong" in given else None
         if set(answer) & set(wrong or ()):
             raise InputError("The answer and the wrong answer are the same token: their difference is zero.")
         return cls(answer, wrong)
 
+    @classmethod
+    def of_continuations(
+        cls, answer: Ids, wrong: Ids, labels: Callable[[Ids], Words] = lambda ids: tuple(map(str, ids))
+    ) -> LogitDifference:
+        """The root of two continuations, as token ids; ``labels`` says how tokens read, for the error."""
+        shared = next(
+            (i for i, pair in enumerate(zip(answer, wrong, strict=False)) if pair[0] != pair[1]), None
+        )
+        if shared is None:
+            one, other = ("".join(labels(each)) for each in (answer, wrong))
+            how = "are the same" if answer == wrong else "begin alike, and one ends there"
+            raise InputError(
+                f"The answer {one!r} and the wrong answer {other!r} {how}: no token decides between them. Give answers "
+                "that differ, or one alone (its log-likelihood is explained)."
+            )
+        return cls((answer[shared],), (wrong[shared],), continuations=(answer, wrong))
+
     def with_words(self, model: Model) -> LogitDifference:
         wrong = None if self.wrong is None else model.output_labels(self.wrong)
-        return replace(self, answer_tokens=model.output_labels(self.answer), wrong_tokens=wrong)
+        named = replace(self, answer_tokens=model.output_labels(self.answer), wrong_tokens=wrong)
+        if self.continuations is None:
+            return named
+        one, other = map(model.output_labels, self.continuations)
+        return replace(named, continuation_tokens=(one, other))
+
+    @property
+    def answer_prefix(self) -> Ids:
+        if self.continuations is None:
+            return ()
+        pairs = enumerate(zip(*self.continuations, strict=False))
+        return self.continuations[0][: next((i for i, (one, other) in pairs if one != other), 0)]
+
+    @property
+    def log_odds(self) -> float | None:
+        """How much likelier the whole answer is than the whole wrong one, in nats; None before tracing."""
+        if self.value is None or self.wrong is None or (self.continuations is not None and self.rest is None):
+            return None
+        return self.value if self.rest is None else self.value + self.rest[0] - self.rest[1]
+
+    def measured(self, model: Model, ids: Sequence[int]) -> LogitDifference:
+        return self if self.continuations is None else replace(self, rest=self._rests(model, ids)[0])
+
+    def _rests(self, model: Model, ids: Sequence[int]) -> tuple[tuple[float, float], float]:
+        """The log-likelihoods of what follows the tokens that differ, and the largest logit that they are made of."""
+        found, size, shared = [0.0, 0.0], 0.0, len(self.answer_prefix)
+        tails = [tail[shared:] for tail in self.continuations or ((), ())]
+        # Each token of a tail is predicted at the end of all that stands before it.
+        rows = [(i, tail[: j + 1], token) for i, tail in enumerate(tails) for j, token in enumerate(tail[1:])]
+        if rows:
+            ends = model.end_logits([[*ids, *before] for _, before, _ in rows])
+            for (i, _, token), logits in zip(rows, ends, strict=True):
+                found[i] += float(logits.log_softmax(-1)[token])
+                size = max(size, float(logits.abs().max()))
+        return (found[0], found[1]), size
 
     # Tracing
 
@@ -154,6 +237,14 @@ class LogitDifference(BaseRoot):
     def require_in(self, model: Model, length: int) -> None:
         require_tokens("root.answer", self.answer, model)
         require_tokens("root.wrong", self.wrong or (), model)
+        for i, each in enumerate(self.continuations or ()):
+            require_tokens(f"root.continuations[{i}]", each, model)
+        shared = len(self.answer_prefix)
+        decided = tuple(each[shared : shared + 1] for each in self.continuations or ())
+        if decided and decided != (self.answer, self.wrong):
+            fail("root.continuations", "to differ first where answer and wrong do", decided)
+        if shared >= length:
+            fail("root.continuations", f"fewer than {length} tokens before those that differ", shared)
 
     def check(self, check: Checking, found: RootAttribution | None) -> None:
         assert found is not None
@@ -166,3 +257,14 @@ class LogitDifference(BaseRoot):
         if self.bias is None and self.value is not None:  # files of version 1 left the output's bias out
             value = min(value, value - bias, key=lambda each: abs(each - (self.value or 0.0)))
         ledger.compare("root.value", "", in_file=self.value, measured=value, allowed=allowed)
+        if self.continuations is not None:
+            ids, shared = check.circuit.prompt.token_ids, self.answer_prefix
+            tail = ids[len(ids) - len(shared) :]
+            ledger.require("root.continuations", "", in_file=shared, measured=tail)
+            rests, size = self._rests(check.recording.model, ids)
+            if self.rest is None:
+                ledger.require("root.rest", "", in_file=None, measured=rests)
+                return
+            for place, (here, there) in enumerate(zip(self.rest, rests, strict=True)):
+                bound = check.tolerance.number(max(size, found.size)) * 2 * len(self.continuations[place])
+                ledger.compare(f"root.rest[{place}]", "", in_file=here, measured=there, allowed=bound)

@@ -29,7 +29,7 @@ from headtrace.circuits import Circuit, ModelInfo, read_circuits
 from headtrace.circuits.parts import same_model
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import InputError, shown
-from headtrace.runs.manifest import ROLE
+from headtrace.runs.manifest import LABEL, ROLE
 
 By = Literal["roles", "positions"]
 Roles = Sequence[Any] | Mapping[str, Mapping[str, int]]
@@ -72,6 +72,28 @@ class Frames:
         """The names of the roles, in the order of their columns."""
         names = self.prompts.collect_schema().names()
         return tuple(name.removeprefix(ROLE) for name in names if name.startswith(ROLE))
+
+    def by_label(self, name: str) -> dict[str, Frames]:
+        """The tables of the prompts of each value of a label, values in order; prompts without it are left out."""
+        column, names = LABEL + name, self.prompts.collect_schema().names()
+        if column not in names:
+            there = ", ".join(repr(each.removeprefix(LABEL)) for each in names if each.startswith(LABEL))
+            raise InputError(
+                f"These prompts have no label {name!r}. "
+                + (
+                    f"There are: {there}."
+                    if there
+                    else "Labels are given to a run with its prompts, or by a task."
+                )
+            )
+        values = self.prompts.select(pl.col(column).drop_nulls().unique().sort()).collect()[column].to_list()
+        found: dict[str, Frames] = {}
+        for value in values:
+            prompts = self.prompts.filter(pl.col(column) == value)
+            ids = prompts.select(prompt="id")
+            nodes, edges = (each.join(ids, on="prompt", how="semi") for each in (self.nodes, self.edges))
+            found[value] = Frames(prompts, nodes, edges, self.model)
+        return found
 
 
 Source = RunLike | Frames | str | Path | Iterable[Circuit]

@@ -164,6 +164,11 @@ class Network:
             f"{len(self.edges)} edges)"
         )
 
+    def _repr_html_(self) -> str:
+        from headtrace.notebook import frame, paragraph
+
+        return paragraph(repr(self)) + frame(self.frame().head(20))
+
     # Finding one's way
 
     @cached_property

@@ -130,6 +130,12 @@ class Run:
         frame = self._frame("prompts")
         return frame.select(pl.all().exclude(f"^{REST}.*$"))
 
+    def frame(self, of: str = "prompts") -> pl.DataFrame:
+        """A row per prompt; or, with ``of``, per node, edge or signal (``"nodes"``, ``"edges"``, ``"signals"``)."""
+        if of not in (*TABLES, SIGNALS):
+            raise InputError(f"frame({of!r}): a run has {', '.join((*TABLES, SIGNALS))}.")
+        return getattr(self, of).collect()
+
     @property
     def nodes(self) -> pl.LazyFrame:
         """A row per node: ``prompt`` and the fields of `headtrace.circuits.Node`; nested ones are JSON text."""

@@ -35,7 +35,9 @@ import polars as pl
 from pydantic import Field
 
 from headtrace.errors import InputError
+from headtrace.notebook import frame, paragraph
 from headtrace.runs.network import Head, Network
+from headtrace.tables import WithTable
 from headtrace.validation import LARGEST, Index, Text, Words, fail, file_text, parse, read_document, stored
 from headtrace.vocabulary import ATTENTION_SIDES, head_name, parse_head
 
@@ -219,8 +221,8 @@ def _check(reference: Reference) -> None:
 # -- agreement ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReferenceAgreement:
+@dataclass(frozen=True, repr=False)
+class ReferenceAgreement(WithTable):
     """A network against a reference at a sweep of thresholds."""
 
     reference: Reference
@@ -228,6 +230,14 @@ class ReferenceAgreement:
     table: pl.DataFrame
     """One row for each threshold: how many heads and edges are left, how many of them are in the reference, precision,
     recall and F1 of both, and the share of the reference's own edges that are there (``links``)."""
+
+    def __repr__(self) -> str:
+        best = max((row["heads_f1"] or 0.0 for row in self.table.rows(named=True)), default=0.0)
+        thresholds = f"{self.table.height} thresholds"
+        return f"ReferenceAgreement({self.reference.name!r}: best F1 of heads {best:.3f}, {thresholds})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + frame(self.groups()) + frame(self.table)
 
     def best(self, by: Threshold = "frequency", what: Literal["heads", "edges"] = "heads") -> dict[str, Any]:
         """The row with the highest F1; of equals, that of the highest threshold."""

@@ -41,7 +41,15 @@ from headtrace.runs.manifest import (
 )
 from headtrace.runs.plan import SHARD_SIZE, Plan, make_plan
 from headtrace.runs.reading import Run, open_run
-from headtrace.runs.store import Place, Store, StoreError, checksum, open_store, parquet_bytes
+from headtrace.runs.store import (
+    Place,
+    Store,
+    StoreError,
+    checksum,
+    open_store,
+    parquet_bytes,
+    require_lasting,
+)
 from headtrace.runs.work import ShardWork, trace_job
 from headtrace.tasks import TaskSet
 from headtrace.tracing import Tracer
@@ -83,6 +91,7 @@ def run(
     finished prompts and their total, ``failures`` with how many of them failed; ``seed`` is recorded in the manifest.
     """
     engines = Engines(engine, workers, ray_address)
+    require_lasting(out)
     store = open_store(out)
     check_place(store)
     if isinstance(model, str):

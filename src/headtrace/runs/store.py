@@ -154,11 +154,11 @@ def _by_fsspec(text: str) -> tuple[Any, str]:
 
 
 def require_lasting(place: Place) -> None:
-    """Raise ``InputError`` for a place in this process' memory: what a command writes there is gone when it ends."""
+    """Raise ``InputError`` for a place in this process' memory: what is written there is gone when it ends."""
     if os.fspath(place).partition("://")[0].lower() in ("memory", "mock"):
         raise InputError(
-            f"{os.fspath(place)!r} is in the memory of this command and gone when it ends. Give a folder, or a URL "
-            "such as s3://bucket/ioi."
+            f"{os.fspath(place)!r} is in the memory of this process and gone when it ends: no worker sees it, and "
+            "nothing resumes it. Give a folder, or a URL such as s3://bucket/ioi."
         )
 
 

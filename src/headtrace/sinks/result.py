@@ -6,7 +6,7 @@ The folder has ``sinks.json``, tables as Parquet, directions and mean signals as
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ class SinkSettings:
     """How many there are of each task."""
     sinks: tuple[int, ...]
     """Token ids that are sinks wherever they stand; the first token always is."""
+    skipped: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Any])
+    """Of each file of prompts: the lines that could not be read, with their numbers (``line``) and ``reason``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,6 +163,12 @@ class Sinks:
             where = "on both sides" if side == "both" else f"on the {side} side"
             lines.append(f"Without {k} direction{'s' if k > 1 else ''} {where}: {', '.join(parts)}")
         return lines
+
+    def frame(self, of: str = "mass") -> pl.DataFrame:
+        """A row per layer, head and kind of source (``mass``), or another table by its name."""
+        if of not in TABLES:
+            raise InputError(f"frame({of!r}): choose {', '.join(TABLES)}.")
+        return getattr(self, of)
 
     def __repr__(self) -> str:
         return (

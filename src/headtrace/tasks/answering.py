@@ -14,10 +14,11 @@ from headtrace.statistics import Proportion
 from headtrace.tasks.examples import TaskSet
 
 if TYPE_CHECKING:
+    import polars as pl
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Accuracy(Proportion):
     """How often the answer beats the wrong one at the end position.
 
@@ -35,6 +36,25 @@ class Accuracy(Proportion):
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
+
+    def frame(self) -> pl.DataFrame:
+        """A row for all prompts and for each value of each label: how often the answer beats the wrong one."""
+        import polars as pl
+
+        found = [
+            ("", "", self),
+            *((label, value, each) for label, some in self.by_label.items() for value, each in some.items()),
+        ]
+        rows = [{"label": label, "value": value, **_plain(each)} for label, value, each in found]
+        return pl.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return f"Accuracy({self.task!r}: {self} of {self.total} prompts)"
+
+    def _repr_html_(self) -> str:
+        from headtrace.notebook import frame, paragraph
+
+        return paragraph(repr(self)) + frame(self.frame())
 
     def to_dict(self) -> dict[str, object]:
         """Everything as plain values, as ``--json`` prints it."""

@@ -35,6 +35,7 @@ from headtrace.tasks.registry import load_task
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
+    import polars as pl
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from headtrace.tasks.examples import TaskSet
@@ -54,11 +55,32 @@ class HeadScore:
         return f"{head_name(self.layer, self.head)} {self.score:.2f}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeadScores:
     """Scores of all heads, by name."""
 
     scores: dict[str, Float[Tensor, "layers heads"]]
+
+    def frame(self) -> pl.DataFrame:
+        """A row per head: its name, layer, head, and one column for each score."""
+        import polars as pl
+
+        first = next(iter(self.scores.values()))
+        layers, heads = torch.cartesian_prod(*(torch.arange(n) for n in first.shape)).T.tolist()
+        names = [head_name(*place) for place in zip(layers, heads, strict=True)]
+        places = {"name": names, "layer": layers, "head": heads}
+        return pl.DataFrame(
+            {**places, **{name: table.flatten().tolist() for name, table in self.scores.items()}}
+        )
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{name} {self.top(name, 1)[0]}" for name in self.scores)
+        return f"HeadScores({best})"
+
+    def _repr_html_(self) -> str:
+        from headtrace.notebook import frame, paragraph
+
+        return paragraph(repr(self)) + frame(self.frame())
 
     def top(self, name: str, k: int = 5) -> list[HeadScore]:
         """The ``k`` heads that do this most."""

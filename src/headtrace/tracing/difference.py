@@ -99,6 +99,9 @@ def root_difference(root: Root, recording: Recording, other: Recording, prompt: 
         size = max(float(x.norm() * vector.norm()) for x in ends)
         read = ResidualRead(point.layer, point.position, vector)
         return RootDifference(*(float(x @ vector) for x in ends), size=size, residuals=(read,))
+    n, tail = recording.lengths[prompt], len(root.answer_prefix)
+    if not torch.equal(recording.token_ids[prompt, n - tail : n], other.token_ids[prompt, n - tail : n]):
+        raise InputError("Both prompts must end with the same tokens of the answer, all but its last one.")
     if isinstance(root, LogitDifference):
         weights = recording.logits.new_zeros(recording.model.d_output)
         for ids, sign in ((root.answer, 1.0), (root.wrong, -1.0)):
@@ -107,9 +110,6 @@ def root_difference(root: Root, recording: Recording, other: Recording, prompt: 
             weights.index_add_(0, index, weights.new_full((len(chosen),), sign / len(chosen)))
         return _of_logits(recording, other, prompt, [(recording.lengths[prompt] - 1, weights)], logs=False)
     assert isinstance(root, Likelihood)
-    n, tail = recording.lengths[prompt], len(root.answer_prefix)
-    if not torch.equal(recording.token_ids[prompt, n - tail : n], other.token_ids[prompt, n - tail : n]):
-        raise InputError("Both prompts must end with the same tokens of the answer, all but its last one.")
     readings = root.readings(recording, prompt, 1)
     places = [(reading.point.position, reading.detail[0].q) for reading in readings]
     return _of_logits(recording, other, prompt, places, logs=True)

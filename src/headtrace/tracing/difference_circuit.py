@@ -238,12 +238,20 @@ def difference_circuit(
     least, total = budget.least * abs(change), sum(abs(flow) for flow in mean.values())
     kept, carried = list[Site](), 0.0
     strong = [site for site, flow in mean.items() if flow != 0 and abs(flow) >= least]
-    for site in sorted(strong, key=lambda site: (-abs(mean[site]), site_order(site))):
+    strong.sort(key=lambda site: (-abs(mean[site]), site_order(site)))
+    for site in strong:
         if len(kept) == budget.nodes or carried >= budget.carried * total:
             break
         kept.append(site)
         carried += abs(mean[site])
     between = _strong(mean_edges(flows, kept) if kept else {}, least)
+    if (
+        kept and not between and len(kept) == budget.nodes
+    ):  # too few for a path from the strongest to the root
+        direct = mean_edges(flows, strong[:MOST_NODES])
+        near = sorted((key for key in direct if key[1] == ROOT), key=lambda key: -abs(direct[key][0]))
+        kept = [source for source, _, _ in near[: budget.nodes]]
+        between = _strong(mean_edges(flows, kept) if kept else {}, least)
     sites = [ROOT, *(site for site in kept if any(site in key[:2] for key in between))]
     sites.sort(key=site_order)
     numbers = {site: i for i, site in enumerate(sites)}
@@ -260,9 +268,14 @@ def difference_circuit(
     )
     shown = sum(edge.weight for edge in edges if edge.side == "root") / change
     nodes = tuple(_node(site, number, flows, change, bool(edges)) for site, number in numbers.items())
-    reason = (
-        None if edges else "no component carries as much of the difference as is asked for (min_influence)"
-    )
+    reason = None
+    if not edges and not strong:
+        reason = f"no component carries {budget.least:g} of the difference, the least that counts: lower min_influence"
+    elif not edges:
+        reason = (
+            f"nothing flows straight into the root from the {len(strong)} components that carry at least "
+            f"{budget.least:g} of the difference: lower min_influence, so that what lies between is kept as well"
+        )
     said = replace(said, shown=shown)
     circuit = Circuit(info, prompt, root, method, nodes, edges, reason, difference=said)
     return with_equal_channels(circuit, flows[0].flow.recording.model)

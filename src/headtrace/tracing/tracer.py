@@ -241,6 +241,7 @@ class Tracer:
         """One prompt beside those that it is compared with: flows, circuit, and the changed prompts that were run (at
         most ``budget``, where they are to be found)."""
         resolved = request.resolve(self.model) if isinstance(request, TraceRequest) else request
+        resolved = replace(resolved, root=resolved.root.measured(self.model, resolved.ids))
         asked = resolved.request
         pairs, measured = self._pairs(resolved, progress, budget, seed)
         flows = trace_pairs(self.model, pairs, asked.patterns)
@@ -362,6 +363,7 @@ class Tracer:
         on_partial: Callable[[Circuit], None] | None = None,
     ) -> list[Circuit]:
         """Circuits of prompts that are recorded together; ``on_partial`` is shown that of the first."""
+        requests = [replace(each, root=each.root.measured(self.model, each.ids)) for each in requests]
         first = requests[0].request
         paths, patterns = first.paths, first.patterns
         if paths == "difference":

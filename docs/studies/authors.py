@@ -6,8 +6,8 @@ Takes a table of ACC's edges (``model``, ``task``, ``prompt``, ``source``, ``tar
 model. Circuits are compared as sets of five kinds of items, from the authors' node names to heads alone: node names
 hold roles of tokens, and which token can attend to which depends on the order of names, so that names alone build
 families in. For each: how many families the rule of `headtrace.families` finds, cuts into two and four, and (without
-any clustering) which share of the squared distances order and wording explain, each permuted within the other, and with two
-groups each (all pairs of wordings).
+any clustering) which share of the squared distances order and wording explain, each permuted within the other, and
+with two groups each (all pairs of wordings).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from jaxtyping import Float
 
 from headtrace.families.choosing import choose
 from headtrace.families.clustering import average_linkage, by_size, condensed, cuts, square
-from headtrace.families.result import agreement
 from headtrace.families.population import Sets
+from headtrace.families.result import agreement
 
 PERMUTATIONS = 999
 WORDINGS = (
@@ -148,7 +148,7 @@ def nodes_of(ends: pl.DataFrame) -> pl.DataFrame:
 # -- what is said about them -------------------------------------------------------------------------------------
 
 
-def explained(squared: Float[np.ndarray, "n n"], labels: Sequence[str]) -> float:
+def explained(squared: Float[np.ndarray, "n n"], labels: Sequence[str] | np.ndarray) -> float:
     """Which share of the squared distances groups explain: 1 - within / total."""
     values, own = np.unique(np.asarray(labels), return_inverse=True)
     inside = np.eye(len(values))[own]
@@ -156,11 +156,8 @@ def explained(squared: Float[np.ndarray, "n n"], labels: Sequence[str]) -> float
     return float(1 - sums.sum() / (squared.sum() / len(squared)))
 
 
-def tested(
-    squared: Float[np.ndarray, "n n"],
-    labels: Sequence[str],
-    within: Sequence[str],
-    permutations: int = PERMUTATIONS,
+def against_chance(
+    squared: Float[np.ndarray, "n n"], labels: Sequence[str], within: Sequence[str]
 ) -> dict[str, float]:
     """What labels explain, beside labels permuted among prompts that agree in ``within``: the other label's share
     stays as it is."""
@@ -168,12 +165,12 @@ def tested(
     rng = np.random.default_rng(0)
     strata = [np.flatnonzero(np.asarray(within) == value) for value in np.unique(np.asarray(within))]
     chance: list[float] = []
-    for _ in range(permutations):
+    for _ in range(PERMUTATIONS):
         mixed = own.copy()
         for rows in strata:
             mixed[rows] = own[rng.permutation(rows)]
-        chance.append(explained(squared, mixed.tolist()))
-    p = (1 + sum(each >= found for each in chance)) / (1 + permutations)
+        chance.append(explained(squared, mixed))
+    p = (1 + sum(each >= found for each in chance)) / (1 + PERMUTATIONS)
     return {"share": found, "by chance": float(np.mean(chance)), "p": p}
 
 
@@ -185,9 +182,7 @@ def two_by_two(
     for pair in combinations(sorted(set(wordings)), 2):
         rows = np.flatnonzero(np.isin(np.asarray(wordings), pair))
         part = squared[np.ix_(rows, rows)]
-        found.append(
-            (explained(part, [orders[i] for i in rows]), explained(part, [wordings[i] for i in rows]))
-        )
+        found.append((explained(part, np.asarray(orders)[rows]), explained(part, np.asarray(wordings)[rows])))
     by_order, by_wording = np.asarray(found).T
     return {
         "pairs": len(found),
@@ -236,8 +231,8 @@ def families_of(table: pl.DataFrame, prompts: Mapping[int, tuple[str, str]]) -> 
         "families": [cut(n) for n in dict.fromkeys((choice.n, 2, 4)) if n > 1],
         "chosen": choice.n,
         "explained": {
-            "order": tested(squared, orders, wordings),
-            "wording": tested(squared, wordings, orders),
+            "order": against_chance(squared, orders, wordings),
+            "wording": against_chance(squared, wordings, orders),
             "two groups each": two_by_two(squared, orders, wordings),
         },
     }

@@ -96,15 +96,18 @@ class Bench:
 
         Nodes are ``input``, ``a3.h5`` (a head), ``m3`` (an MLP) and ``logits``; an edge is ``a3.h5->a7.h2<q>`` with
         ``<q>``, ``<k>`` or ``<v>`` into a head. The score of an edge is its flow between clean and counterfactual run,
-        summed over positions, the mean over prompts; those that no difference circuit has are left out.
+        summed over positions, the mean over prompts. Every node is listed, with 0 where no difference circuit has it:
+        the benchmark keeps a node without a score in every circuit. Edges that are not listed count 0 there.
         """
+        layers, heads = range(self.model["n_layers"]), range(self.model["n_heads"])
+        names = ["input", *(name for i in layers for name in (*(f"a{i}.h{h}" for h in heads), f"m{i}"))]
+        scored = self.scores["nodes"]
+        nodes = {name: {"in_graph": name in scored, "score": scored.get(name, 0.0)} for name in names}
         return {
             "cfg": {
                 name: self.model[name] for name in ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
             },
-            "nodes": {
-                name: {"in_graph": True, "score": score} for name, score in self.scores["nodes"].items()
-            },
+            "nodes": {**nodes, "logits": {"in_graph": True}},
             "edges": {
                 name: {"in_graph": True, "score": score} for name, score in self.scores["edges"].items()
             },
@@ -188,7 +191,7 @@ def bench(
             f"No prompt could be measured ({reasons}). Every line needs a counterfactual of equal length."
         )
     info = {name: getattr(model, name) for name in ("name", "n_layers", "n_heads", "d_model")}
-    info["parallel_attn_mlp"] = bool(getattr(model.architecture, "parallel", False))
+    info["parallel_attn_mlp"] = model.architecture.parallel(model.config)
     return Bench(info, tuple(rows), passed, _scores(circuits))
 
 

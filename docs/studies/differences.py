@@ -32,7 +32,6 @@ from headtrace.causal.patching import (
     ComponentRanking,
     PatchingCase,
     as_given,
-    at_random,
     by_score,
     measure,
 )
@@ -135,7 +134,6 @@ def measured(tracer: headtrace.Tracer, asked: Asked, patched: bool) -> dict[str,
         "difference": by_flow(case, flows_against(case, own.root, [asked.by_hand])),
         "difference, automatic": by_flow(case, by_model),
         **{name: rank(case) for name, rank in GRADIENTS.items()},
-        "random": at_random(case, 0),
     }
     curves, _ = measured_curves(case, other, [([order], (0, *SHOWN)) for order in orders.values()])
     row["circuit"] = as_given(case, own).own

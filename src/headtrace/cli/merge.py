@@ -53,6 +53,12 @@ def merge(
     min_weight: float = typer.Option(
         0.0, help="Keep query and key edges of at least this mean weight.", min=0
     ),
+    min_effect: float = typer.Option(
+        0.0,
+        help="Keep query and key edges whose ablation moved the metric by at least this in the mean, as measured by "
+        "headtrace verify --update.",
+        min=0,
+    ),
     trace_network: bool = typer.Option(
         False, "--trace-network", help="Heads, and the tokens they attend between, as in the 2024 paper."
     ),
@@ -77,6 +83,7 @@ def merge(
       headtrace merge runs/ioi --out structure
       headtrace merge many.parquet --by positions --min-frequency 0.5 --out network.html
       headtrace merge runs/ioi --skeleton --out skeleton.svg
+      headtrace verify many.parquet --update && headtrace merge many.parquet --min-effect 0.05 --out strong.html
       headtrace merge runs/gpt2 --trace-network --reference gpt2-ioi --json
     """
     from headtrace.runs.merging import DRAWN, SKELETON
@@ -101,7 +108,7 @@ def merge(
             whole = merge_circuits(run, by=kind, channels=channels)
     if min_frequency is None:
         min_frequency = SKELETON if skeleton else DRAWN if trace_network else 0.0
-    network = whole.prune(min_frequency, min_weight)
+    network = whole.prune(min_frequency, min_weight, min_effect=min_effect)
     # Of the whole network: the thresholds of the sweep are cuts of their own.
     found = None if published is None else agreement(whole, published)
     output.finish(
@@ -185,7 +192,7 @@ def _show(network: Network, found: ReferenceAgreement | None) -> None:
 
     say(about(network))
     if not network.edges:
-        say("No edge is left: try a lower --min-frequency or --min-weight.")
+        say("No edge is left: try a lower --min-frequency, --min-weight or --min-effect.")
         return
 
     def words(edge: NetworkEdge) -> str:

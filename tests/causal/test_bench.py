@@ -91,6 +91,12 @@ def test_scores_for_mib_are_flows_between_named_components(found) -> None:
     assert into_root == pytest.approx(shown, abs=1e-4)
 
 
+def test_the_figure_is_labelled_with_the_sizes_that_were_measured(found) -> None:
+    axis = found.plot().axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["5", "10", "20", "40"]
+    assert not len(axis.xaxis.get_minorticklocs())
+
+
 def test_the_command_writes_a_folder_a_table_and_scores(folder, tmp_path) -> None:
     given = ["bench", "builtin", "--prompts", str(folder), "--methods", "difference,random"]
     for more, written in (

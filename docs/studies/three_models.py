@@ -99,6 +99,7 @@ def measured(tracer: headtrace.Tracer, asked: Asked) -> dict[str, Any]:
     first = recording.patterns[:, 0, :, 1:, 0].mean(-1)  # every head's mean attention to the first token
     return {
         "change": whole,
+        "identity error": None if circuit.difference is None else circuit.difference.error,
         "steps": [
             {"role": step.role, "heads": len(step.heads), "flow": step.flow / whole} for step in found.steps
         ],
@@ -189,6 +190,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         channels = [count for row in own for count in row["channels"]]
         found.setdefault(model, {})[name] = {
             "prompts": len(own),
+            "largest identity error": max(row["identity error"] or 0.0 for row in own),
             "heads": median_interval([row["heads"] for row in own]),
             "steps": median(len(row["steps"]) for row in own),
             "roles": {role: count / len(own) for role, count in roles.most_common()},

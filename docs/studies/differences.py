@@ -216,6 +216,14 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 }
                 for pair in ("by hand", "by model")
             },
+            "prompt by prompt": {
+                f"{ours} less {theirs}, {size}": median_interval(
+                    [row["by hand"][ours][size] - row["by hand"][theirs][size] for row in own]
+                )
+                for ours in ("difference", "difference, automatic")
+                for theirs in GRADIENTS
+                for size in ("at 10", "at 20")
+            },
             "heads of the circuit": median(row["circuit"] for row in own),
             "patches": agreement_with_patches([row["patches"] for row in own if "patches" in row]),
         }
@@ -248,6 +256,7 @@ def show(found: Mapping[str, Any]) -> None:
         for pair in ("by hand", "by model"):
             for method, numbers in each[pair].items():
                 print(f"| {pair} | {method} | " + " | ".join(map(cell, numbers.values())) + " |")
+        print("prompt by prompt:", {name: cell(value) for name, value in each["prompt by prompt"].items()})
         said = each["patches"] or {}
         print("patches:", {name: cell(value) for name, value in said.items() if name != "prompts"})
         print("naturalness:", cell(each["naturalness"]), "by hand", cell(each["naturalness by hand"]))

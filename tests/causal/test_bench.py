@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from typer.testing import CliRunner
@@ -66,12 +65,36 @@ def test_scores_for_mib_are_flows_between_named_components(found) -> None:
         PROMPT, answer=" Mary", wrong=" John", paths="difference", counterfactual=OTHER
     )
     scores = found.mib()
-    assert scores["cfg"]["n_layers"] == model.n_layers
-    node = r"(input|a\d+\.h\d+|m\d+)"
-    assert all(re.fullmatch(rf"{node}->({node}(<[qkv]>)?|logits)", name) for name in scores["edges"])
+    layers, heads = range(model.n_layers), range(model.n_heads)
+    assert scores["cfg"] == {
+        "n_layers": len(layers),
+        "n_heads": len(heads),
+        "d_model": model.d_model,
+        "parallel_attn_mlp": False,
+    }
+    # The graph that the benchmark builds from cfg: what comes before in the residual stream can be read.
+    stream, possible = ["input"], set[str]()
+    for layer in layers:
+        own = [f"a{layer}.h{head}" for head in heads]
+        possible |= {f"{name}->{head}<{side}>" for name in stream for head in own for side in "qkv"}
+        stream += own
+        possible |= {f"{name}->m{layer}" for name in stream}
+        stream.append(f"m{layer}")
+    possible |= {f"{name}->logits" for name in stream}
+    assert scores["edges"].keys() <= possible
+    # A node without a score would be kept in every circuit there.
+    assert list(scores["nodes"]) == [*stream, "logits"]
+    assert all("score" in each for name, each in scores["nodes"].items() if name != "logits")
+    assert {name for name, each in scores["nodes"].items() if each["in_graph"]} >= {"input", "logits"}
     into_root = sum(each["score"] for name, each in scores["edges"].items() if name.endswith("->logits"))
     shown = sum(edge.weight for edge in circuit.edges if edge.side == "root")
     assert into_root == pytest.approx(shown, abs=1e-4)
+
+
+def test_the_figure_is_labelled_with_the_sizes_that_were_measured(found) -> None:
+    axis = found.plot().axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["5", "10", "20", "40"]
+    assert not len(axis.xaxis.get_minorticklocs())
 
 
 def test_the_command_writes_a_folder_a_table_and_scores(folder, tmp_path) -> None:

@@ -32,6 +32,7 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
+    licence: str | None = None
 
     def find(self, revision: str) -> str | None:
         named = {**self.branches, **self.tags}
@@ -182,8 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._open(name, content=False)
         commit = repository and self._commit(repository, revision)
         if repository and commit:
-            files = [{"rfilename": path} for path in repository.commits[commit]]
-            self._json({"id": name, "sha": commit, "siblings": files, "private": False, "tags": []})
+            sizes = "blobs=true" in urlsplit(self.path).query.lower()
+            files = [
+                {"rfilename": path, **({"size": len(content)} if sizes else {})}
+                for path, content in repository.commits[commit].items()
+            ]
+            facts = {"id": name, "sha": commit, "siblings": files, "private": False, "tags": []}
+            self._json(facts | ({"cardData": {"license": repository.licence}} if repository.licence else {}))
 
     def _refs(self, name: str) -> None:
         repository = self._open(name, content=False)

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headtrace
-from headtrace.circuits import Node, write_parquet
+from headtrace.circuits import Node, read_circuits, write_parquet
 from headtrace.errors import InputError
 from headtrace.runs.frames import frames_of, place_names
 from headtrace.runs.merging import merge
 from headtrace.runs.network import Network, dumps, from_json, loads, to_json
+from headtrace.vocabulary import site_name
 from tests.runs.made import ROLES, ROOT, circuit, circuits, head, ioi
 
 MANY = st.lists(circuits(), min_size=1, max_size=5)
@@ -243,6 +244,45 @@ def test_weights_of_other_units_are_not_compared_with_attention() -> None:
         network.prune(min_frequency=2)
     with pytest.raises(InputError, match="finite"):
         network.prune(min_weight=float("nan"))
+
+
+def test_measured_effects_are_means_and_can_be_pruned_by(tmp_path) -> None:
+    """Two circuits whose edges were ablated in the running model; merged from a table, as the command does."""
+    found, examples = ioi()
+    model = headtrace.load("builtin")
+    reports = [headtrace.verify(each, model, edges="top:8", controls=0) for each in found[:2]]
+    table = write_parquet([report.annotated() for report in reports], tmp_path / "measured.parquet")
+    network = merge(read_circuits(table), roles=examples[:2])
+    places = [{position: name for name, position in example.roles.items()} for example in examples[:2]]
+
+    def place(position: int | None, names: dict[int, str]) -> str | None:
+        near = {position + 1: "S1+1" for position, name in names.items() if name == "S1"}
+        return None if position is None else ({0: "first"} | near | names).get(position, "other")
+
+    measured: dict[tuple[str, str, str], list[float]] = {}
+    for report, names in zip(reports, places, strict=True):
+        for effect in report.effects:
+            ends = [report.circuit.node(end) for end in (effect.edge.source, effect.edge.target)]
+            key = [
+                site_name(n.kind, n.layer, n.head, place(n.dest, names), place(n.src, names)) for n in ends
+            ]
+            measured.setdefault((key[0], key[1], effect.edge.side), []).append(effect.ablate_metric or 0.0)
+    merged = {
+        (network.node(edge.source).name, network.node(edge.target).name, edge.side): edge.effect
+        for edge in network.edges
+        if edge.effect is not None
+    }
+    assert merged == pytest.approx({key: sum(each) / len(each) for key, each in measured.items()})
+    limit = sorted(map(abs, merged.values()))[len(merged) // 2]
+    strong = network.prune(min_effect=limit)
+    kept = [edge for edge in strong.edges if edge.side != "root"]
+    assert 0 < len(kept) < len(merged)
+    assert all(edge.effect is not None and abs(edge.effect) >= limit for edge in kept)
+    assert {edge.side for edge in strong.edges} > {"root"}
+    assert loads(dumps(strong)) == strong
+    assert strong.min_effect == limit
+    with pytest.raises(InputError, match=r"no edge of these circuits was measured.*verify"):
+        merge(found[:2]).prune(min_effect=0.1)
 
 
 def test_top_is_by_frequency_and_heads_and_pairs_of_heads_are_whatever_their_roles() -> None:

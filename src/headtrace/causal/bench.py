@@ -4,8 +4,8 @@ Every prompt comes with an answer, a wrong answer and a counterfactual prompt of
 components; the first n are kept, and all others take what they had in the counterfactual run
 (`headtrace.causal.sufficiency`). Methods: circuits of attention (``acc++``), content, both (``complete``) and of the
 difference between the two runs (``difference``); ``attribution patching`` and ``integrated gradients``, which take
-gradients; ``random``. The cost is the time of a method over the time of a forward pass on the same prompt, the median
-over prompts: a number of forward passes, whatever the machine.
+gradients; ``random``. The cost is the processor time of a method over that of a forward pass on the same prompt, the
+median over prompts: a number of forward passes, whatever the machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from headtrace.causal.patching import BASELINES, RANDOM
-from headtrace.causal.sufficiency import SHOWN, open_case, sufficiency
+from headtrace.causal.metric import require_metric
+from headtrace.causal.patching import (
+    IG_POINTS,
+    RANDOM,
+    ComponentRanking,
+    PatchingCase,
+    as_given,
+    at_random,
+    attribution_patching,
+)
+from headtrace.causal.sufficiency import SHOWN, measured_curves, patching_case
 from headtrace.errors import InputError
 from headtrace.lines import Lines
 from headtrace.notebook import frame, paragraph
@@ -36,9 +45,13 @@ if TYPE_CHECKING:
     from headtrace.tracing import Tracer
 
 PATHS = {"acc++": "attention", "content": "content", "complete": "complete", "difference": "difference"}
-GRADIENTS = ("attribution patching", "integrated gradients")
+GRADIENTS: Mapping[str, Callable[[PatchingCase], ComponentRanking]] = {
+    "attribution patching": attribution_patching,
+    "integrated gradients": lambda case: attribution_patching(case, IG_POINTS),
+}
 METHODS = (*PATHS, *GRADIENTS, RANDOM)
 SCHEMA = "headtrace.bench/1"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,15 +116,18 @@ class Bench:
 
         Nodes are ``input``, ``a3.h5`` (a head), ``m3`` (an MLP) and ``logits``; an edge is ``a3.h5->a7.h2<q>`` with
         ``<q>``, ``<k>`` or ``<v>`` into a head. The score of an edge is its flow between clean and counterfactual run,
-        summed over positions, the mean over prompts; those that no difference circuit has are left out.
+        summed over positions, the mean over prompts. Every node is listed, with 0 where no difference circuit has it:
+        the benchmark keeps a node without a score in every circuit. Edges that are not listed count 0 there.
         """
+        layers, heads = range(self.model["n_layers"]), range(self.model["n_heads"])
+        names = ["input", *(name for i in layers for name in (*(f"a{i}.h{h}" for h in heads), f"m{i}"))]
+        scored = self.scores["nodes"]
+        nodes = {name: {"in_graph": name in scored, "score": scored.get(name, 0.0)} for name in names}
         return {
             "cfg": {
                 name: self.model[name] for name in ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
             },
-            "nodes": {
-                name: {"in_graph": True, "score": score} for name, score in self.scores["nodes"].items()
-            },
+            "nodes": {**nodes, "logits": {"in_graph": True}},
             "edges": {
                 name: {"in_graph": True, "score": score} for name, score in self.scores["edges"].items()
             },
@@ -195,7 +211,7 @@ def bench(
             f"No prompt could be measured ({reasons}). Every line needs a counterfactual of equal length."
         )
     info = {name: getattr(model, name) for name in ("name", "n_layers", "n_heads", "d_model")}
-    info["parallel_attn_mlp"] = bool(getattr(model.architecture, "parallel", False))
+    info["parallel_attn_mlp"] = model.architecture.parallel(model.config)
     skipped = {name: read.skipped_rows for name, read in sets.items() if read.skipped}
     lines = sum(len(read) + len(read.skipped) for read in sets.values())
     return Bench(info, tuple(rows), passed, _scores(circuits), skipped, lines)
@@ -217,72 +233,68 @@ def _measured(
     tracer: Tracer, request: TraceRequest, methods: Sequence[str]
 ) -> tuple[list[dict[str, Any]], Circuit | None]:
     """One prompt: sufficiency and cost of each method, and its difference circuit if there is one."""
-    from dataclasses import replace
-
     model = tracer.model
-    if request.counterfactual is None:
-        raise InputError("no counterfactual")
-    plain = replace(request, counterfactual=None, paths="attention")
-    ids, other = plain.token_ids(model), model.to_ids(request.counterfactual)
-    if len(ids) != len(other):
-        raise InputError("counterfactual of another length")
+    case, other, ids = _opened(request, model)
+    forward = min(_seconds(model, lambda: model.end_logits([ids]))[0] for _ in range(3))
     costs: dict[str, float] = {}
-    forward = min(_seconds(lambda: model.end_logits([ids]))[0] for _ in range(3))
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        seconds, found = _seconds(work)
-        costs[name] = seconds / forward
-        return found
-
-    traced: dict[str, Any] = {}
-    for name in (each for each in methods if each in PATHS):
-        asked = replace(
-            plain, paths=PATHS[name], counterfactual=tuple(other) if name == "difference" else None
-        )
-        traced[name] = timed(name, lambda asked=asked: tracer.trace(asked))
-    circuit: Circuit = traced.get("acc++") or tracer.trace(plain)
-    if not circuit.root.value or circuit.root.value <= 0:
-        raise InputError("answered wrongly")
-    case, _ = open_case(circuit, model, other, "counterfactual")
-    for name in (each for each in methods if each in GRADIENTS):
-        timed(name, lambda name=name: BASELINES[name](case, circuit))
-    ranked = {name: _by_flow(found) if name == "difference" else found for name, found in traced.items()}
-    compare = {name: each for name, each in ranked.items() if isinstance(each, list) or each.heads()}
-    baselines = [name for name in methods if name not in PATHS]
-    ranking = None if circuit.heads() else ["L0H0:0:0"]  # an empty circuit keeps nothing, which is a result
-    measured = sufficiency(
-        circuit, model, other, ranking=ranking, baselines=baselines, compare=compare, draws=2
-    )
-    curves = {name: measured.compared.get(name) for name in methods}
+    circuit: Circuit | None = None
+    orders: dict[str, list[ComponentRanking]] = {}
+    for name in methods:
+        if name == RANDOM:
+            orders[name] = [at_random(case, seed=0)]
+        elif name in GRADIENTS:
+            costs[name], order = _seconds(model, lambda name=name: GRADIENTS[name](case))
+            orders[name] = [order]
+        else:
+            costs[name], found = _seconds(model, lambda name=name: tracer.trace(_asking(request, name)))
+            orders[name] = [as_given(case, found)]  # an empty circuit keeps nothing, which is a result
+            circuit = found if name == "difference" else circuit
+    curves, _ = measured_curves(case, other, [(each, (0, *SHOWN)) for each in orders.values()])
     rows = [
         {
             "method": name,
-            **{f"at {size}": measured.nothing if curve is None else curve.at(size) for size in SHOWN},
-            "cpr": None if curve is None else curve.cpr,
-            "cmd": None if curve is None else curve.cmd,
-            "own size": 0 if curve is None else curve.own,
-            "cost": costs.get(name, 0.0),
+            **{f"at {size}": curve.at(size) for size in SHOWN},
+            "cpr": curve.cpr,
+            "cmd": curve.cmd,
+            "own size": curve.own,
+            "cost": costs.get(name, 0.0) / forward,
         }
-        for name, curve in curves.items()
+        for name, curve in zip(orders, curves, strict=True)
     ]
-    return rows, traced.get("difference")
+    return rows, circuit
 
 
-def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
+def _opened(request: TraceRequest, model: Model) -> tuple[PatchingCase, float, list[int]]:
+    """The prompt ready to be patched, m(counterfactual), and its tokens; what cannot be measured is refused first."""
+    if request.counterfactual is None:
+        raise InputError("no counterfactual")
+    plain = _asking(request, "acc++")
+    try:
+        asked = plain.resolve(model)
+    except InputError:
+        raise InputError("an answer that is not one token") from None
+    other = model.to_ids(request.counterfactual)
+    if len(asked.ids) != len(other):
+        raise InputError("counterfactual of another length")
+    recording = model.record([asked.ids])
+    if require_metric(asked.root, recording, "what is kept of it").of(recording) <= 0:
+        raise InputError("answered wrongly")
+    return *patching_case(recording, asked.root, other), asked.ids
+
+
+def _asking(request: TraceRequest, method: str) -> TraceRequest:
+    """The request for one method's circuit: only a difference is between two prompts."""
+    if method == "difference":
+        return replace(request, paths="difference")
+    return replace(request, paths=PATHS[method], counterfactual=None)
+
+
+def _seconds(model: Model, work: Callable[[], T]) -> tuple[float, T]:
+    """Processor time, which others on the machine do not change; on other devices time by the clock."""
+    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+    start = clock()
     found = work()
-    return time.perf_counter() - start, found
-
-
-def _by_flow(circuit: Circuit) -> list[str]:
-    """The heads of a difference circuit through which the difference flows, the most first.
-
-    Those that it flows against are left out, as in circuits of one run, unless there are no others.
-    """
-    sign = 1.0 if circuit.difference is None or circuit.difference.change >= 0 else -1.0
-    heads = sorted(circuit.heads(), key=lambda node: (-sign * (node.flow or 0.0), node.id))
-    along = [node for node in heads if sign * (node.flow or 0.0) > 0]
-    return [str(node.site.firing) for node in along or heads]
+    return clock() - start, found
 
 
 def _scores(circuits: Sequence[Circuit]) -> dict[str, dict[str, float]]:

@@ -28,7 +28,7 @@ Above 1 is no error: what opposes the answer was left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headtrace.circuits import Circuit
-    from headtrace.models import Model
+    from headtrace.models import Model, Recording
+    from headtrace.roots import Root
     from headtrace.vocabulary import Firing, Prompt
 
 Ablation = Literal["counterfactual", "mean", "zero"]
@@ -410,25 +411,11 @@ def sufficiency(
     compared |= {name: [as_given(case, given)] for name, given in (compare or {}).items()}
 
     # The sizes at which each is measured: those that tables show, its own size, and MIB's shares of all components.
-    total = len(case.places)
-    shares = shares_of(total)
-    shown = {0, *sizes(own.own), *sizes(SHOWN[-1])}
-
-    def sizes_of(order: ComponentRanking) -> list[int]:
-        if order is own:
-            return [0, *sizes(own.own)]
-        return sorted({min(n, order.own) for n in shown | set(sizes(order.own) if order.own < total else ())})
-
-    def key(order: ComponentRanking, size: int) -> tuple[int, int]:
-        """Sets are measured once: nothing and everything are the same in every order."""
-        return (id(order) if 0 < size < total else 0), size
-
-    kept = {
-        key(order, size): case.keeping(order.first(size))
-        for orders in ([own], *compared.values())
-        for order in orders
-        for size in (*sizes_of(order), *shares)
-    }
+    total, shown = len(case.places), {0, *sizes(own.own), *sizes(SHOWN[-1])}
+    wanted = [([own], [0, *sizes(own.own)])] + [
+        (orders, shown | set(sizes(orders[0].own) if orders[0].own < total else ()))
+        for orders in compared.values()
+    ]
 
     # Without the circuit's components; without as many at random, and as many that attend about as much.
     generator = torch.Generator().manual_seed(seed)
@@ -440,24 +427,7 @@ def sufficiency(
     ]
     removed = [case.without(case.places_of(site.firing for site in each)) for each in (sites, *controls)]
 
-    values = measure([*removed, *kept.values()], progress)
-    lost, found = values[: len(removed)], dict(zip(kept, values[len(removed) :], strict=True))
-    bound = 100 * case.rounding()
-    if abs(found[0, total] - case.clean) > bound:
-        raise IdentityError(
-            f"With every component kept the {case.metric.name} is {found[0, total]:.6g}, and the model's own is "
-            f"{case.clean:.6g}: further apart than rounding allows ({bound:.1e})."
-        )
-
-    def curve(orders: Sequence[ComponentRanking]) -> Curve:
-        """Of an order; of several draws, the mean."""
-
-        def at(size: int) -> tuple[int, float]:
-            mean = fmean(found[key(order, size)] for order in orders)
-            return size, (mean - other) / (case.clean - other)
-
-        return Curve(tuple(map(at, sizes_of(orders[0]))), orders[0].own, tuple(map(at, shares)))
-
+    curves, lost = measured_curves(case, other, wanted, removed, progress)
     return Sufficiency(
         circuit=circuit,
         case=case,
@@ -466,12 +436,60 @@ def sufficiency(
         clean=case.clean,
         counterfactual=other,
         ablation=ablation,
-        kept=curve([own]),
-        compared={name: curve(orders) for name, orders in compared.items()},
+        kept=curves[0],
+        compared=dict(zip(compared, curves[1:], strict=True)),
         necessity=Necessity(
             own.own, case.clean, other, lost[0], tuple(lost[1 : 1 + draws]), tuple(lost[1 + draws :])
         ),
     )
+
+
+def measured_curves(
+    case: PatchingCase,
+    other: float,
+    wanted: Sequence[tuple[Sequence[ComponentRanking], Iterable[int]]],
+    removed: Sequence[Copy] = (),
+    progress: Progress | None = None,
+) -> tuple[list[Curve], list[float]]:
+    """Curves of rankings at some sizes (and at MIB's shares), all in one batch of passes; ``other`` is
+    m(counterfactual).
+
+    Each of ``wanted`` is a ranking and its sizes; of several (draws at random), the mean. ``removed`` are copies of the
+    prompt that run along: their metric is the second result.
+    """
+    total = len(case.places)
+    shares = shares_of(total)
+
+    def key(order: ComponentRanking, size: int) -> tuple[int, int]:
+        """Sets are measured once: nothing and everything are the same in every order."""
+        return (id(order) if 0 < size < total else 0), size
+
+    at = [sorted({min(size, orders[0].own) for size in some}) for orders, some in wanted]
+    kept = {(0, total): case.keeping(case.places)}
+    kept |= {
+        key(order, size): case.keeping(order.first(size))
+        for (orders, _), some in zip(wanted, at, strict=True)
+        for order in orders
+        for size in (*some, *shares)
+    }
+    values = measure([*removed, *kept.values()], progress)
+    found = dict(zip(kept, values[len(removed) :], strict=True))
+    bound = 100 * case.rounding()
+    if abs(found[0, total] - case.clean) > bound:
+        raise IdentityError(
+            f"With every component kept the {case.metric.name} is {found[0, total]:.6g}, and the model's own is "
+            f"{case.clean:.6g}: further apart than rounding allows ({bound:.1e})."
+        )
+
+    def curve(orders: Sequence[ComponentRanking], some: Sequence[int]) -> Curve:
+        def point(size: int) -> tuple[int, float]:
+            mean = fmean(found[key(order, size)] for order in orders)
+            return size, (mean - other) / (case.clean - other)
+
+        return Curve(tuple(map(point, some)), orders[0].own, tuple(map(point, shares)))
+
+    curves = [curve(orders, some) for (orders, _), some in zip(wanted, at, strict=True)]
+    return curves, values[: len(removed)]
 
 
 def _check(
@@ -506,13 +524,20 @@ def open_case(
 ) -> tuple[PatchingCase, float]:
     """A circuit's prompt and metric ready to be patched, and m(counterfactual)."""
     recording = open_circuit(circuit, model)
-    metric = require_metric(circuit.root, recording, "what it keeps of it")
+    ids = None if counterfactual is None else counterfactual_ids(circuit, model, counterfactual)
+    return patching_case(recording, circuit.root, ids, ablation)
+
+
+def patching_case(
+    recording: Recording, root: Root, counterfactual: list[int] | None, ablation: Ablation = "counterfactual"
+) -> tuple[PatchingCase, float]:
+    """A recorded prompt and what a root reads on it ready to be patched, and m(counterfactual)."""
+    metric = require_metric(root, recording, "what is kept of it")
     if counterfactual is None:
         case = PatchingCase(recording, metric, FixedValues.of(recording, ablation))
         other = measure([case.keeping(case.places[:0])])[0]
     else:
-        ids = counterfactual_ids(circuit, model, counterfactual)
-        theirs = model.record([ids], keep=("patterns", "values", "residuals"))
+        theirs = recording.model.record([counterfactual], keep=("patterns", "values", "residuals"))
         case, other = PatchingCase(recording, metric, OtherRun.of(theirs)), metric.of(theirs)
     if abs(case.clean - other) <= case.rounding():
         where = "with nothing kept" if counterfactual is None else "on the counterfactual prompt"

@@ -54,6 +54,12 @@ def merge(
     min_weight: float = typer.Option(
         0.0, help="Keep query and key edges with at least this mean weight.", min=0
     ),
+    min_effect: float = typer.Option(
+        0.0,
+        help="Keep query and key edges whose ablation moved the metric by at least this in the mean, as measured by "
+        "headtrace verify --update.",
+        min=0,
+    ),
     trace_network: bool = typer.Option(
         False,
         "--trace-network",
@@ -84,6 +90,7 @@ def merge(
       headtrace merge runs/ioi --by label:order --out by-order
       headtrace merge many.parquet --by positions --min-frequency 0.5 --out network.html
       headtrace merge runs/ioi --skeleton --out skeleton.svg
+      headtrace verify many.parquet --update && headtrace merge many.parquet --min-effect 0.05 --out strong.html
       headtrace merge runs/gpt2 --trace-network --reference gpt2-ioi --json
     """
     from headtrace.runs.frames import frames_of
@@ -113,7 +120,7 @@ def merge(
             whole = merge_circuits(source, by=kind, channels=channels)
         # The agreement is of the whole network: the thresholds of its sweep are cuts of their own.
         found = None if published is None else agreement(whole, published)
-        return whole.prune(min_frequency, min_weight), found
+        return whole.prune(min_frequency, min_weight, min_effect=min_effect), found
 
     with notes.status("Merging circuits"):
         parts: dict[str, Source] = {"": run} if label is None else {**frames_of(run).by_label(label)}
@@ -223,7 +230,7 @@ def _show(network: Network, found: ReferenceAgreement | None) -> None:
 
     say(about(network))
     if not network.edges:
-        say("No edge is left: try a lower --min-frequency or --min-weight.")
+        say("No edge is left: try a lower --min-frequency, --min-weight or --min-effect.")
         return
 
     def words(edge: NetworkEdge) -> str:

@@ -95,6 +95,7 @@ def about(network: Network) -> str:
             ("frequency", network.min_frequency),
             ("weight", network.min_weight),
             ("count", network.min_count),
+            ("measured effect", network.min_effect),
         )
         if value
     ]

@@ -390,10 +390,12 @@ def sufficiency_by_method(table: pl.DataFrame, path: str | Path | None = None) -
         axis.axhline(0, color=INK, linewidth=0.6)
         axis.axhline(1, color=INK, linewidth=0.6, linestyle="--")
         style.log_scale(axis, "x")
+        # The sizes that were measured; powers of ten and what lies between them would be none of these.
+        axis.set_xticks(sizes := sorted(part["components"].unique().to_list()), list(map(str, sizes)))
+        axis.minorticks_off()
         axis.set(title=f"{task} ({part['prompt'].n_unique()} prompts)", xlabel="head components kept")
     low, high = axes[0].get_ylim()
     axes[0].set(ylim=(max(low, LOWEST), min(high, HIGHEST)), ylabel="median sufficiency")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    return style.save(
-        figure, path, "What is enough: components kept, all others from a counterfactual prompt"
-    )
+    title = "What is enough: components kept, all others from a counterfactual prompt"
+    return style.save(figure, path, title if len(tasks) > 1 else title.replace(": ", ":\n"))

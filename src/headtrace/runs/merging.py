@@ -89,6 +89,7 @@ def merge(
     edges = with_places(
         frames.edges, names, by, tuple(name for name in ENDS if name.endswith(("dest", "src")))
     )
+    edges = _with_effects(edges)
     if channels:
         edges = edges.with_columns(channel="channels").explode("channel")
     by_edge = [*ENDS, "side", *(["channel"] if channels else [])]
@@ -98,9 +99,16 @@ def merge(
         "merged",
         places=places_in_order(frames, names, by),
         nodes=_grouped(nodes, list(PLACE), ("attention", "influence", "contribution")),
-        edges=_grouped(edges, by_edge, ("weight", "contribution")),
+        edges=_grouped(edges, by_edge, ("weight", "contribution", "effect")),
         channels=channels,
     )
+
+
+def _with_effects(edges: pl.LazyFrame) -> pl.LazyFrame:
+    """What was measured of each edge (JSON text in tables of circuits) as a number: the change of the metric."""
+    if "effect" not in edges.collect_schema():
+        return edges.with_columns(effect=pl.lit(None, pl.Float64))
+    return edges.with_columns(effect=pl.col("effect").str.json_path_match("$.metric").cast(pl.Float64))
 
 
 def _grouped(table: pl.LazyFrame, keys: list[str], means: Sequence[str]) -> pl.LazyFrame:
@@ -191,7 +199,7 @@ def trace_network(
     place = pl.when(pl.col("side") == "query").then("target_dest").otherwise("target_src")
     from_heads = (pl.col("source_kind") == "head") & pl.col("side").is_in(ATTENTION_SIDES)
     signals = (
-        frames.edges.filter(from_heads)
+        _with_effects(frames.edges.filter(from_heads))
         .join(firings.select("prompt", target="id"), on=("prompt", "target"), how="semi")
         .with_columns(place=place)
     )
@@ -228,10 +236,10 @@ def skeleton(
 
 def _trace_edges(signals: pl.LazyFrame, attended: pl.LazyFrame) -> pl.LazyFrame:
     keys = ["source_layer", "source_head", "target_layer", "target_head", "place", "side"]
-    communication = _grouped(signals, keys, ("weight", "contribution")).select(
+    communication = _grouped(signals, keys, ("weight", "contribution", "effect")).select(
         *_placed("head", "source_layer", "source_head", prefix="source_"),
         *_placed("token", "target_layer", "target_head", "place", prefix="target_"),
-        *("side", "count", "occurrences", "weight", "contribution"),
+        *("side", "count", "occurrences", "weight", "contribution", "effect"),
         kind=pl.lit("communication"),
     )
     attention = _grouped(attended, ["layer", "head", "place", "side"], ("attention",)).select(
@@ -239,6 +247,7 @@ def _trace_edges(signals: pl.LazyFrame, attended: pl.LazyFrame) -> pl.LazyFrame:
         *_placed("head", "layer", "head", prefix="target_"),
         *("side", "count", "occurrences", pl.col("attention").fill_null(0.0).alias("weight")),
         contribution=pl.lit(None, pl.Float64),
+        effect=pl.lit(None, pl.Float64),
         kind=pl.lit("attention"),
     )
     return pl.concat([communication, attention])

@@ -119,6 +119,9 @@ class NetworkEdge:
     """The mean weight of these edges: attention on the query and key side, otherwise in the unit of the root."""
     contribution: Number | None = None
     """The mean contribution to the root that passes through it, if the circuits have contributions."""
+    effect: Number | None = None
+    """The mean measured change of the root's number when its signals are ablated, over the edges that were measured
+    (`headtrace verify --update`): negative for edges that support the answer."""
     channel: Index | None = None
     """The target's channel, in a network that counts channels one by one."""
     kind: Written[EdgeKind] = "communication"
@@ -153,6 +156,8 @@ class Network:
     """Query and key edges of a smaller mean weight are left out."""
     min_count: Index = 0
     """Edges found in fewer prompts are left out."""
+    min_effect: Number = 0.0
+    """Query and key edges of a smaller measured effect, or of none that was measured, are left out."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -207,7 +212,8 @@ class Network:
         """The edges as a table, with the names of their ends, most frequent first."""
         import polars as pl
 
-        columns = ("side", "kind", "count", "frequency", "occurrences", "weight", "contribution", "channel")
+        columns = ("side", "kind", "count", "frequency", "occurrences", "weight", "contribution")
+        columns += ("effect", "channel")
         rows = [
             {"source": self._by_id[edge.source].name, "target": self._by_id[edge.target].name}
             | {name: getattr(edge, name) for name in columns}
@@ -220,33 +226,52 @@ class Network:
 
     # Cutting down
 
-    def prune(self, min_frequency: float = 0.0, min_weight: float = 0.0, min_count: int = 0) -> Network:
+    def prune(
+        self,
+        min_frequency: float = 0.0,
+        min_weight: float = 0.0,
+        min_count: int = 0,
+        min_effect: float = 0.0,
+    ) -> Network:
         """The edges found in at least this share, or number, of prompts, and the nodes that they join.
 
         ``min_weight`` is attention, so it applies to query and key edges only, as in ``Circuit.prune``: other weights
-        are in the unit of the root.
+        are in the unit of the root. ``min_effect`` is how far ablating them moved the root's number, in either
+        direction, in the mean: query and key edges that moved it less, or that were not measured, are left out.
         """
         for name, value in (
             ("min_frequency", min_frequency),
             ("min_weight", min_weight),
             ("min_count", min_count),
+            ("min_effect", min_effect),
         ):
             if not isfinite(value):
                 raise InputError(f"{name}={value}: expected a finite number.")
         if min_frequency > 1:
             raise InputError(f"min_frequency={min_frequency}: a share of prompts is at most 1.")
+        if min_effect > 0 and all(edge.effect is None for edge in self.edges):
+            raise InputError(
+                f"min_effect={min_effect}: no edge of these circuits was measured. `headtrace verify CIRCUITS "
+                "--update` writes measured effects into their file; merge it again then."
+            )
+
+        def strong(edge: NetworkEdge) -> bool:
+            if edge.side not in ATTENTION_SIDES:
+                return True
+            moved = 0.0 if edge.effect is None else abs(edge.effect)
+            return (min_weight <= 0 or edge.weight >= min_weight) and (min_effect <= 0 or moved >= min_effect)
+
         kept = [
             edge
             for edge in self.edges
-            if edge.frequency >= min_frequency
-            and edge.count >= min_count
-            and (min_weight <= 0 or edge.side not in ATTENTION_SIDES or edge.weight >= min_weight)
+            if edge.frequency >= min_frequency and edge.count >= min_count and strong(edge)
         ]
         cut = replace(
             self,
             min_frequency=max(self.min_frequency, float(min_frequency)),
             min_weight=max(self.min_weight, float(min_weight)),
             min_count=max(self.min_count, int(min_count)),
+            min_effect=max(self.min_effect, float(min_effect)),
         )
         return cut.keeping(kept)
 

@@ -44,12 +44,11 @@ def in_turn(page, pattern: str, answers) -> list[str]:
 
 
 def test_a_busy_server_is_waited_for_and_asked_again(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     busy = (429, {"Retry-After": "1"}, {"code": "busy", "message": "32 computations are waiting."})
     answers = [busy] * 100
     asked = in_turn(page, "**/api/record", answers)
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(page.page.locator(".waiting")).to_contain_text("32 computations are waiting. Trying again in 1 s.")
     answers.clear()
     expect(count(page)).to_have_text(DONE)
@@ -58,11 +57,10 @@ def test_a_busy_server_is_waited_for_and_asked_again(explorer):
 
 
 def test_a_lost_connection_is_said_and_recovered_from(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     answers = ["lost"] * 100
     in_turn(page, "**/api/record", answers)
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(page.page.locator(".waiting")).to_contain_text("connection to the server is lost")
     answers.clear()
     expect(count(page)).to_have_text(DONE)
@@ -86,9 +84,9 @@ GONE = (404, {}, {"code": "not_kept", "message": "This recording is no longer ke
     ],
 )
 def test_a_recording_that_the_server_dropped_is_recorded_again(explorer, address, state):
-    page = explorer()
+    page = explorer(view="heads")
     asked = in_turn(page, f"**{address}", [GONE])
-    page.at(text=IOI, **state)
+    page.at(**{"view": "heads", "text": IOI, **state})
     for _ in range(500):
         if len(asked) == 2:
             break
@@ -101,15 +99,13 @@ def test_a_recording_that_the_server_dropped_is_recorded_again(explorer, address
 
 
 def test_who_types_on_takes_the_old_question_back(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     failed: list[str] = []
     page.page.on("requestfailed", lambda request: failed.append(request.post_data or ""))
     page.page.route("**/api/record", lambda route: "Susan" in route.request.post_data or route.continue_())
-    page.page.locator("#text").fill("When Susan and Paul")
-    page.page.keyboard.press("Enter")
+    page.type("When Susan and Paul")
     expect(page.page.locator(".prompt-panel .notice.busy")).to_be_visible()
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(count(page)).to_have_text(DONE)
     assert any("Susan" in body for body in failed), "the outdated request was aborted"
 
@@ -147,14 +143,15 @@ def test_270_heads_of_128_tokens_are_drawn_in_short_tasks_so_that_the_page_goes_
         "heads": [{"layer": i, "head": h, **measures} for i in range(layers) for h in range(heads)],
         "python": "",
     }
+    question = {"answer": view["answers"], "wrong": None}
     weights = bytes(i * 7 % 256 for i in range(layers * heads * tokens * (tokens + 1) // 2))
-    page = explorer(script=COUNTED)
+    page = explorer(script=COUNTED, view="heads")
     page.page.route("**/api/server", lambda route: route.fulfill(json=served))
     page.page.route("**/api/record", lambda route: route.fulfill(json=view))
+    page.page.route("**/api/question", lambda route: route.fulfill(json=question))
     page.page.route("**/patterns", lambda route: route.fulfill(body=weights))
     page.page.reload()
-    page.page.locator("#text").fill("made up")
-    page.page.keyboard.press("Enter")
+    page.type("made up")
     expect(page.page.locator(".heads .controls output")).to_have_text("all 270 heads")
     last = "(c) => c.getContext('2d').getImageData(c.width - 60, c.height - 30, 1, 1).data[3]"
     canvas = page.page.locator(".grid-host canvas")

@@ -24,7 +24,7 @@ export function createGrid(host, { choose, look }) {
   const grid = { canvas, cells: [], drawn: Promise.resolve(), longest: 0 };
   let [given, cursor, drawing, size] = [null, null, null, 0];
 
-  /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes}], shape, chosen, withoutFirst, label }; shape
+  /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes, matters}], shape, chosen, withoutFirst, label }; shape
    * is [layers, heads], or null where heads are not in their places. */
   grid.show = (now) => {
     given = now;
@@ -116,10 +116,11 @@ export function createGrid(host, { choose, look }) {
     scratch.putImageData(image, 0, 0);
     context.fillStyle = colours.surface;
     context.fillRect(cell.x, cell.y, size, size);
-    context.globalAlpha = cell.passes ? 1 : 0.12;
+    context.globalAlpha = !cell.passes ? 0.12 : cell.matters === false ? 0.3 : 1;
     context.drawImage(scratch.canvas, cell.x, cell.y, size, size);
     context.globalAlpha = 1;
-    context.strokeStyle = colours.line;
+    context.strokeStyle = cell.matters ? colours.ink : colours.line;
+    context.lineWidth = cell.matters ? 2 : 1;
     context.strokeRect(cell.x - 0.5, cell.y - 0.5, size + 1, size + 1);
     if (grid.inRows) return;
     context.fillStyle = colours.muted;

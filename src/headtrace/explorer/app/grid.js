@@ -12,8 +12,8 @@ const [SMALLEST, LARGEST, FEW] = [26, 92, 150]; // pixels of a head; where there
 const MANY = 64;
 
 /**
- * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, x, y)` when the pointer or the keyboard is
- * on one (null: on none).
+ * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, x, y, wide)` when the pointer or the keyboard
+ * is on one (null: on none).
  */
 export function createGrid(host, { choose, look }) {
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "grid of heads" });
@@ -137,7 +137,7 @@ export function createGrid(host, { choose, look }) {
   canvas.addEventListener("pointermove", (event) => {
     const cell = cellAt(event);
     mark(ring, cell);
-    look(cell, event.clientX, event.clientY);
+    point(cell);
   });
   canvas.addEventListener("pointerleave", () => {
     mark(ring, null);
@@ -177,8 +177,14 @@ export function createGrid(host, { choose, look }) {
     } else cursor = down < 0 ? grid.cells[0] : grid.cells[grid.cells.length - 1];
     mark(ring, cursor);
     ring.scrollIntoView({ block: "nearest", inline: "nearest" });
+    point(cursor);
+  }
+
+  /** Say what a head does, beside it: never over it. */
+  function point(cell) {
     const box = canvas.getBoundingClientRect();
-    look(cursor, box.left + cursor.x + size, box.top + cursor.y + size / 2);
+    if (cell) look(cell, box.left + cell.x + size, box.top + cell.y, size);
+    else look(null);
   }
 
   let width = 0;

@@ -58,8 +58,8 @@ export function createHeads(app) {
 
   let shown = null; // the recording and patterns on the screen
 
-  function look(cell, x, y) {
-    app.card(cell && card(cell), x, y);
+  function look(cell, x, y, wide) {
+    app.card(cell && card(cell), x, y, wide);
   }
 
   function card({ layer, head }) {

@@ -103,7 +103,7 @@ function createApp(server) {
     const body = { interventions: state.changes, ...(await app.root(signal)), generate: state.generate ?? 0 };
     return app.library.intervene(recording, body, signal);
   };
-  app.card = (content, x, y) => (content ? placeCard(content, x, y) : hideCard());
+  app.card = (content, x, y, wide) => (content ? placeCard(content, x, y, wide) : hideCard());
   return app;
 }
 

@@ -11,9 +11,6 @@ import { ask, latestOnly } from "./server.js";
 const LIMIT = 50;
 const STRIP = 12;
 
-/** Colours of families: far apart on the wheel, whatever their number. */
-const familyColour = (family) => `hsl(${(family * 137.5 + 210) % 360} 55% 52%)`;
-
 /** What the view shows, in plain words. */
 const HELP = [
   "A run is a folder of circuits of many prompts. The map shows how alike each two of them are: strong colours are pairs with much in common, and the blocks along the diagonal are families, coloured at the edge.",
@@ -35,9 +32,11 @@ export function createRun(app) {
   const more = button("More", () => load(app.state, list.children.length), { hidden: true });
   const familyList = el("ul", { class: "family-list" });
   const host = el("div", { class: "circuit-slot", hidden: true });
-  const side = el("div", { class: "run-side" }, el("h3", {}, "Families"), familyList, el("h3", {}, "Prompts"), el("div", { class: "controls" }, field, families.group), found, list, more);
+  const side = el("div", { class: "run-side" }, el("h2", {}, "Families"), familyList, el("h2", {}, "Prompts"), el("div", { class: "controls" }, field, families.group), found, list, more);
   const place = el("section", { class: "run", hidden: true }, about, said.place, el("div", { class: "run-body" }, mapHost, side), host);
 
+  /** Colours of families, as in the figures. */
+  const familyColour = (family) => map?.families.find((each) => each.family === family)?.colour ?? "";
   let [map, prompts, shown, size, cursor, listed] = [null, new Map(), null, 4, null, null];
   const [mapping, listing, opening] = [latestOnly(), latestOnly(), latestOnly()];
 
@@ -59,6 +58,7 @@ export function createRun(app) {
     families.field.replaceChildren(el("option", { value: "" }, "all"), ...map.families.map(({ family, size: many }) => el("option", { value: family }, `${family} (${many})`)));
     families.field.value = app.state.family ?? "";
     familyList.replaceChildren(...map.families.map(familyRow));
+    for (const item of list.children) item.querySelector(".family-swatch").style.background = familyColour(prompts.get(item.dataset.id)?.family);
     draw();
     app.shareable();
   }
@@ -90,7 +90,7 @@ export function createRun(app) {
     const note = `${representative ? "★ represents its family, " : ""}answer ${answer === null ? "unknown" : tokenExact(answer)}`;
     const show = button([swatch, el("bdi", {}, shorten(inert(text), 200)), el("span", { class: "hint" }, ` ${note}`)], () => app.go({ open: [id], look: undefined }), { class: "row" });
     const look = button("heads", () => app.go({ ...FRESH, view: "heads", text, answer: answer ?? undefined, wrong: wrong ?? undefined }), { class: "link", title: "Its attention, head by head" });
-    return el("li", {}, show, look);
+    return el("li", { "data-id": id }, show, look);
   }
 
   function draw() {

@@ -1,7 +1,7 @@
 // Why a head attends here: its channels, what made its query and its key, what it moved.
 
 import { el } from "../page/dom.js";
-import { inert, number, percent, plural, shorten, signed, tokenExact } from "../page/text.js";
+import { inert, number, percent, plural, signed, tokenExact } from "../page/text.js";
 import { componentChange, factorButtons, signalChange } from "./changes.js";
 import { promptOf } from "./library.js";
 import { bar, button, notice, token } from "./pieces.js";
@@ -157,13 +157,14 @@ function evidenceOf({ words, tokens = [], examples = [], p_value, supported }) {
     { class: "evidence" },
     el("p", {}, el("bdi", {}, inert(words)), measured ? el("span", { class: "hint" }, ` (${measured})`) : null),
     tokens.length ? el("p", {}, ...tokens.slice(0, 8).flatMap((text) => [token(text), " "])) : null,
-    ...examples.slice(0, 2).map((text) => el("p", { class: "hint" }, el("bdi", {}, ...marked(shorten(inert(text), 160))))),
+    ...examples.slice(0, 2).map((text) => el("p", { class: "hint" }, el("bdi", {}, ...marked(text)))),
   );
 }
 
-/** Text of a corpus, in which the tokens that are meant stand in double brackets: those in bold instead. */
+/** Text of a corpus: the token that looks stands between << and >>, the one it looks at between [[ and ]]; both in bold. */
 function marked(text) {
-  return text.split(/\[\[(.*?)\]\]/).map((part, i) => (i % 2 ? el("b", {}, part) : part));
+  const parts = text.split(/(\[\[.*?\]\]|<<.*?>>)/);
+  return parts.map((part, i) => (i % 2 ? el("b", { class: part.includes("[[") ? "looked-at" : "looks" }, inert(part.replace(/^<<|>>$|\[\[|\]\]/g, ""))) : inert(part)));
 }
 
 /** The causes on one side, heads before all others, MLPs folded; and what would be left without them. */

@@ -92,6 +92,8 @@ class FamilyView(View):
     representative: str
     words: str
     """Edges that its circuits have and others do not, in a line."""
+    colour: str
+    """As in the figures of `headtrace families`."""
 
 
 class RunMap(View):
@@ -193,7 +195,10 @@ class RunSource:
     @cached_property
     def map(self) -> RunMap:
         """The cluster map."""
+        from headtrace.figures.families import colours_of
+
         families = self._families
+        colours = colours_of(families.sizes)
         shown, first = shown_rows(families), families.representatives
         ids, labels = families.population.ids, families.family.tolist()
         distances = square(families.sets.matrix[shown]).astype(np.float64).round(4)
@@ -205,7 +210,13 @@ class RunSource:
             family=[labels[row] for row in shown],
             distances=distances.tolist(),
             families=[
-                FamilyView(family=f, size=size, representative=first[f], words=_words(families, f))
+                FamilyView(
+                    family=f,
+                    size=size,
+                    representative=first[f],
+                    words=_words(families, f),
+                    colour=colours[f],
+                )
                 for f, size in families.sizes.items()
             ],
         )

@@ -28,7 +28,7 @@ from torch.nn.functional import adaptive_max_pool2d
 from headtrace.causal.importance import WordImportance
 from headtrace.errors import InputError
 from headtrace.explorer.page import mechanism_data
-from headtrace.explorer.panels.prompts import Answer
+from headtrace.explorer.panels.prompts import Answer, answer_view, readable
 from headtrace.explorer.panels.requests import Answers, PromptRequest, RecordingRequest, View, python_lines
 from headtrace.explorer.panels.session import RecordedPrompt, Session
 from headtrace.mechanism.asking import tell
@@ -152,8 +152,7 @@ def question(session: Session, request: QuestionRequest) -> QuestionView:
     chances = recording.last_logits().softmax(-1)
 
     def views(ids: tuple[int, ...]) -> list[Answer]:
-        named = zip(ids, model.output_labels(ids), strict=True)
-        return [Answer(token=token, id=id, probability=float(chances[id])) for id, token in named]
+        return [answer_view(model, id, float(chances[id])) for id in ids]
 
     return QuestionView(answer=views(tuple(root.answer or ())), wrong=next(iter(views(tuple(wrong))), None))
 
@@ -185,6 +184,10 @@ def explain(
     asked = resolved(session, prompt, request)
     budget = max(LEAST_BUDGET, min(BUDGET, TOKENS_RUN // len(asked.ids)))
     compared = tracer.compare(asked, scaled(progress, 0, 60, 100), budget=budget)
+    labels = readable(tracer.model, compared.circuit.prompt.token_ids)
+    if labels != compared.circuit.prompt.tokens:  # for the drawing, the steps and the sentence
+        shown = replace(compared.circuit.prompt, tokens=labels)
+        compared = replace(compared, circuit=replace(compared.circuit, prompt=shown))
     view = _view(recorded, compared, _python(tracer.model, asked.request, budget))
     if partial is not None:
         partial(view)

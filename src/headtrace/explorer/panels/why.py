@@ -23,6 +23,7 @@ from pydantic import Field
 
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError
+from headtrace.explorer.panels.prompts import readable
 from headtrace.explorer.panels.requests import (
     FiringRequest,
     Position,
@@ -138,7 +139,7 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         root, subject = resolved.root, session.subject(recorded, resolved)
     written = moved(subject, firing, root)
 
-    tokens = recording.tokens()
+    tokens = readable(tracer.model, recording.token_ids[0].tolist())
     channels = [ChannelBar.model_validate(term) for term in terms.top(len(terms.terms))]
     if session.atlas is not None and prompt.model == 0:
         for bar in channels:

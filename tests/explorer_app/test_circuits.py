@@ -176,6 +176,10 @@ def test_the_cluster_map_and_the_search_open_circuits_of_the_run(explorer, serve
     page = explorer(view="run")
     found = server.get("/api/run/map").json()
     expect(page.page.locator(".family-list li")).to_have_count(len(found["families"]))
+    cards = page.page.locator(".family-card")
+    expect(cards).to_have_count(min(4, len(found["families"])))
+    first = server.get(f"/api/run/circuits/{found['families'][0]['representative']}").json()["mechanism"]
+    expect(cards.first.locator(".step-chip")).to_have_count(len(first["steps"]))
     rows = page.page.locator(".run-list li")
     expect(rows).to_have_count(found["size"])
     canvas = page.page.locator(".map-host canvas")

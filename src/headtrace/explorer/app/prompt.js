@@ -6,6 +6,7 @@ import { button, notice, select } from "./pieces.js";
 import { ask, latestOnly } from "./server.js";
 
 const EXAMPLES = 8;
+const AT_ONCE = 80; // tokens that are laid out in one go
 
 /** What a new prompt leaves behind: all that was about the old one's tokens. */
 export const FRESH = { head: undefined, cell: undefined, answer: undefined, wrong: undefined, alone: undefined, traced: undefined, changes: [], swap: undefined, generate: undefined, show: undefined, look: undefined };
@@ -29,7 +30,7 @@ export function createPrompt(app) {
   const says = el("p", { class: "says" });
   const strip = el("div", { class: "strip" }, tokens, says);
   const place = el("section", { class: "prompt-panel", "aria-label": "Prompt" }, el("div", { class: "prompt-row" }, strip, writing, el("div", { class: "prompt-line" }, write, tasks.group, model.group)), exchange, examples, said.place);
-  let [editing, shown, words] = [false, null, []];
+  let [editing, shown, words, weight] = [false, null, [], null];
 
   field.addEventListener("input", () => app.stale());
   field.addEventListener("keydown", (event) => {
@@ -94,11 +95,24 @@ export function createPrompt(app) {
     if (shown?.id === recording.id) return;
     shown = recording;
     [words, exchange.hidden] = [[], true];
+    if (weight?.[0].id !== recording.id) weight = null;
     answer(recording);
-    tokens.replaceChildren(...recording.tokens.map((text, i) => {
+    tokens.replaceChildren();
+    lay(recording, 0);
+  }
+
+  /** Lay out the tokens, some at a time: a long prompt must not stop the page. */
+  function lay(recording, from) {
+    if (shown !== recording) return;
+    const some = recording.tokens.slice(from, from + AT_ONCE).map((text, place) => {
+      const i = from + place;
       const title = `${i}: ${tokenExact(text)} (id ${recording.token_ids[i]})`;
       return el("li", {}, button(el("bdi", {}, shorten(tokenLabel(text), 24)), () => exchangeAt(i), { class: "strip-token", title, "data-position": i }));
-    }));
+    });
+    tokens.append(...some);
+    tokens.scrollTop = tokens.scrollHeight; // the end is where the answer is
+    if (from + AT_ONCE < recording.tokens.length) setTimeout(() => lay(recording, from + AT_ONCE));
+    else if (weight) weigh(...weight);
   }
 
   /** What the model says next, at the end of the strip: the prompt with its answer is a sentence. */
@@ -108,7 +122,8 @@ export function createPrompt(app) {
 
   /** Underline every token by its importance: what is lost where its word is exchanged. */
   function weigh(recording, found) {
-    if (shown?.id !== recording.id) return;
+    weight = [recording, found];
+    if (shown?.id !== recording.id || tokens.children.length < recording.tokens.length) return;
     words = found.words;
     const most = Math.max(...found.importance.map((value) => Math.abs(value ?? 0)), 1e-9);
     [...tokens.children].forEach((item, i) => {

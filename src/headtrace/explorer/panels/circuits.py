@@ -21,7 +21,7 @@ import numpy as np
 from scipy.cluster.hierarchy import leaves_list
 
 from headtrace.errors import InputError
-from headtrace.explorer.page import page_data
+from headtrace.explorer.page import mechanism_data, page_data
 from headtrace.explorer.panels.requests import View, python_lines
 from headtrace.explorer.panels.session import Session
 from headtrace.families import find_families
@@ -43,6 +43,8 @@ class CircuitView(View):
 
     circuit: dict[str, Any]
     python: str
+    mechanism: dict[str, Any] | None = None
+    """Of a circuit of a run: what its own file says of its steps, for the drawing; nothing is measured anew."""
 
 
 def trace(
@@ -170,7 +172,10 @@ class RunSource:
         """The circuit of a prompt."""
         lines = ["import headtrace", "", f"run = headtrace.open_run({self.place!r})"]
         lines += [f"circuit = run.circuit({id!r})", "print(circuit.summary())"]
-        return CircuitView(circuit=page_data(self.run.circuit(id)), python="\n".join(lines))
+        circuit = self.run.circuit(id)
+        found = circuit.mechanism() if circuit.edges else None
+        mechanism = mechanism_data(found) if found is not None and found.steps else None
+        return CircuitView(circuit=page_data(circuit), python="\n".join(lines), mechanism=mechanism)
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:

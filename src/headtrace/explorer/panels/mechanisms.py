@@ -28,7 +28,7 @@ from torch.nn.functional import adaptive_max_pool2d
 from headtrace.causal.importance import WordImportance
 from headtrace.errors import InputError
 from headtrace.explorer.page import mechanism_data
-from headtrace.explorer.panels.prompts import Answer, answer_view, readable
+from headtrace.explorer.panels.prompts import Answer, answer_view, named, readable
 from headtrace.explorer.panels.requests import Answers, PromptRequest, RecordingRequest, View, python_lines
 from headtrace.explorer.panels.session import RecordedPrompt, Session
 from headtrace.mechanism.asking import tell
@@ -249,8 +249,8 @@ def head_rows(circuit: Circuit, recording: Recording) -> list[HeadRow]:
                 flow=node.flow or 0.0,
                 attention=node.attention or 0.0,
                 other_attention=node.other_attention,
-                raises=[] if said is None else [token for token, _ in said.promotes],
-                lowers=[] if said is None else [token for token, _ in said.suppresses],
+                raises=[] if said is None else [named(token) for token, _ in said.promotes],
+                lowers=[] if said is None else [named(token) for token, _ in said.suppresses],
                 thumbnail=thumbnail(recording, firing.layer, firing.head),
             )
         )

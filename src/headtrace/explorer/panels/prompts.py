@@ -110,6 +110,11 @@ def readable(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
     return model.token_labels(ids) if model.tokenizer is None else spelled(model.tokenizer, ids)
 
 
+def named(label: str) -> str:
+    """The label of a token that a head raises or lowers; of a piece of a character there is nothing to read."""
+    return "part of a character" if UNREADABLE in label else label
+
+
 def answer_view(model: Model, token: int, probability: float) -> Answer:
     """An answer for people; a piece of a character, of which the rest is not there, by its bytes."""
     (label,) = model.output_labels([token])

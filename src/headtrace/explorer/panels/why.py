@@ -23,7 +23,7 @@ from pydantic import Field
 
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError
-from headtrace.explorer.panels.prompts import readable
+from headtrace.explorer.panels.prompts import named, readable
 from headtrace.explorer.panels.requests import (
     FiringRequest,
     Position,
@@ -154,7 +154,13 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         remainder=terms.remainder,
         query=_side(causes.query, tokens),
         key=_side(causes.key, tokens),
-        moved=MovedView.model_validate(written),
+        moved=MovedView(
+            norm=written.norm,
+            promotes=[(named(token), value) for token, value in written.promotes],
+            suppresses=[(named(token), value) for token, value in written.suppresses],
+            contribution=written.contribution,
+            measure=written.measure,
+        ),
         python=_python(tracer.model, prompt, request),
     )
     view.sentence = sentence(view, tokens)

@@ -31,7 +31,7 @@ def test_a_starter_is_answered_rightly_and_found_again_without_the_model(
     assert first.right
     assert int(logits.argmax()) == answer
     assert first.probability == pytest.approx(
-        float(logits.softmax(-1)[answer]), abs=rounding(torch.float32, 1e3)
+        float(logits.softmax(-1)[answer]), abs=rounding(torch.float32, 1000)
     )
     monkeypatch.setattr(type(model), "end_logits", lambda *_: pytest.fail("it was kept"))
     assert starter(Session([model]), "ioi") == first
@@ -104,7 +104,7 @@ def test_a_thumbnail_keeps_the_strongest_weight_of_each_pixel(model) -> None:
 def test_rather_than_and_pairs_add_up(session, recorded, run_lines) -> None:
     firing = FiringRequest(layer=2, head=1, dest=14, src=10)
     found = pairs(session, PairsRequest(recording=recorded.id, firing=firing, other=2))
-    within = rounding(torch.float32, 1e3)
+    within = rounding(torch.float32, 1000)
     assert found.log_ratio is not None
     for terms, rest in ((found.query, found.query_rest), (found.key, found.key_rest)):
         assert sum(term.value for term in terms) + rest == pytest.approx(found.log_ratio, abs=within)

@@ -19,6 +19,7 @@ import torch
 
 import headtrace
 from headtrace.explorer.panels import Session, Settings
+from headtrace.explorer.panels.mechanisms import MechanismView, QuestionRequest, explain
 from headtrace.explorer.panels.prompts import pattern_bytes, record
 from headtrace.explorer.panels.requests import FiringRequest, PromptRequest
 from headtrace.explorer.panels.session import Recordings
@@ -26,7 +27,7 @@ from headtrace.explorer.panels.why import WhyRequest, why
 from headtrace.explorer.server.routes import as_sent
 
 ROOT = Path(__file__).parent.parent
-ROUNDS = 9
+ROUNDS, FEW = 9, 3
 
 
 def ratio(work: Callable[[int], object], forward: Callable[[], object]) -> float:
@@ -40,6 +41,30 @@ def ratio(work: Callable[[int], object], forward: Callable[[], object]) -> float
         work(n)
         found.append((time.process_time() - middle) / (middle - start))
     return round(statistics.median(found), 2)
+
+
+def explained(session: Session, prompt: PromptRequest, forward: Callable[[], object]) -> dict[str, float]:
+    """From a typed prompt to each part of its explanation, in forward passes: medians of processor times."""
+    parts: dict[str, list[float]] = {}
+    for _ in range(FEW):
+        start = time.process_time()
+        forward()
+        one = time.process_time() - start
+        session.recordings = Recordings(Settings.cached_bytes, Settings.cached_recordings)
+        start = time.process_time()
+
+        def partial(view: MechanismView, start: float = start, one: float = one) -> None:
+            as_sent(view)
+            parts.setdefault(view.stage, []).append((time.process_time() - start) / one)
+
+        recorded = session.record(prompt)
+        partial(explain(session, QuestionRequest(recording=recorded.id), partial=partial)[0])
+    names = {
+        "heads": "typing to heads that matter",
+        "cards": "typing to the mechanism's cards",
+        "badges": "typing to its badges",
+    }
+    return {names[stage]: round(statistics.median(found), 1) for stage, found in parts.items()}
 
 
 class Clicks:
@@ -84,7 +109,7 @@ def main() -> None:
             lambda n: clicks.why(n, answer=answer), forward
         ),
         "typing to attention maps": ratio(typed, forward),
-    }
+    } | explained(session, prompt, forward)
     told = {"benchmark": "explorer", "model": options.model, "tokens": len(ids), "forward passes": found}
     told["required"] = {"click to causes": 1, "typing to attention maps": 2}
     print(json.dumps(told, indent=1))

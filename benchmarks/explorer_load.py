@@ -1,8 +1,8 @@
 """Fifty clients at once on a server of their own: what it answers, what memory it takes, and whether it is right.
 
 Starts ``headtrace serve`` on a free port of the loopback. Every client asks without pause for what people ask for:
-prompts, maps, heads, causes, interventions, traces (some of them cancelled), and now and then for what does not exist.
-Afterwards a sample of the answers is compared with the Python API's. Prints JSON.
+prompts, maps, heads, causes, interventions, traces and mechanisms (some of them cancelled), and now and then for what
+does not exist. Afterwards a sample of the answers is compared with the Python API's. Prints JSON.
 
 python benchmarks/explorer_load.py [--seconds 60] [--clients 50] [--model builtin]
 """
@@ -83,7 +83,18 @@ async def client(seen: Seen, number: int, until: float) -> None:
     chance = random.Random(number)
     while time.monotonic() < until:
         kind = chance.choice(
-            ("record", "record", "maps", "why", "why", "intervene", "trace", "cancel", "nonsense")
+            (
+                "record",
+                "record",
+                "maps",
+                "why",
+                "why",
+                "intervene",
+                "trace",
+                "cancel",
+                "mechanism",
+                "nonsense",
+            )
         )
         example = chance.choice(seen.examples)
         seen.kinds[kind] += 1
@@ -136,6 +147,16 @@ async def _trace(seen: Seen, _: random.Random, example: Any, cancel: bool = Fals
     status, said = await ask(seen, "GET", f"/api/jobs/{id}/circuit.json")
     if status == 200:
         seen.traced[example.text] = said.decode()
+
+
+async def _mechanism(seen: Seen, chance: random.Random, example: Any) -> None:
+    await about(seen, "question", example, {})
+    status, said = await about(seen, "mechanism", example, {})
+    if status == 202:
+        id = json.loads(said)["id"]
+        if chance.random() < 0.5:
+            await ask(seen, "DELETE", f"/api/jobs/{id}")
+        await ask(seen, "GET", f"/api/jobs/{id}/events")
 
 
 async def _cancel(seen: Seen, chance: random.Random, example: Any) -> None:

@@ -13,9 +13,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from headtrace.errors import InputError
 from headtrace.prompts import PromptReader, as_prompts, batches, encode, following, positions_of
+from headtrace.prompts.encoding import spelled
 from headtrace.tasks import load_task
 from tests.tasks import vocabularies
 
@@ -465,3 +469,16 @@ def test_batches_hold_every_prompt_once_within_bounds_and_in_order_of_length(
 def test_reading_prompts_needs_no_torch() -> None:
     code = "import sys, headtrace.prompts, headtrace.lines; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pieces_of_a_character_are_named_by_the_character_or_their_bytes() -> None:
+    alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    bytewise = Tokenizer(BPE(vocab=alphabet, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise)
+    ids = tokenizer("aé😀b")["input_ids"]
+    emoji = [f"😀({part}/4)" for part in range(1, 5)]
+    assert spelled(tokenizer, ids) == ("a", "é(1/2)", "é(2/2)", *emoji, "b")
+    assert spelled(tokenizer, ids[3:5]) == ("<F0>", "<9F>"), "the rest of the character is not there"
+    assert spelled(tokenizer, ids[1:2] * 2) == ("<C3>", "<C3>")

@@ -54,6 +54,14 @@ class Explorer(Opened):
         self.page.wait_for_selector("html[data-view]")
         return self
 
+    def type(self, text: str) -> None:
+        """Write a prompt and press Enter."""
+        write, field = self.page.locator("#write"), self.page.locator("#text")
+        if not field.is_visible():
+            write.click()
+        field.fill(text)
+        self.page.keyboard.press("Enter")
+
     def remembers(self, text: str) -> bool:
         """Whether the address comes to say something: it is written a moment after the page shows it."""
         for _ in range(150):

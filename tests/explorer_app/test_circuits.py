@@ -39,8 +39,7 @@ def traced(server, **changes: Any) -> dict[str, Any]:
 
 def test_a_circuit_grows_while_it_is_traced_and_is_the_one_of_the_library(explorer, server):
     page = explorer(script=HEARD, **CIRCUIT)
-    fields = page.page.locator(".ask input.answer")
-    expect(fields.first).to_have_value("\u2423Mary")
+    expect(page.page.get_by_label("Answer", exact=True)).to_have_value("Mary")
     page.page.get_by_role("button", name="Trace", exact=True).click()
     expect(page.page.locator("#question")).to_have_text("Why \u201cMary\u201d rather than \u201cJohn\u201d?")
     expected = traced(server)
@@ -49,9 +48,8 @@ def test_a_circuit_grows_while_it_is_traced_and_is_the_one_of_the_library(explor
     heard = page.page.evaluate("window.heard")
     assert heard[-1] == "done"
     assert "progress" in heard
-    page.page.locator(".python summary").click()
-    expect(page.page.locator(".python pre")).to_have_text(expected["python"])
-    page.page.locator(".menu:not(.python) summary").click()
+    page.page.locator(".share-menu summary").click()
+    expect(page.page.locator(".share-menu pre")).to_have_text(expected["python"])
     with page.page.expect_download() as saved:
         page.page.get_by_role("link", name="Circuit file").click()
     assert len(loads(saved.value.path().read_text()).edges) == len(expected["circuit"]["edges"])
@@ -130,11 +128,11 @@ def test_what_is_removed_changes_the_answers_beside_the_clean_ones(explorer, ser
     expect(metric.locator("b")).to_contain_text(f"{found['metric']['before']:.2f}")
     page.page.get_by_role("button", name="Continue the text").click()
     expect(page.page.locator(".generated dt")).to_have_count(2)
-    page.page.locator(".python summary").click()
-    expect(page.page.locator(".python pre")).to_contain_text("headtrace")
+    page.page.locator(".share-menu summary").click()
+    expect(page.page.locator(".share-menu pre")).to_contain_text("headtrace")
     page.page.keyboard.press("Escape")
     page.page.locator('nav a[data-view="heads"]').click()
-    page.page.locator(".heads").get_by_text("difference").click()
+    page.page.locator(".heads").get_by_text("difference", exact=True).click()
     assert page.page.locator(".changes").is_visible(), "changes hold in every view of the prompt"
     page.page.locator(".change-list button").click()
     expect(page.page.locator(".changes")).to_be_hidden()
@@ -142,8 +140,8 @@ def test_what_is_removed_changes_the_answers_beside_the_clean_ones(explorer, ser
 
 
 def test_a_signal_can_be_removed_doubled_and_put_back(explorer):
-    page = explorer(text=IOI, head="L2H1", cell="14-10", answer=" Mary", wrong=" John")
-    cause = page.page.locator("section.key .cause").first
+    page = explorer(view="heads", text=IOI, head="L2H1", cell="14-10", answer=" Mary", wrong=" John")
+    cause = page.page.locator(".heads section.key .cause").first
     cause.get_by_role("button", name="remove").click()
     effect = page.page.locator(".measured-changes p", has_text="attention of L2H1 14\u219210")
     expect(effect).to_be_visible()
@@ -178,6 +176,10 @@ def test_the_cluster_map_and_the_search_open_circuits_of_the_run(explorer, serve
     page = explorer(view="run")
     found = server.get("/api/run/map").json()
     expect(page.page.locator(".family-list li")).to_have_count(len(found["families"]))
+    cards = page.page.locator(".family-card")
+    expect(cards).to_have_count(min(4, len(found["families"])))
+    first = server.get(f"/api/run/circuits/{found['families'][0]['representative']}").json()["mechanism"]
+    expect(cards.first.locator(".step-chip")).to_have_count(len(first["steps"]))
     rows = page.page.locator(".run-list li")
     expect(rows).to_have_count(found["size"])
     canvas = page.page.locator(".map-host canvas")

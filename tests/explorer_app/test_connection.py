@@ -44,12 +44,11 @@ def in_turn(page, pattern: str, answers) -> list[str]:
 
 
 def test_a_busy_server_is_waited_for_and_asked_again(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     busy = (429, {"Retry-After": "1"}, {"code": "busy", "message": "32 computations are waiting."})
     answers = [busy] * 100
     asked = in_turn(page, "**/api/record", answers)
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(page.page.locator(".waiting")).to_contain_text("32 computations are waiting. Trying again in 1 s.")
     answers.clear()
     expect(count(page)).to_have_text(DONE)
@@ -58,11 +57,10 @@ def test_a_busy_server_is_waited_for_and_asked_again(explorer):
 
 
 def test_a_lost_connection_is_said_and_recovered_from(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     answers = ["lost"] * 100
     in_turn(page, "**/api/record", answers)
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(page.page.locator(".waiting")).to_contain_text("connection to the server is lost")
     answers.clear()
     expect(count(page)).to_have_text(DONE)
@@ -86,9 +84,9 @@ GONE = (404, {}, {"code": "not_kept", "message": "This recording is no longer ke
     ],
 )
 def test_a_recording_that_the_server_dropped_is_recorded_again(explorer, address, state):
-    page = explorer()
+    page = explorer(view="heads")
     asked = in_turn(page, f"**{address}", [GONE])
-    page.at(text=IOI, **state)
+    page.at(**{"view": "heads", "text": IOI, **state})
     for _ in range(500):
         if len(asked) == 2:
             break
@@ -101,15 +99,13 @@ def test_a_recording_that_the_server_dropped_is_recorded_again(explorer, address
 
 
 def test_who_types_on_takes_the_old_question_back(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     failed: list[str] = []
     page.page.on("requestfailed", lambda request: failed.append(request.post_data or ""))
     page.page.route("**/api/record", lambda route: "Susan" in route.request.post_data or route.continue_())
-    page.page.locator("#text").fill("When Susan and Paul")
-    page.page.keyboard.press("Enter")
+    page.type("When Susan and Paul")
     expect(page.page.locator(".prompt-panel .notice.busy")).to_be_visible()
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(count(page)).to_have_text(DONE)
     assert any("Susan" in body for body in failed), "the outdated request was aborted"
 
@@ -132,8 +128,8 @@ CanvasRenderingContext2D.prototype.drawImage = function (...given) {
 """
 
 
-def test_270_heads_of_128_tokens_are_drawn_in_short_tasks_so_that_the_page_goes_on(explorer, server):
-    layers, heads, tokens = 30, 9, 128
+def made_up(page, server, layers: int, heads: int, tokens: int) -> None:
+    """A model and a prompt of any size, in the place of those of the server."""
     served = server.get("/api/server").json()
     served["models"] = [served["models"][0] | {"n_layers": layers, "n_heads": heads}]
     measures = {"sink": 0.5, "entropy": 2.0, "previous": 0.1, "strongest": [5, 3, 0.4]}
@@ -147,14 +143,20 @@ def test_270_heads_of_128_tokens_are_drawn_in_short_tasks_so_that_the_page_goes_
         "heads": [{"layer": i, "head": h, **measures} for i in range(layers) for h in range(heads)],
         "python": "",
     }
+    question = {"answer": view["answers"], "wrong": None}
     weights = bytes(i * 7 % 256 for i in range(layers * heads * tokens * (tokens + 1) // 2))
-    page = explorer(script=COUNTED)
     page.page.route("**/api/server", lambda route: route.fulfill(json=served))
     page.page.route("**/api/record", lambda route: route.fulfill(json=view))
+    page.page.route("**/api/question", lambda route: route.fulfill(json=question))
     page.page.route("**/patterns", lambda route: route.fulfill(body=weights))
+
+
+def test_270_heads_of_128_tokens_are_drawn_in_short_tasks_so_that_the_page_goes_on(explorer, server):
+    layers, heads = 30, 9
+    page = explorer(script=COUNTED, view="heads")
+    made_up(page, server, layers, heads, 128)
     page.page.reload()
-    page.page.locator("#text").fill("made up")
-    page.page.keyboard.press("Enter")
+    page.type("made up")
     expect(page.page.locator(".heads .controls output")).to_have_text("all 270 heads")
     last = "(c) => c.getContext('2d').getImageData(c.width - 60, c.height - 30, 1, 1).data[3]"
     canvas = page.page.locator(".grid-host canvas")
@@ -166,3 +168,35 @@ def test_270_heads_of_128_tokens_are_drawn_in_short_tasks_so_that_the_page_goes_
     drawn = page.page.evaluate("window.drawn")
     assert sum(drawn) >= layers * heads
     assert max(drawn) <= 20, "what a task draws is bounded by the clock, not by how many heads there are"
+
+
+# How often a canvas was painted on, however small the stroke.
+PAINTED = """
+window.painted = 0;
+for (const name of ["fillRect", "putImageData", "drawImage"]) {
+  const paint = CanvasRenderingContext2D.prototype[name];
+  CanvasRenderingContext2D.prototype[name] = function (...given) {
+    window.painted++;
+    return paint.apply(this, given);
+  };
+}
+"""
+
+
+def test_a_head_of_512_tokens_is_one_picture_with_names_at_the_chosen_cell(explorer, server):
+    tokens = 512
+    pattern = {"layer": 0, "head": 0, "attention": [[1 / (d + 1)] * (d + 1) for d in range(tokens)]}
+    page = explorer(script=PAINTED, view="heads", width=2560)
+    made_up(page, server, 1, 1, tokens)
+    page.page.route("**/heads/0/0", lambda route: route.fulfill(json=pattern))
+    page.page.route("**/api/why", lambda route: route.fulfill(status=404, json={"code": "x", "message": "x"}))
+    page.page.reload()
+    page.type("made up")
+    expect(page.page.locator(".strip-token")).to_have_count(tokens)
+    page.page.evaluate("location.hash += '&head=L0H0&cell=400-300'")
+    expect(page.page.locator(".cell-name")).to_have_text(["t400", "t300"])
+    assert page.page.evaluate("window.painted") < tokens, "not one stroke for each of 131,328 cells"
+    box = page.page.locator(".zoom-host canvas").bounding_box()
+    assert box["width"] > 700, "it takes the room that it has"
+    page.page.mouse.move(box["x"] + 60, box["y"] + box["height"] - 20)
+    expect(page.page.locator("#readout")).to_contain_text("attends to")

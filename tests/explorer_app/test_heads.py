@@ -15,17 +15,14 @@ ROOT = {"answer": " Mary", "wrong": " John"}
 
 
 def test_a_typed_prompt_shows_its_tokens_its_answers_and_every_head(explorer, server):
-    page = explorer()
-    expect(page.page.locator(".welcome")).to_be_visible()
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page = explorer(view="heads")
+    page.type(IOI)
     view = server.post("/api/record", {"text": IOI}).json()
     tokens = page.page.locator(".tokens li")
     expect(tokens).to_have_count(len(view["tokens"]))
     assert [text.strip() for text in tokens.all_inner_texts()] == [t.strip() for t in view["tokens"]]
-    expect(page.page.locator(".answer-list li").first).to_contain_text("Mary")
+    expect(page.page.locator(".strip .says")).to_have_text(f"Mary {view['answers'][0]['probability']:.0%}")
     expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
-    expect(page.page.locator(".welcome")).to_be_hidden()
     assert page.page.locator(".grid-host").bounding_box()["width"] > 1200, (
         "with no head open, the grid has it all"
     )
@@ -34,7 +31,7 @@ def test_a_typed_prompt_shows_its_tokens_its_answers_and_every_head(explorer, se
 
 
 def test_an_example_of_a_task_brings_its_prompt_and_its_answers(explorer):
-    page = explorer()
+    page = explorer(view="heads")
     page.page.get_by_label("Examples of a task").select_option("ioi")
     first = page.page.locator(".task-examples li .row").first
     text = first.locator("bdi").inner_text()
@@ -42,14 +39,13 @@ def test_an_example_of_a_task_brings_its_prompt_and_its_answers(explorer):
     expect(page.page.locator("#text")).to_have_value(text)
     assert page.remembers("answer=")
     assert page.remembers("wrong=")
-    page.page.locator('nav a[data-view="circuit"]').click()
-    expect(page.page.locator(".ask input.answer").first).not_to_have_value("")
+    expect(page.page.get_by_label("Answer", exact=True)).not_to_have_value("")
     assert page.errors == []
 
 
 def test_heads_are_ordered_and_left_out_by_what_they_do(explorer, server):
     heads = server.post("/api/record", {"text": IOI}).json()["heads"]
-    page = explorer(text=IOI, order="most", by="sink")
+    page = explorer(view="heads", text=IOI, order="most", by="sink")
     count = page.page.locator(".heads .controls output")
     expect(count).to_have_text("all 12 heads")
     grid = page.page.locator(".grid-host canvas")
@@ -70,11 +66,11 @@ def canvas_point(page, selector: str, x: float, y: float) -> tuple[float, float]
 
 
 def test_a_click_opens_a_head_and_pointing_at_a_cell_says_its_exact_number(explorer, server):
-    page = explorer(text=IOI)
+    page = explorer(view="heads", text=IOI)
     expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
     page.page.mouse.click(*canvas_point(page, ".grid-host canvas", 60, 60))
     expect(page.page.locator(".zoom-panel h2")).to_have_text("L0H0")
-    page.at(text=IOI, head="L2H1")
+    page.at(view="heads", text=IOI, head="L2H1")
     view = server.post("/api/record", {"text": IOI}).json()
     pattern = server.get(f"/api/recordings/{view['id']}/heads/2/1").json()["attention"]
     expect(page.page.locator(".zoom-panel h2")).to_have_text("L2H1")
@@ -89,7 +85,7 @@ def test_a_click_opens_a_head_and_pointing_at_a_cell_says_its_exact_number(explo
 
 
 def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
-    page = explorer()
+    page = explorer(view="heads")
     keyboard = page.page.keyboard
     page.page.locator("#text").focus()
     keyboard.type(IOI)
@@ -108,7 +104,7 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
             break
     for key in ("Home", *["ArrowRight"] * 10, "Enter"):
         keyboard.press(key)
-    expect(page.page.locator(".why-panel h2")).to_have_text("Why does L2H1 attend here?")
+    expect(page.page.locator(".heads .why-panel h2")).to_have_text("Why does L2H1 attend here?")
     assert page.remembers("cell=14-10")
     assert page.errors == []
 
@@ -116,37 +112,52 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
 def test_a_cell_says_why_in_the_numbers_of_the_library(explorer, server):
     firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
     why = server.about("why", {"text": IOI}, {"firing": firing, **ROOT}).json()
-    page = explorer(text=IOI, head="L2H1", cell="14-10", answer=" Mary", wrong=" John")
-    panel = page.page.locator(".why-panel")
-    expect(panel.locator("h2")).to_be_visible()
-    expect(panel.locator(".big b")).to_have_text(f"{why['attention']:.3f}")
+    page = explorer(view="heads", text=IOI, head="L2H1", cell="14-10", **ROOT)
+    panel = page.page.locator(".heads .why-panel")
+    expect(panel.locator(".why-sentence")).to_have_text(why["sentence"])
+    assert f"{why['attention']:.2f} of its attention" in why["sentence"]
     expect(panel.locator(".channels .in")).to_have_count(
         sum(bar["in_signal_set"] for bar in why["channels"][:10])
     )
     for side in ("query", "key"):
-        names = [cause["name"] for cause in why[side]["causes"]]
+        causes = why[side]["causes"]
+        kinds = [[c["name"] for c in causes if c["kind"] == kind] for kind in ("head", "mlp")]
+        others = [c["name"] for c in causes if c["kind"] not in ("head", "mlp")]
         rows = panel.locator(f"section.{side} .cause .what")
-        assert [text.split(" \u201c")[0] for text in rows.all_inner_texts()] == names
+        shown = [text.split(" \u201c")[0] for text in rows.all_text_contents()]
+        assert shown == [*kinds[0], *others, *kinds[1]], "heads first, MLPs last"
+        folded = panel.locator(f"section.{side} details.mlps summary")
+        assert folded.count() == (len(kinds[1]) > 1)
+    assert not panel.locator(".channels").is_visible(), "channels are folded"
+    order = panel.evaluate("(e) => [...e.querySelectorAll('section, details')].map((each) => each.className)")
+    assert [name for name in order if name != "mlps"] == [
+        "value",
+        "query",
+        "key",
+        "change-it",
+        "rather-than",
+        "channels-section",
+    ]
     expect(panel.locator("section.value")).to_contain_text("It contributed")
-    page.page.locator(".python summary").click()
-    expect(page.page.locator(".python pre")).to_have_text(why["python"])
+    page.page.locator(".share-menu summary").click()
+    expect(page.page.locator(".share-menu pre")).to_have_text(why["python"])
     assert page.errors == []
 
 
 def test_a_cause_that_is_a_head_leads_to_its_own_why(explorer):
-    page = explorer(text=IOI, head="L2H1", cell="14-10")
-    link = page.page.locator(".cause button.link").first
+    page = explorer(view="heads", text=IOI, head="L2H1", cell="14-10")
+    link = page.page.locator(".heads .cause button.link").first
     name, place = link.inner_text().split()
     link.click()
-    expect(page.page.locator(".why-panel h2")).to_have_text(f"Why does {name} attend here?")
+    expect(page.page.locator(".heads .why-panel h2")).to_have_text(f"Why does {name} attend here?")
     assert page.remembers(f"cell={place.replace('->', '-')}")
 
 
 def test_reload_and_back_restore_the_view(explorer):
-    page = explorer(text=IOI, order="least", by="entropy")
+    page = explorer(view="heads", text=IOI, order="least", by="entropy")
     expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
     page.page.evaluate("location.hash += '&head=L2H1&cell=14-10'")
-    title = page.page.locator(".why-panel h2")
+    title = page.page.locator(".heads .why-panel h2")
     expect(title).to_have_text("Why does L2H1 attend here?")
     page.page.reload()
     expect(title).to_have_text("Why does L2H1 attend here?")
@@ -177,7 +188,7 @@ def harmless(page) -> None:
 
 def test_a_hostile_prompt_that_is_refused_runs_nothing_and_asks_nobody(explorer):
     text = " ".join(HOSTILE)
-    page = explorer(text=text, head="L1H1", cell="2-1", search=text, second=text)
+    page = explorer(view="heads", text=text, head="L1H1", cell="2-1", search=text, second=text)
     expect(page.page.locator(".prompt-panel .notice.failed")).to_contain_text("<")
     page.page.locator('nav a[data-view="beside"]').click()
     expect(page.page.locator(".side textarea").first).to_have_value(text)
@@ -192,25 +203,28 @@ def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
     firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
     why = server.about("why", {"text": IOI}, {"firing": firing}).json()
     record["tokens"] = [HOSTILE[i % len(HOSTILE)] for i in range(len(record["tokens"]))]
-    record["python"] = why["python"] = HOSTILE[0]
+    record["python"] = why["python"] = why["sentence"] = HOSTILE[0]
+    question = {"answer": [{"token": HOSTILE[1], "id": 1, "probability": 0.5}], "wrong": None}
     for answer, text in zip(record["answers"], HOSTILE, strict=False):
         answer["token"] = text
     for cause in why["query"]["causes"] + why["key"]["causes"]:
         cause["token"] = HOSTILE[0]
     why["channels"][0]["evidence"] = {"words": HOSTILE[1], "tokens": HOSTILE, "examples": HOSTILE}
     why["moved"]["promotes"] = [[text, 1.0] for text in HOSTILE]
-    page = explorer()
+    page = explorer(view="heads")
     page.page.route("**/api/record", lambda route: route.fulfill(json=record))
     page.page.route("**/api/why", lambda route: route.fulfill(json=why))
-    page.at(text="anything", head="L2H1", cell="14-10")
-    expect(page.page.locator(".why-panel h2")).to_be_visible()
+    page.page.route("**/api/question", lambda route: route.fulfill(json=question))
+    page.at(view="heads", text="anything", head="L2H1", cell="14-10")
+    expect(page.page.locator(".heads .why-panel h2")).to_be_visible()
     expect(page.page.locator(".tokens li").first).to_contain_text("<img")
+    page.page.locator(".heads .channels-section summary").click()
     expect(page.page.locator(".evidence")).to_contain_text("</textarea>")
     page.page.locator(".grid-host canvas").focus()
     page.page.keyboard.press("Home")
     expect(page.page.locator("#card")).to_be_visible()
-    page.page.locator(".python summary").click()
-    expect(page.page.locator(".python pre")).to_have_text(HOSTILE[0])
+    page.page.locator(".share-menu summary").click()
+    expect(page.page.locator(".share-menu pre")).to_have_text(HOSTILE[0])
     harmless(page)
     assert page.errors == []
 
@@ -218,22 +232,21 @@ def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
 def test_what_the_server_refuses_is_said_in_its_words_where_it_happened(explorer):
     page = explorer(text="Mary " * 90)
     expect(page.page.locator(".prompt-panel .notice.failed")).to_contain_text("Shorten the prompt")
-    page.page.locator("#text").fill(IOI)
-    page.page.keyboard.press("Enter")
+    page.type(IOI)
     expect(page.page.locator(".prompt-panel .notice")).to_be_hidden()
-    page.at(text=IOI, head="L7H9")
+    page.at(view="heads", text=IOI, head="L7H9")
     expect(page.page.locator(".heads > .notice.failed")).to_contain_text("L7H9")
 
 
 @pytest.mark.parametrize("width", [420, 1000])
 def test_nothing_runs_out_of_a_narrow_window(explorer, width):
-    page = explorer(width=width, text=IOI, head="L2H1", cell="14-10")
-    expect(page.page.locator(".why-panel h2")).to_be_visible()
+    page = explorer(width=width, view="heads", text=IOI, head="L2H1", cell="14-10")
+    expect(page.page.locator(".heads .why-panel h2")).to_be_visible()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
     page.page.locator(".help summary").click()
-    page.page.locator(".python summary").click()
+    page.page.locator(".share-menu summary").click()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
-    box = page.page.locator(".python .menu-body").bounding_box()
+    box = page.page.locator(".share-menu .menu-body").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
 
@@ -242,17 +255,17 @@ def test_light_and_dark_draw_attention_in_their_own_colours(explorer):
     corner = "(c) => [...c.getContext('2d').getImageData(c.width - 40, c.height - 80, 1, 1).data]"
     seen = []
     for scheme in ("light", "dark"):
-        page = explorer(scheme=scheme, text=IOI)
+        page = explorer(scheme=scheme, view="heads", text=IOI)
         expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
         seen.append(page.page.locator(".grid-host canvas").evaluate(corner))
     assert sum(seen[0][:3]) > sum(seen[1][:3]) + 100
 
 
 def test_python_link_and_files_are_offered(explorer, server):
-    page = explorer(text=IOI)
+    page = explorer(view="heads", text=IOI)
     expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
     view = server.post("/api/record", {"text": IOI}).json()
-    page.page.locator(".menu:not(.python) summary").click()
+    page.page.locator(".share-menu summary").click()
     with page.page.expect_download() as saved:
         page.page.get_by_role("button", name="JSON").click()
     assert json.loads(saved.value.path().read_text())["id"] == view["id"]
@@ -260,5 +273,4 @@ def test_python_link_and_files_are_offered(explorer, server):
         with page.page.expect_download() as saved:
             page.page.locator(".files").get_by_role("button", name=name).click()
         assert saved.value.path().read_bytes().startswith(start)
-    page.page.locator(".python summary").click()
-    expect(page.page.locator(".python pre")).to_have_text(view["python"])
+    expect(page.page.locator(".share-menu pre")).to_have_text(view["python"])

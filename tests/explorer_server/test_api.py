@@ -308,10 +308,10 @@ def test_a_mistake_of_the_server_is_answered_without_its_details_and_logged(buil
 
 
 class Busy:
-    """A worker that is held until the block ends."""
+    """A worker that is held until the block ends: that of traces, or the quick one."""
 
-    def __init__(self, server: Live) -> None:
-        self.compute, self.begun, self.let_go = server.app.state.compute, Event(), Event()
+    def __init__(self, server: Live, lane: str = "compute") -> None:
+        self.compute, self.begun, self.let_go = getattr(server.app.state, lane), Event(), Event()
 
     def __enter__(self) -> Busy:
         self.compute.submit(self._hold)
@@ -333,9 +333,9 @@ def test_a_full_queue_is_429_with_the_time_to_wait_and_waiting_jobs_can_be_cance
             jobs = [good(server.post("/api/trace", asked), 202) for _ in range(2)]
             assert [job["state"] for job in jobs] == ["queued", "queued"]
             assert [job["ahead"] for job in jobs] == [1, 2]
-            for answer in (server.post("/api/trace", asked), server.post("/api/record", PROMPT)):
-                wrong(answer, 429, "busy", "waiting")
-                assert int(answer.headers["retry-after"]) >= 1
+            answer = server.post("/api/trace", asked)
+            wrong(answer, 429, "busy", "waiting")
+            assert int(answer.headers["retry-after"]) >= 1
             wrong(server.get(f"/api/jobs/{jobs[0]['id']}/circuit"), 409, "not_yet")
             first = server.events(jobs[1]["id"])
             assert next(first)[1:] == ("queued", {"ahead": 2})
@@ -346,6 +346,14 @@ def test_a_full_queue_is_429_with_the_time_to_wait_and_waiting_jobs_can_be_cance
             third = good(server.post("/api/trace", asked), 202)
             assert good(server.ask("DELETE", f"/api/jobs/{third['id']}"))["state"] == "cancelled"
         assert list(first)[-1][1] == "done"
+
+
+def test_clicks_are_answered_while_a_trace_runs(builtin) -> None:
+    with live(builtin) as server, Busy(server):
+        id = good(server.post("/api/record", PROMPT))["id"]
+        firing = {"layer": 2, "head": 1, "dest": 14, "src": 10}
+        why = good(server.post("/api/why", {"recording": id, "firing": firing}))
+        assert why["attention"] > why["threshold"]
 
 
 def test_a_running_trace_that_is_cancelled_frees_the_queue(builtin, monkeypatch) -> None:
@@ -376,8 +384,8 @@ def test_a_running_trace_that_is_cancelled_frees_the_queue(builtin, monkeypatch)
 
 def test_a_client_that_goes_away_takes_its_waiting_work_back(builtin) -> None:
     with live(builtin) as server:
-        compute, body = server.app.state.compute, json.dumps(PROMPT).encode()
-        with Busy(server):
+        compute, body = server.app.state.quick, json.dumps(PROMPT).encode()
+        with Busy(server, "quick"):
             with socket.create_connection(("127.0.0.1", server.port)) as gone:
                 gone.sendall(
                     b"POST /api/record HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -392,14 +400,16 @@ def test_a_stopping_server_ends_streams_and_tells_those_who_wait(builtin) -> Non
     answers: list[Answer] = []
     with live(builtin) as server:
         asked = {"recording": good(server.post("/api/record", PROMPT))["id"], **TRACE}
-        with Busy(server):
+        lanes = server.app.state.compute, server.app.state.quick
+        with Busy(server), Busy(server, "quick"):
             job = good(server.post("/api/trace", asked), 202)
             events = server.events(job["id"])
             next(events)
             asking = Thread(target=lambda: answers.append(server.post("/api/record", PROMPT)))
             asking.start()
-            soon(lambda: server.app.state.compute.n_waiting == 2)
-            server.app.state.compute.cancel_all()
+            soon(lambda: all(lane.n_waiting == 1 for lane in lanes))
+            for lane in lanes:
+                lane.cancel_all()
             assert list(events)[-1][1] == "cancelled"
             asking.join(LONG)
             wrong(answers[0], 503, "stopping")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +106,11 @@ def _tree(axis: Axes, tree: np.ndarray, order: np.ndarray) -> None:
     axis.spines["bottom"].set_visible(False)
 
 
-def _colours(values: Sequence[Any]) -> dict[Any, Any]:
-    """A colour for each value: the house palette for a few, an even scale for many; none is grey."""
+def colours_of(values: Iterable[Any]) -> dict[Any, str]:
+    """A colour for each value, that colour-blind readers can tell apart: the house palette for a few, an even scale of
+    lightness for many; none is grey. The explorer's map has the same."""
     import matplotlib as mpl
+    from matplotlib.colors import to_hex
 
     known = sorted(
         {v for v in values if v is not None},
@@ -116,14 +118,14 @@ def _colours(values: Sequence[Any]) -> dict[Any, Any]:
     )
     if len(known) <= len(SEQUENCE):
         return {None: "#dddddd", **dict(zip(known, SEQUENCE, strict=False))}
-    scale = mpl.colormaps["turbo"]
-    return {None: "#dddddd", **{v: scale((i + 0.5) / len(known)) for i, v in enumerate(known)}}
+    scale = mpl.colormaps["viridis"]
+    return {None: "#dddddd", **{v: to_hex(scale((i + 0.5) / len(known))) for i, v in enumerate(known)}}
 
 
 def _bar(axis: Axes, name: str, values: Sequence[Any]) -> None:
     from matplotlib.colors import to_rgb
 
-    colours = _colours(values)
+    colours = colours_of(values)
     axis.imshow(np.array([[to_rgb(colours[v]) for v in values]]), aspect="auto", interpolation="nearest")
     axis.set(xticks=[], yticks=[0])
     axis.set_yticklabels([style.token_label(name)])
@@ -141,7 +143,7 @@ def _legends(axes: Sequence[Axes], bars: Sequence[tuple[str, Sequence[Any]]]) ->
     axis.set_axis_off()
     top = 1.0
     for name, values in bars:
-        colours = {v: c for v, c in _colours(values).items() if v is not None or None in values}
+        colours = {v: c for v, c in colours_of(values).items() if v is not None or None in values}
         many = len(colours) > MOST_VALUES
         counts = {v: sum(each == v for each in values) for v in colours}
         some = list(colours)[:: max(1, -(-len(colours) // MOST_VALUES))] if many else list(colours)

@@ -119,6 +119,40 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
+UNREADABLE = "\ufffd"
+LONGEST_CHARACTER = 8
+"""Tokens that one character (or a few that are joined) is spelled with, at most."""
+
+
+def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
+    """Each token as a person reads it. One that holds only a part of a character is named by the character and part,
+    ``\u00e9(1/2)``, or, where the rest of it is missing, by its bytes, ``<F0 9F>``."""
+    labels = [decoded(tokenizer, [token]) for token in ids]
+    start = 0
+    while start < len(ids):
+        if UNREADABLE not in labels[start]:
+            start += 1
+            continue
+        ends = range(start + 2, min(len(ids), start + LONGEST_CHARACTER) + 1)
+        whole = ((end, decoded(tokenizer, ids[start:end])) for end in ends)
+        end, text = next(((end, text) for end, text in whole if UNREADABLE not in text), (start + 1, None))
+        for place in range(start, end):
+            part = f"{text}({place - start + 1}/{end - start})"
+            labels[place] = _bytes_of(tokenizer, ids[place]) if text is None else part
+        start = end
+    return tuple(labels)
+
+
+def _bytes_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """The bytes of a token of a byte-level vocabulary, in hex; else its name in the vocabulary."""
+    name = str(tokenizer.convert_ids_to_tokens([token])[0])
+    # Byte-level vocabularies write printable bytes as themselves, and the others, in order, from U+0100 on.
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    byte = {chr(each): each for each in shown} | {chr(256 + i): each for i, each in enumerate(hidden)}
+    return f"<{' '.join(f'{byte[c]:02X}' for c in name)}>" if all(c in byte for c in name) else name
+
+
 def is_unknown(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
     """Whether this token stands for words that the vocabulary does not hold."""
     return tokenizer.unk_token_id is not None and token == tokenizer.unk_token_id

@@ -38,6 +38,9 @@ const FIELDS = {
   cell: pair(/^(\d{1,6})-(\d{1,6})$/),
   answer: text,
   wrong: text,
+  alone: flag,
+  sort: one(["attention", "entropy", "sink"]),
+  swap: text,
   paths: one(["attention", "complete"]),
   traced: flag,
   changes,
@@ -54,13 +57,14 @@ const FIELDS = {
 
 const WRITTEN = {
   traced: () => "yes",
+  alone: () => "yes",
   head: ([layer, head]) => `L${layer}H${head}`,
   cell: ([dest, src]) => `${dest}-${src}`,
   changes: JSON.stringify,
   open: (ids) => ids.join("|"),
 };
 
-export const START = { view: "heads", model: 0, order: "place", by: "strongest", paths: "complete", changes: [], open: [] };
+export const START = { view: "explain", model: 0, order: "place", by: "strongest", paths: "complete", changes: [], open: [] };
 
 /** The state that the named values of an address stand for, whatever they hold. */
 export function toState(values) {

@@ -2,11 +2,33 @@
 
 import { el } from "../page/dom.js";
 import { inert, shorten } from "../page/text.js";
-import { answerFields } from "./circuit.js";
-import { promptOf, rootOf } from "./library.js";
-import { button, choice, notice, select } from "./pieces.js";
+import { meantBy, promptOf } from "./library.js";
+import { button, choice, meant, notice, select, shown } from "./pieces.js";
 import { latestOnly } from "./server.js";
 import { traced } from "./tracing.js";
+
+/** Fields for an answer and a wrong one, with what the model finds likely to choose from. */
+function answerFields(name, changed, entered) {
+  const list = el("datalist", { id: `${name}-likely` });
+  const field = (label, which, hint) => {
+    const input = el("input", { type: "text", class: "answer", list: list.id, spellcheck: "false", autocomplete: "off", placeholder: hint, onchange: () => changed(which, meant(input.value)), onkeydown: ({ key }) => key === "Enter" && entered() });
+    return [el("label", { class: "group" }, label, " ", input), input];
+  };
+  const [answerGroup, answer] = field("Why", "answer", "answer");
+  const [wrongGroup, wrong] = field("rather than", "wrong", "nothing: how likely");
+  return {
+    groups: [answerGroup, wrongGroup, list],
+    read: () => ({ answer: meant(answer.value), wrong: meant(wrong.value) }),
+    set(state) {
+      if (document.activeElement !== answer) answer.value = shown(state.answer);
+      if (document.activeElement !== wrong) wrong.value = shown(state.wrong);
+    },
+    offer: (answers) => list.replaceChildren(...answers.map(({ token }) => el("option", { value: shown(token) }))),
+  };
+}
+
+/** What is explained: an answer rather than a wrong one, or how likely an answer is. */
+const rootOf = ({ answer, wrong }, recording) => ({ answer: meantBy(answer, recording), ...(wrong ? { wrong: meantBy(wrong, recording) } : {}) });
 
 /** What the view shows, in plain words. */
 const HELP = [

@@ -2,8 +2,8 @@
 
 import { el } from "../page/dom.js";
 import { inert, inertLines, number, percent, signed, tokenExact } from "../page/text.js";
-import { rootOf } from "./library.js";
 import { bar, button, notice } from "./pieces.js";
+import { FRESH } from "./prompt.js";
 import { latestOnly } from "./server.js";
 
 export const FACTORS = [[0, "remove", "removed"], [0.5, "halve", "halved"], [2, "double", "doubled"]];
@@ -61,19 +61,15 @@ export function createChanges(app) {
   const count = el("input", { type: "number", min: 1, max: 50, value: GENERATED, "aria-label": "How many tokens" });
   const generate = el("span", { class: "group" }, button("Continue the text", () => app.go({ generate: Number(count.value) || GENERATED }, { replace: true })), " by ", count, " tokens");
   const title = el("h2", {}, "Your changes");
-  const place = el(
-    "section",
-    { class: "changes", "aria-label": "Changes to the model", hidden: true },
-    el("div", { class: "changes-line" }, title, list, generate, button("Undo all", () => app.go({ changes: [], generate: undefined, show: undefined }))),
-    said.place,
-    el("details", { open: true }, el("summary", {}, "What they do"), results),
-  );
+  const swapped = el("p", { class: "swapped" });
+  const line = el("div", { class: "changes-line" }, list, generate, button("Undo all", () => app.go({ changes: [], generate: undefined, show: undefined, swap: undefined })));
+  const place = el("section", { class: "changes", "aria-label": "Changes to the model", hidden: true }, title, swapped, line, said.place, results);
   const loading = latestOnly();
   let shown = null;
 
   function update(state) {
     const { changes } = state;
-    place.hidden = !changes.length || !state.text || state.view === "beside" || state.view === "run";
+    place.hidden = !(changes.length || state.swap) || !state.text || state.view === "beside" || state.view === "run";
     if (place.hidden) {
       loading.stop();
       shown = null;
@@ -84,12 +80,15 @@ export function createChanges(app) {
       return el("li", {}, el("b", {}, factorWord(change.factor ?? 0)), ` ${inert(named(change))}`, undo);
     });
     list.replaceChildren(...rows);
+    generate.hidden = !changes.length;
+    swapped.hidden = !state.swap;
+    if (state.swap) swapped.replaceChildren("Instead: ", el("bdi", {}, inert(state.swap)), " ", button("Open this prompt", () => app.go({ ...FRESH, text: state.swap }), { class: "link" }));
     loading(async (signal) => {
-      said.busy("Running the model with your changes…");
-      const view = await app.changed(signal);
+      said.busy(state.swap ? "Running the changed prompt…" : "Running the model with your changes…");
+      const view = state.swap ? await exchanged(state, signal) : await app.changed(signal);
       said.clear();
       shown = view;
-      results.replaceChildren(...outcome(view));
+      results.replaceChildren(...outcome(view, state.swap ? "with the other word" : "with your changes"));
       app.shareable();
     }, (error) => {
       results.replaceChildren();
@@ -97,27 +96,37 @@ export function createChanges(app) {
     });
   }
 
+  /** Another prompt beside this one. */
+  async function exchanged(state, signal) {
+    const clean = await app.recording(signal);
+    const changed = await app.library.record({ text: state.swap, model: state.model }, signal);
+    return { clean, changed, firings: [], metric: null, generated: null, python: changed.python };
+  }
+
   return { place, update, python: () => shown?.python, data: () => shown };
 }
 
-function outcome({ clean, changed, firings, metric, generated }) {
+function outcome({ clean, changed, firings, metric, generated }, now) {
+  const [before, after] = [clean.answers[0], changed.answers[0]];
+  const token = ({ token: text }) => el("bdi", { class: "token" }, tokenExact(text));
   return [
-    answerTable(clean, changed),
+    el("p", { class: "says-now" }, "It said ", token(before), ` ${percent(before.probability)}; ${now} it says `, token(after), ` ${percent(after.probability)}.`),
+    answerTable(clean, changed, now),
     el(
       "div",
       { class: "measured-changes" },
       metric ? el("p", {}, `${metric.measure}: `, el("b", {}, `${number(metric.before)} → ${number(metric.after)}`), el("span", { class: "hint" }, ` (${signed(metric.after - metric.before)})`)) : null,
-      ...firings.map(({ firing: { layer, head, dest, src }, before, after }) =>
-        el("p", {}, `attention of L${layer}H${head} ${dest}→${src}: `, el("b", {}, `${number(before)} → ${number(after)}`))),
+      ...firings.map(({ firing: { layer, head, dest, src }, before: was, after: is }) =>
+        el("p", {}, `attention of L${layer}H${head} ${dest}→${src}: `, el("b", {}, number(was) === number(is) ? `${number(is)}, as before` : `${number(was)} → ${number(is)}`))),
     ),
     generated
-      ? el("dl", { class: "generated" }, ...["as it is", "with your changes"].flatMap((label, i) => [el("dt", {}, label), el("dd", {}, el("bdi", {}, inertLines(generated[i])))]))
+      ? el("dl", { class: "generated" }, ...["as it is", now].flatMap((label, i) => [el("dt", {}, label), el("dd", {}, el("bdi", {}, inertLines(generated[i])))]))
       : null,
   ].filter(Boolean);
 }
 
 /** Likely answers of either, with both probabilities. */
-function answerTable(clean, changed) {
+function answerTable(clean, changed, now) {
   const ids = [...new Set([...clean.answers.slice(0, 5), ...changed.answers.slice(0, 5)].map(({ id }) => id))].slice(0, 7);
   const cell = (answers, id) => {
     const found = answers.find((answer) => answer.id === id);
@@ -127,6 +136,6 @@ function answerTable(clean, changed) {
     const { token } = [...clean.answers, ...changed.answers].find((answer) => answer.id === id);
     return el("tr", {}, el("th", { scope: "row" }, el("bdi", { class: "token" }, tokenExact(token))), cell(clean.answers, id), cell(changed.answers, id));
   });
-  const head = el("tr", {}, ...["next token", "as it is", "with your changes"].map((text) => el("th", { scope: "col" }, text)));
+  const head = el("tr", {}, ...["next token", "as it is", now].map((text) => el("th", { scope: "col" }, text)));
   return el("table", { class: "answer-table" }, el("thead", {}, head), el("tbody", {}, ...rows));
 }

@@ -2,30 +2,10 @@
 
 import { el } from "../page/dom.js";
 import { componentChange, factorButtons, named, signalChange } from "./changes.js";
-import { promptOf, rootOf } from "./library.js";
-import { button, choice, meant, notice, shown } from "./pieces.js";
+import { promptOf } from "./library.js";
+import { button, choice, notice } from "./pieces.js";
 import { latestOnly } from "./server.js";
 import { traced } from "./tracing.js";
-
-/** Fields for an answer and a wrong one, with what the model finds likely to choose from. */
-export function answerFields(name, changed, entered) {
-  const list = el("datalist", { id: `${name}-likely` });
-  const field = (label, which, hint) => {
-    const input = el("input", { type: "text", class: "answer", list: list.id, spellcheck: "false", autocomplete: "off", placeholder: hint, onchange: () => changed(which, meant(input.value)), onkeydown: ({ key }) => key === "Enter" && entered() });
-    return [el("label", { class: "group" }, label, " ", input), input];
-  };
-  const [answerGroup, answer] = field("Why", "answer", "answer");
-  const [wrongGroup, wrong] = field("rather than", "wrong", "nothing: how likely");
-  return {
-    groups: [answerGroup, wrongGroup, list],
-    read: () => ({ answer: meant(answer.value), wrong: meant(wrong.value) }),
-    set(state) {
-      if (document.activeElement !== answer) answer.value = shown(state.answer);
-      if (document.activeElement !== wrong) wrong.value = shown(state.wrong);
-    },
-    offer: (answers) => list.replaceChildren(...answers.map(({ token }) => el("option", { value: shown(token) }))),
-  };
-}
 
 /** What the view shows, in plain words. */
 const HELP = [
@@ -36,24 +16,34 @@ const HELP = [
 
 export function createCircuit(app) {
   const said = notice();
-  const fields = answerFields("circuit", (which, value) => app.go({ [which]: value || undefined, traced: undefined, look: undefined }), begin);
   const paths = choice("trace-paths", "Paths to trace", [["attention", "attention"], ["complete", "complete"]], "complete", (value) => app.go({ paths: value, traced: undefined, look: undefined }));
   const start = button("Trace", () => begin(), { class: "main" });
   const cancel = button("Cancel", () => stop(), { hidden: true });
   const bar = el("progress", { max: 1, hidden: true, "aria-label": "Progress of the trace" });
-  const form = el("div", { class: "controls ask", role: "group", "aria-label": "What is explained" }, ...fields.groups, el("span", { class: "group" }, "paths", paths.group), start, cancel, bar);
+  const form = el("div", { class: "controls ask", role: "group", "aria-label": "What is traced" }, el("span", { class: "group" }, "paths", paths.group), start, cancel, bar);
   const host = el("div", { class: "circuit-slot" });
-  const place = el("section", { class: "circuit", hidden: true }, form, said.place, host);
+  const changesSlot = el("div", { class: "changes-slot" });
+  const swap = async () => {
+    const { answer, wrong } = await app.asked();
+    app.go({ answer: wrong.token, wrong: answer[0].token, alone: undefined, look: undefined });
+  };
+  const likely = async () => app.go({ answer: (await app.asked()).answer[0].token, wrong: undefined, alone: true, look: undefined });
+  const ways = el(
+    "div",
+    { class: "ways buttons", hidden: true },
+    "Nothing to draw here. ",
+    button("Swap the answers", () => swap().catch(said.failed)),
+    button("How likely is it?", () => likely().catch(said.failed)),
+    button("Difference to changed prompts", () => app.go({ view: "explain" })),
+  );
+  const place = el("section", { class: "circuit", hidden: true }, form, said.place, ways, changesSlot, host);
   const tracing = latestOnly();
   let [key, found, running] = [null, null, false];
 
   function begin() {
-    const { answer, wrong } = fields.read();
     if (!app.state.text) return said.failed({ message: "Which prompt? Type one above." });
-    if (!answer) return said.failed({ message: "Which answer is to be explained? Choose one of the list, or type a token." });
     key = null;
-    app.go({ answer, wrong: wrong || undefined, traced: true }, { replace: app.state.traced && app.state.answer === answer });
-    place.scrollIntoView({ block: "start" });
+    app.go({ traced: true }, { replace: app.state.traced });
   }
 
   function stop() {
@@ -77,13 +67,11 @@ export function createCircuit(app) {
   }
 
   function update(state) {
-    fields.set(state);
     paths.set(state.paths);
     if (!state.text) return leave();
-    suggest(state);
-    const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.paths]);
+    const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.alone, state.paths]);
     host.hidden = !found || key !== wanted;
-    if (!state.traced || !state.answer) {
+    if (!state.traced) {
       if (running) tracing.stop(), settle(), said.clear();
       return;
     }
@@ -95,19 +83,9 @@ export function createCircuit(app) {
     trace(state);
   }
 
-  /** Where nothing is asked yet, the likeliest answer rather than the next one. */
-  const suggesting = latestOnly();
-  function suggest(state) {
-    suggesting(async (signal) => {
-      const { answers } = await app.recording(signal);
-      fields.offer(answers);
-      if (!state.answer && state.view === "circuit" && answers.length) fields.set({ answer: answers[0].token, wrong: answers[1]?.token });
-    }, () => {});
-  }
-
   function trace(state) {
     [found, running] = [null, true];
-    start.hidden = true;
+    start.hidden = ways.hidden = true;
     cancel.hidden = false;
     told("Asking for the circuit…", null);
     let grown = false;
@@ -118,10 +96,11 @@ export function createCircuit(app) {
         grown = true;
       };
       const recording = await app.recording(signal);
-      found = await traced(app.library, recording, { ...rootOf(state, recording), paths: state.paths }, { told, grown: grow, signal });
+      found = await traced(app.library, recording, { ...(await app.root(signal)), paths: state.paths }, { told, grown: grow, signal });
       settle();
       said.clear();
       host.hidden = false;
+      ways.hidden = found.graph.data.edges.length > 0;
       app.showCircuits(host, [found.graph], { growing: grown });
       app.shareable();
     }, (error) => {
@@ -133,7 +112,6 @@ export function createCircuit(app) {
 
   function leave() {
     tracing.stop();
-    suggesting.stop();
     settle();
     [key, found] = [null, null];
     said.clear();
@@ -161,6 +139,7 @@ export function createCircuit(app) {
     title: "Circuit",
     help: HELP,
     place,
+    changesSlot,
     update,
     extra,
     python: () => found?.python,

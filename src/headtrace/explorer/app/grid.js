@@ -12,8 +12,8 @@ const [SMALLEST, LARGEST, FEW] = [26, 92, 150]; // pixels of a head; where there
 const MANY = 64;
 
 /**
- * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, x, y)` when the pointer or the keyboard is
- * on one (null: on none).
+ * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, x, y, wide)` when the pointer or the keyboard
+ * is on one (null: on none).
  */
 export function createGrid(host, { choose, look }) {
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "grid of heads" });
@@ -24,7 +24,7 @@ export function createGrid(host, { choose, look }) {
   const grid = { canvas, cells: [], drawn: Promise.resolve(), longest: 0 };
   let [given, cursor, drawing, size] = [null, null, null, 0];
 
-  /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes}], shape, chosen, withoutFirst, label }; shape
+  /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes, matters}], shape, chosen, withoutFirst, label }; shape
    * is [layers, heads], or null where heads are not in their places. */
   grid.show = (now) => {
     given = now;
@@ -116,10 +116,11 @@ export function createGrid(host, { choose, look }) {
     scratch.putImageData(image, 0, 0);
     context.fillStyle = colours.surface;
     context.fillRect(cell.x, cell.y, size, size);
-    context.globalAlpha = cell.passes ? 1 : 0.12;
+    context.globalAlpha = !cell.passes ? 0.12 : cell.matters === false ? 0.3 : 1;
     context.drawImage(scratch.canvas, cell.x, cell.y, size, size);
     context.globalAlpha = 1;
-    context.strokeStyle = colours.line;
+    context.strokeStyle = cell.matters ? colours.ink : colours.line;
+    context.lineWidth = cell.matters ? 2 : 1;
     context.strokeRect(cell.x - 0.5, cell.y - 0.5, size + 1, size + 1);
     if (grid.inRows) return;
     context.fillStyle = colours.muted;
@@ -136,7 +137,7 @@ export function createGrid(host, { choose, look }) {
   canvas.addEventListener("pointermove", (event) => {
     const cell = cellAt(event);
     mark(ring, cell);
-    look(cell, event.clientX, event.clientY);
+    point(cell);
   });
   canvas.addEventListener("pointerleave", () => {
     mark(ring, null);
@@ -176,8 +177,14 @@ export function createGrid(host, { choose, look }) {
     } else cursor = down < 0 ? grid.cells[0] : grid.cells[grid.cells.length - 1];
     mark(ring, cursor);
     ring.scrollIntoView({ block: "nearest", inline: "nearest" });
+    point(cursor);
+  }
+
+  /** Say what a head does, beside it: never over it. */
+  function point(cell) {
     const box = canvas.getBoundingClientRect();
-    look(cursor, box.left + cursor.x + size, box.top + cursor.y + size / 2);
+    if (cell) look(cell, box.left + cell.x + size, box.top + cell.y, size);
+    else look(null);
   }
 
   let width = 0;

@@ -3,7 +3,6 @@
 import { el } from "../page/dom.js";
 import { number, plural, tokenExact } from "../page/text.js";
 import { createGrid } from "./grid.js";
-import { createWelcome } from "./welcome.js";
 import { button, choice, notice, select } from "./pieces.js";
 import { latestOnly } from "./server.js";
 import { createWhy } from "./why.js";
@@ -54,13 +53,13 @@ export function createHeads(app) {
   const close = button("✕", () => app.go({ head: undefined, cell: undefined }), { class: "quiet", "aria-label": "Close this head" });
   const zoomPanel = el("section", { class: "zoom-panel", "aria-label": "One head", hidden: true }, el("div", { class: "panel-head" }, title, close), measures, zoomHost);
   const why = createWhy(app);
-  const welcome = createWelcome(app);
-  const place = el("section", { class: "heads", hidden: true }, welcome, controls, said.place, saidOfHead.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, why.place));
+  const changesSlot = el("div", { class: "changes-slot" });
+  const place = el("section", { class: "heads", hidden: true }, controls, said.place, saidOfHead.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, el("div", { class: "why-column" }, changesSlot, why.place)));
 
   let shown = null; // the recording and patterns on the screen
 
-  function look(cell, x, y) {
-    app.card(cell && card(cell), x, y);
+  function look(cell, x, y, wide) {
+    app.card(cell && card(cell), x, y, wide);
   }
 
   function card({ layer, head }) {
@@ -94,7 +93,6 @@ export function createHeads(app) {
     const ends = changing ? ["less", "more", "than before"] : ["0", "1", "attention"];
     scale.replaceChildren(ends[0], el("span", { class: changing ? "scale-bar changing" : "scale-bar" }), ends[1], el("span", { class: "hint" }, ends[2]));
     place.classList.toggle("zoomed", Boolean(state.head));
-    welcome.hidden = Boolean(state.text);
     controls.hidden = !state.text;
     if (!state.text) {
       said.clear();
@@ -136,12 +134,13 @@ export function createHeads(app) {
     const sign = state.order === "least" ? 1 : -1;
     const sorted = inPlace ? marked : marked.filter((head) => head.passes).sort((a, b) => sign * (value(a) - value(b)));
     const passing = marked.filter((head) => head.passes).length;
-    count.textContent = `${passing === marked.length ? "all" : `${passing} of`} ${plural(marked.length, "head")}`;
+    const mattering = app.mattering(recording);
+    count.textContent = `${passing === marked.length ? "all" : `${passing} of`} ${plural(marked.length, "head")}${mattering.size ? `, ${mattering.size} that matter are ringed` : ""}`;
     return grid.show({
       patterns,
       changed,
       difference: state.show === "difference" && changed !== null,
-      heads: sorted,
+      heads: sorted.map((head) => ({ ...head, matters: mattering.size ? mattering.has(`${head.layer} ${head.head}`) : null })),
       shape: inPlace ? [Math.round(recording.heads.length / patterns.heads), patterns.heads] : null,
       chosen: state.head,
       withoutFirst: state.first === "out",
@@ -186,6 +185,7 @@ export function createHeads(app) {
     title: "Heads",
     help: HELP,
     place,
+    changesSlot,
     update,
     recoloured,
     grid,

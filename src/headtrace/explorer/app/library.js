@@ -21,15 +21,8 @@ function remembered(compute) {
 
 export const promptOf = ({ text, model }) => ({ text, model });
 
-/**
- * What is explained: an answer rather than a wrong one, or how likely an answer is; nothing without an answer. Answers that
- * the model was seen to give are meant by their ids: text alone may be split into tokens in another way.
- */
-export function rootOf({ answer, wrong }, { answers }) {
-  if (!answer) return {};
-  const meant = (text) => answers.find(({ token }) => token === text)?.id ?? text;
-  return wrong ? { answer: meant(answer), wrong: meant(wrong) } : { answer: meant(answer) };
-}
+/** An answer that the model was seen to give is meant by its id: text alone may be split into tokens in another way. */
+export const meantBy = (text, { answers }) => answers.find(({ token }) => token === text)?.id ?? text;
 
 /**
  * Everything about a recorded prompt is asked for by the id of its recording. Where the server no longer keeps it, it is
@@ -63,8 +56,11 @@ export function createLibrary(models) {
   });
   const head = remembered((recording, layer, number, signal) => at(recording, `heads/${layer}/${number}`, { signal }));
 
+  const question = remembered((recording, body, signal) => post(recording, "question", body, signal));
+
   return {
     post,
+    question: (recording, body, signal) => question(JSON.stringify([recording.id, body]), recording, body, signal),
     record: (prompt, signal) => record(JSON.stringify(prompt), prompt, signal),
     intervene: (recording, body, signal) => intervene(JSON.stringify([recording.id, body]), recording, body, signal),
     patterns: (recording, signal) => patterns(recording.id, recording, signal),

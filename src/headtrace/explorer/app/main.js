@@ -10,12 +10,14 @@ import { toState, toValues } from "./address.js";
 import { createBeside } from "./beside.js";
 import { createChanges, withChange } from "./changes.js";
 import { createCircuit } from "./circuit.js";
+import { createExplain } from "./explain.js";
 import { createHeads } from "./heads.js";
-import { createLibrary, promptOf, rootOf } from "./library.js";
+import { createLibrary, meantBy, promptOf } from "./library.js";
 import { createPrompt } from "./prompt.js";
+import { createQuestion } from "./question.js";
 import { createRun } from "./run.js";
-import { ask, latestOnly, onWaiting } from "./server.js";
-import { createShare } from "./share.js";
+import { ask, latestOnly, onWaiting, watch } from "./server.js";
+import { createShare, saveDrawing } from "./share.js";
 
 async function start() {
   const waiting = el("p", { class: "waiting", role: "status", hidden: true });
@@ -39,6 +41,7 @@ async function start() {
   build(app, { bar, nav, theme, waiting });
   createTheme(() => app.recoloured());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.recoloured());
+  watch();
   app.render();
 }
 
@@ -72,19 +75,42 @@ function createApp(server) {
       throw Object.assign(error, { ofPrompt: true });
     }
   };
+  /** What is asked: the answer (tokens) and its rival, or null where only the likelihood counts; what the state leaves
+   * open is chosen by the server, as `headtrace.why` does. */
+  app.asked = async (signal) => {
+    const { state } = app;
+    const recording = await app.recording(signal);
+    const body = state.answer ? { answer: meantBy(state.answer, recording), wrong: state.wrong && meantBy(state.wrong, recording), alone: Boolean(state.alone) } : {};
+    return app.library.question(recording, body, signal);
+  };
+  /** The same as a part of a request. */
+  app.root = async (signal) => {
+    const { answer, wrong } = await app.asked(signal);
+    const ids = answer.length === 1 ? answer[0].id : app.state.answer;
+    return wrong ? { answer: ids, wrong: wrong.id } : { answer: ids };
+  };
+  /** What matters in a prompt, once it is known: its words, and its heads. */
+  let known = null;
+  app.matters = (recording, view) => {
+    known = { id: recording.id, view };
+    app.weighed(recording, view);
+  };
+  app.words = ({ id }) => (known?.id === id ? known.view.words : []);
+  app.mattering = ({ id }) => new Set(known?.id === id ? known.view.heads.map(({ layer, head }) => `${layer} ${head}`) : []);
   app.changed = async (signal) => {
     const { state } = app;
     const recording = await app.recording(signal);
-    const body = { interventions: state.changes, ...rootOf(state, recording), generate: state.generate ?? 0 };
+    const body = { interventions: state.changes, ...(await app.root(signal)), generate: state.generate ?? 0 };
     return app.library.intervene(recording, body, signal);
   };
-  app.card = (content, x, y) => (content ? placeCard(content, x, y) : hideCard());
+  app.card = (content, x, y, wide) => (content ? placeCard(content, x, y, wide) : hideCard());
   return app;
 }
 
 function build(app, { bar, nav, theme, waiting }) {
   const prompt = createPrompt(app);
-  const views = { heads: createHeads(app), circuit: createCircuit(app), beside: createBeside(app) };
+  const question = createQuestion(app);
+  const views = { explain: createExplain(app), heads: createHeads(app), circuit: createCircuit(app), beside: createBeside(app) };
   if (app.server.run) views.run = createRun(app);
   const changes = createChanges(app);
   const help = el("div", { class: "help-words" });
@@ -93,12 +119,15 @@ function build(app, { bar, nav, theme, waiting }) {
   const container = el("div", { class: "circuit-view" });
   const remember = (step) => container.checkVisibility() && app.remember({ look: fragmentOf(circuits.tell()) || undefined }, step);
   const circuits = createView(container, { frame: { level: "h2" }, remember, extra: (...given) => views.circuit.extra(...given) });
-  const main = el("main", {}, el("div", { class: "under-bar" }, helpPlace, share.place), ...Object.values(views).map(({ place }) => place), changes.place);
+  const main = el("main", {}, el("div", { class: "under-bar" }, helpPlace, share.place), ...Object.values(views).map(({ place }) => place));
   bar.insertBefore(el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and ")), theme);
+  prompt.place.append(question.place);
   waiting.after(prompt.place, main);
+  app.stale = () => views.explain.stale(prompt.written());
+  app.weighed = prompt.weigh;
   const loading = latestOnly();
 
-  const currentName = () => (Object.hasOwn(views, app.state.view) ? app.state.view : "heads");
+  const currentName = () => (Object.hasOwn(views, app.state.view) ? app.state.view : "explain");
   app.view = () => views[currentName()];
   app.python = () => (changes.place.hidden ? null : changes.python()) ?? app.view().python();
   app.shareable = () => share.update();
@@ -112,6 +141,8 @@ function build(app, { bar, nav, theme, waiting }) {
     else if (app.restoring) circuits.restore(values);
   };
   app.drawing = () => {
+    const drawn = app.view().svg?.();
+    if (drawn) return (kind) => saveDrawing(drawn, app.view().name(app.state), kind);
     if (!container.isConnected || !container.checkVisibility() || !circuits.charts.length) return null;
     return (kind) => container.querySelector(`#save-${kind}`).click();
   };
@@ -124,10 +155,15 @@ function build(app, { bar, nav, theme, waiting }) {
     nav.replaceChildren(...Object.keys(views).map((name) => el("a", { href: app.link({ view: name, look: name === current ? state.look : undefined }), "aria-current": name === current ? "page" : null, "data-view": name }, views[name].title)));
     prompt.place.hidden = current === "run" || current === "beside";
     prompt.update(state);
-    if (state.text) loading(async (signal) => prompt.show(await recorded(signal)), prompt.said.failed);
-    else loading.stop();
+    if (state.text) loading(async (signal) => {
+      const recording = await recorded(signal);
+      prompt.show(recording);
+      question.show(recording, await app.asked(signal));
+    }, prompt.said.failed);
+    else loading.stop(), question.hide();
     for (const [name, view] of Object.entries(views)) view.place.hidden = name !== current;
     help.replaceChildren(...views[current].help.map((text) => el("p", {}, text)));
+    views[current].changesSlot?.append(changes.place);
     changes.update(state);
     views[current].update(state);
     share.update();

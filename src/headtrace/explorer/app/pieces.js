@@ -77,3 +77,8 @@ export function afterwards(milliseconds, run) {
   later.cancel = () => clearTimeout(timer);
   return later;
 }
+
+/** Words with tokens between stars, as the library writes them: the tokens in quotation marks. */
+export function quotedStars(words) {
+  return inert(words).split("*").map((part, i) => (i % 2 ? `\u201c${part}\u201d` : part)).join("");
+}

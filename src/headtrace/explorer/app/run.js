@@ -2,6 +2,7 @@
 
 import { el } from "../page/dom.js";
 import { indexCircuit } from "../page/graph.js";
+import { createMechanism } from "../page/mechanism.js";
 import { inert, number, plural, shorten, tokenExact } from "../page/text.js";
 import { css, shade, themeColours } from "./colours.js";
 import { FRESH } from "./prompt.js";
@@ -9,14 +10,13 @@ import { afterwards, button, notice, select } from "./pieces.js";
 import { ask, latestOnly } from "./server.js";
 
 const LIMIT = 50;
+const COMPARED = 4; // families whose mechanisms are drawn side by side
 const STRIP = 12;
-
-/** Colours of families: far apart on the wheel, whatever their number. */
-const familyColour = (family) => `hsl(${(family * 137.5 + 210) % 360} 55% 52%)`;
 
 /** What the view shows, in plain words. */
 const HELP = [
-  "A run is a folder of circuits of many prompts. The map shows how alike each two of them are: strong colours are pairs with much in common, and the blocks along the diagonal are families, coloured at the edge.",
+  "A run is a folder of circuits of many prompts. Circuits that are alike are a family; on top is what the most typical circuit of each family does, from the words at the bottom to the answer at the top.",
+  "The map shows how alike each two of them are: strong colours are pairs with much in common, and the blocks along the diagonal are families, coloured at the edge.",
   "Click a cell to open the two circuits it compares, or a cell of the diagonal to open one. The representative of a family is the circuit that is most like all others in it.",
 ];
 
@@ -35,9 +35,12 @@ export function createRun(app) {
   const more = button("More", () => load(app.state, list.children.length), { hidden: true });
   const familyList = el("ul", { class: "family-list" });
   const host = el("div", { class: "circuit-slot", hidden: true });
-  const side = el("div", { class: "run-side" }, el("h3", {}, "Families"), familyList, el("h3", {}, "Prompts"), el("div", { class: "controls" }, field, families.group), found, list, more);
-  const place = el("section", { class: "run", hidden: true }, about, said.place, el("div", { class: "run-body" }, mapHost, side), host);
+  const cards = el("div", { class: "family-cards" });
+  const side = el("div", { class: "run-side" }, el("h2", {}, "Families"), familyList, el("h2", {}, "Prompts"), el("div", { class: "controls" }, field, families.group), found, list, more);
+  const place = el("section", { class: "run", hidden: true }, about, said.place, cards, el("div", { class: "run-body" }, mapHost, side), host);
 
+  /** Colours of families, as in the figures. */
+  const familyColour = (family) => map?.families.find((each) => each.family === family)?.colour ?? "";
   let [map, prompts, shown, size, cursor, listed] = [null, new Map(), null, 4, null, null];
   const [mapping, listing, opening] = [latestOnly(), latestOnly(), latestOnly()];
 
@@ -59,8 +62,19 @@ export function createRun(app) {
     families.field.replaceChildren(el("option", { value: "" }, "all"), ...map.families.map(({ family, size: many }) => el("option", { value: family }, `${family} (${many})`)));
     families.field.value = app.state.family ?? "";
     familyList.replaceChildren(...map.families.map(familyRow));
+    for (const item of list.children) item.querySelector(".family-swatch").style.background = familyColour(prompts.get(item.dataset.id)?.family);
     draw();
     app.shareable();
+    for (const family of map.families.slice(0, COMPARED)) cards.append(await familyCard(family, signal));
+  }
+
+  /** What the representative of a family does: families side by side. */
+  async function familyCard({ family, size: many, representative }, signal) {
+    const { circuit, mechanism } = await ask(`/api/run/circuits/${encodeURIComponent(representative)}`, { signal });
+    const swatch = el("span", { class: "family-swatch" });
+    swatch.style.background = familyColour(family);
+    const drawn = mechanism ? createMechanism(mechanism) : el("p", { class: "hint" }, "Nothing of its circuit can be named as a step.");
+    return el("section", { class: "family-card", "aria-label": `Family ${family}` }, el("h2", {}, swatch, `Family ${family}, ${plural(many, "circuit")}`), el("p", { class: "hint" }, el("bdi", {}, shorten(inert(circuit.title), 120))), drawn);
   }
 
   function familyRow({ family, size: many, representative, words }) {
@@ -90,7 +104,7 @@ export function createRun(app) {
     const note = `${representative ? "★ represents its family, " : ""}answer ${answer === null ? "unknown" : tokenExact(answer)}`;
     const show = button([swatch, el("bdi", {}, shorten(inert(text), 200)), el("span", { class: "hint" }, ` ${note}`)], () => app.go({ open: [id], look: undefined }), { class: "row" });
     const look = button("heads", () => app.go({ ...FRESH, view: "heads", text, answer: answer ?? undefined, wrong: wrong ?? undefined }), { class: "link", title: "Its attention, head by head" });
-    return el("li", {}, show, look);
+    return el("li", { "data-id": id }, show, look);
   }
 
   function draw() {

@@ -36,13 +36,32 @@ export async function ask(path, { body, method = body === undefined ? "GET" : "P
   }
 }
 
+const LOST = "The connection to the server is lost. Is headtrace serve still running? Trying again.";
+const WATCHED = 2500; // milliseconds between two looks whether the server is there
+
+/** Say that the server is gone as soon as it is, not when it is next needed. */
+export function watch() {
+  let lost = false;
+  setInterval(async () => {
+    if (document.hidden) return;
+    try {
+      await fetch("/api/server", { cache: "no-store" });
+      if (lost) told(null);
+      lost = false;
+    } catch {
+      lost = true;
+      told(LOST);
+    }
+  }, WATCHED);
+}
+
 async function reached(path, request, signal) {
   for (let attempt = 0; ; attempt++) {
     try {
       return await fetch(path, request);
     } catch (error) {
       if (signal?.aborted) throw error;
-      told("The connection to the server is lost. Is headtrace serve still running? Trying again.");
+      told(LOST);
       await pause(PATIENCE[Math.min(attempt, PATIENCE.length - 1)], signal);
     }
   }

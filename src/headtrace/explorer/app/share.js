@@ -6,22 +6,19 @@ import { button, copy } from "./pieces.js";
 
 export function createShare(app) {
   const link = button("Copy link", () => copy(location.href, link), { title: "The address restores this view on this server" });
-  const code = el("pre", {}, "");
+  const code = el("pre", { tabindex: 0, "aria-label": "Python" }, "");
   const copyCode = button("Copy", () => copy(code.textContent, copyCode));
-  const python = el("details", { class: "menu python" }, el("summary", { class: "as-button" }, "Python"), el("div", { class: "menu-body" }, el("p", { class: "hint" }, "The same with the library:"), code, copyCode));
-  const files = el("div", { class: "menu-body files" });
-  const save = el("details", { class: "menu" }, el("summary", { class: "as-button" }, "Save"), files);
-  const place = el("div", { class: "buttons" }, link, python, save);
+  const files = el("div", { class: "files buttons" });
+  const body = el("div", { class: "menu-body" }, link, el("p", { class: "hint" }, "Save:"), files, el("p", { class: "hint" }, "The same with the library:"), code, copyCode);
+  const place = el("details", { class: "menu share-menu" }, el("summary", { class: "as-button" }, "Share"), body);
 
-  for (const menu of [python, save]) {
-    menu.addEventListener("toggle", () => menu.open && update());
-    menu.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape") return;
-      menu.open = false;
-      menu.firstChild.focus();
-    });
-    document.addEventListener("pointerdown", (event) => menu.contains(event.target) || (menu.open = false));
-  }
+  place.addEventListener("toggle", () => place.open && update());
+  place.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    place.open = false;
+    place.firstChild.focus();
+  });
+  document.addEventListener("pointerdown", (event) => place.contains(event.target) || (place.open = false));
 
   function update() {
     const view = app.view();
@@ -41,7 +38,7 @@ export function createShare(app) {
     const canvas = drawing ? null : view.canvas?.(app.state);
     const made = [
       view.json() && !job ? button("JSON", json) : null,
-      job ? file("Circuit file (JSON)", `${at}/circuit.json`) : null,
+      job ? file(app.view().svg ? "Mechanism file (JSON)" : "Circuit file (JSON)", `${at}/circuit.json`) : null,
       ...(drawing ? [button("SVG", () => drawing("svg")), button("PNG", () => drawing("png"))] : []),
       ...(canvas ? [button("SVG", () => saveCanvasSvg(canvas, name)), button("PNG", () => saveCanvasPng(canvas, name))] : []),
       job ? file("HTML page", `${at}/page.html`) : null,
@@ -73,4 +70,26 @@ function saveCanvasSvg(canvas, name) {
   const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
   whole.append(svg("title", {}, name), svg("image", { href: onGround(canvas).toDataURL("image/png"), width, height }));
   download(`${name}.svg`, new Blob([new XMLSerializer().serializeToString(whole)], { type: "image/svg+xml" }));
+}
+
+/** A drawing as it is on the screen, with its colours written out: outside of the page there are no variables. */
+export async function saveDrawing(drawing, name, kind) {
+  const copied = drawing.cloneNode(true);
+  const [from, to] = [drawing, copied].map((each) => [each, ...each.querySelectorAll("*")]);
+  from.forEach((node, i) => {
+    const style = getComputedStyle(node);
+    for (const property of ["fill", "stroke", "color", "font-family", "font-size", "font-weight", "opacity"]) to[i].style.setProperty(property, style.getPropertyValue(property));
+  });
+  const { width, height } = drawing.viewBox.baseVal;
+  for (const [attribute, value] of Object.entries({ xmlns: "http://www.w3.org/2000/svg", width, height })) copied.setAttribute(attribute, value);
+  const ground = svg("rect", { x: 0, y: 0, width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor });
+  copied.insertBefore(ground, copied.firstChild);
+  const blob = new Blob([new XMLSerializer().serializeToString(copied)], { type: "image/svg+xml" });
+  if (kind === "svg") return download(`${name}.svg`, blob);
+  const image = new Image();
+  image.src = URL.createObjectURL(blob);
+  await image.decode();
+  const canvas = el("canvas", { width: 2 * width, height: 2 * height });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  canvas.toBlob((png) => download(`${name}.png`, png), "image/png");
 }

@@ -2,9 +2,9 @@
 
 import { el } from "../page/dom.js";
 import { number, shorten, tokenExact, tokenLabel } from "../page/text.js";
-import { css, shade, shadeChange, themeColours } from "./colours.js";
+import { tableOf, themeColours } from "./colours.js";
 
-const [SMALLEST, LARGEST] = [4, 30];
+const [SMALLEST, LARGEST] = [1, 56]; // pixels of a cell
 const LEGIBLE = 11; // pixels of a row that can have a name
 const LETTERS = 12;
 const SLOPE = (58 * Math.PI) / 180;
@@ -14,8 +14,9 @@ export function createZoom(host, { choose }) {
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "token grid", "aria-describedby": "readout" });
   const ring = el("div", { class: "ring cell", hidden: true });
   const chosenRing = el("div", { class: "ring cell chosen", hidden: true });
+  const names = [0, 1].map(() => el("span", { class: "cell-name", "aria-hidden": "true" }));
   const readout = el("p", { id: "readout", class: "readout", "aria-live": "polite" });
-  host.append(readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, chosenRing, ring)));
+  host.append(readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, chosenRing, ring, ...names)));
   const zoom = { canvas };
   let [given, place, cursor] = [null, null, null];
 
@@ -31,13 +32,15 @@ export function createZoom(host, { choose }) {
   function draw() {
     const { tokens } = given;
     const colours = themeColours();
+    const high = Math.max(320, innerHeight - 190);
     const longest = Math.min(LETTERS, Math.max(...tokens.map((token) => [...tokenLabel(token)].length)));
     const words = 12 + 6.4 * longest;
     const width = Math.max(200, host.clientWidth - 2);
-    let size = (width - words) / tokens.length;
+    let size = Math.max(Math.min(width, high) - words, 0) / tokens.length;
+    if (size < LEGIBLE) size = Math.min(LEGIBLE, (width - words) / tokens.length);
     const named = size >= LEGIBLE;
-    if (!named) size = (width - 10) / tokens.length;
-    size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(size)));
+    if (!named) size = Math.min(width - 10, Math.max(high, width / 2)) / tokens.length;
+    size = Math.max(SMALLEST, Math.min(LARGEST, size >= 4 ? Math.floor(size) : Math.floor(4 * size) / 4));
     const [left, top] = named ? [words, 10 + words * Math.sin(SLOPE)] : [8, 8];
     place = { size, left, top, named };
     const over = named ? words * Math.cos(SLOPE) * 0.6 : 0; // the last names lean out to the right
@@ -50,21 +53,33 @@ export function createZoom(host, { choose }) {
     context.clearRect(0, 0, w, h);
     drawCells(context, colours);
     if (named) drawNames(context, colours);
+    names.forEach((name) => (name.hidden = named || !given.cell));
     mark(ring, document.activeElement === canvas ? cursor : null);
     mark(chosenRing, given.cell ?? null);
   }
 
+  /** All cells as one picture, a pixel each: a prompt of 500 tokens has a hundred thousand. */
   function drawCells(context, colours) {
     const { size, left, top } = place;
-    const gap = size > 8 ? 1 : 0;
-    given.attention.forEach((row, dest) => row.forEach((value, src) => {
-      context.fillStyle = css(colourOf(colours, dest, src, value));
-      context.fillRect(left + src * size, top + dest * size, size - gap, size - gap);
-    }));
-  }
-
-  function colourOf(colours, dest, src, value) {
-    return given.difference ? shadeChange(colours, value - given.before[dest][src]) : shade(colours, value);
+    const side = given.tokens.length;
+    const table = new Uint32Array(tableOf(colours, given.difference).buffer);
+    const image = new ImageData(side, side);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let dest = 0; dest < side; dest++) {
+      const [row, before] = [given.attention[dest], given.before?.[dest]];
+      for (let src = 0; src <= dest; src++) pixels[dest * side + src] = table[given.difference ? 255 + Math.round(255 * (row[src] - before[src])) : Math.round(255 * row[src])];
+    }
+    const small = document.createElement("canvas");
+    [small.width, small.height] = [side, side];
+    small.getContext("2d").putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, left, top, side * size, side * size);
+    if (size <= 8) return;
+    context.fillStyle = colours.ground;
+    for (let line = 1; line < side; line++) {
+      context.fillRect(left, top + line * size - 1, line * size, 1);
+      context.fillRect(left + line * size - 1, top + (line - 1) * size, 1, (side - line + 1) * size);
+    }
   }
 
   function drawNames(context, { ink }) {
@@ -90,6 +105,14 @@ export function createZoom(host, { choose }) {
     const { size, left, top } = place;
     const box = { left: left + cell[1] * size - 1.5, top: top + cell[0] * size - 1.5, width: size + 2, height: size + 2 };
     for (const [name, value] of Object.entries(box)) element.style[name] = `${value}px`;
+    if (place.named) return;
+    const last = given.tokens.length * size;
+    const put = (label, position, x, y) => {
+      label.textContent = shorten(tokenLabel(given.tokens[position]), LETTERS);
+      Object.assign(label.style, { left: `${x}px`, top: `${y}px` });
+    };
+    put(names[0], cell[0], left + Math.min((cell[1] + 1) * size + 6, last - 90), Math.max(0, top + cell[0] * size - 8));
+    put(names[1], cell[1], left + Math.min(cell[1] * size, last - 90), Math.max(0, top + cell[0] * size - 30));
   }
 
   function say(cell) {

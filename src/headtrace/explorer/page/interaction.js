@@ -156,13 +156,13 @@ export function showCard(chart, target, x, y) {
   placeCard(content, x, y);
 }
 
-/** Put a card beside a point of the window. */
-export function placeCard(content, x, y) {
+/** Put a card beside a point of the window, or (`wide`) beside what reaches from there to the left. */
+export function placeCard(content, x, y, wide = 0) {
   const card = byId("card");
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];
-  card.style.left = `${Math.max(8, x + 16 + w > innerWidth - 8 ? x - w - 14 : x + 16)}px`;
+  card.style.left = `${Math.max(8, x + 16 + w > innerWidth - 8 ? x - wide - w - 14 : x + 16)}px`;
   card.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - h - 8))}px`;
 }
 

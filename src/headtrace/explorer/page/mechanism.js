@@ -10,6 +10,7 @@ export function createMechanism(data) {
   const details = el("section", { class: "step-details", "aria-live": "polite" });
   const figure = el("div", { class: "mechanism-drawing" });
   const parsed = new DOMParser().parseFromString(data.svg, "image/svg+xml").documentElement;
+  parsed.setAttribute("role", "group"); // an image may not hold cards that can be chosen
   figure.append(document.importNode(parsed, true));
   const sentence = el("p", { class: "sentence" }, ...data.clauses.map(clause));
   const list = el("ol", { class: "mechanism-list" }, ...[...steps.values()].map(card));

@@ -24,10 +24,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from headtrace.explorer.panels.changes import InterveneRequest, InterveneView, intervene
+from headtrace.explorer.panels.mechanisms import QuestionRequest, QuestionView, question
 from headtrace.explorer.panels.prompts import RecordingView, record
 from headtrace.explorer.panels.requests import PromptRequest, Request
 from headtrace.explorer.panels.session import Session, Settings
-from headtrace.explorer.panels.why import WhyRequest, WhyView, why
+from headtrace.explorer.panels.why import PairsRequest, PairsView, WhyRequest, WhyView, pairs, why
 
 __all__ = ["PANELS", "Panel", "Session", "Settings"]
 
@@ -44,6 +45,8 @@ class Panel:
 
 PANELS = (
     Panel("record", PromptRequest, RecordingView, record),
+    Panel("question", QuestionRequest, QuestionView, question),
     Panel("why", WhyRequest, WhyView, why),
+    Panel("pairs", PairsRequest, PairsView, pairs),
     Panel("intervene", InterveneRequest, InterveneView, intervene),
 )

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.cluster.hierarchy import leaves_list
 
 from headtrace.errors import InputError
-from headtrace.explorer.page import page_data
+from headtrace.explorer.page import mechanism_data, page_data
 from headtrace.explorer.panels.requests import View, python_lines
 from headtrace.explorer.panels.session import Session
 from headtrace.families import find_families
@@ -43,6 +43,8 @@ class CircuitView(View):
 
     circuit: dict[str, Any]
     python: str
+    mechanism: dict[str, Any] | None = None
+    """Of a circuit of a run: what its own file says of its steps, for the drawing; nothing is measured anew."""
 
 
 def trace(
@@ -92,6 +94,8 @@ class FamilyView(View):
     representative: str
     words: str
     """Edges that its circuits have and others do not, in a line."""
+    colour: str
+    """As in the figures of `headtrace families`."""
 
 
 class RunMap(View):
@@ -168,7 +172,10 @@ class RunSource:
         """The circuit of a prompt."""
         lines = ["import headtrace", "", f"run = headtrace.open_run({self.place!r})"]
         lines += [f"circuit = run.circuit({id!r})", "print(circuit.summary())"]
-        return CircuitView(circuit=page_data(self.run.circuit(id)), python="\n".join(lines))
+        circuit = self.run.circuit(id)
+        found = circuit.mechanism() if circuit.edges else None
+        mechanism = mechanism_data(found) if found is not None and found.steps else None
+        return CircuitView(circuit=page_data(circuit), python="\n".join(lines), mechanism=mechanism)
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
@@ -193,7 +200,10 @@ class RunSource:
     @cached_property
     def map(self) -> RunMap:
         """The cluster map."""
+        from headtrace.figures.families import colours_of
+
         families = self._families
+        colours = colours_of(families.sizes)
         shown, first = shown_rows(families), families.representatives
         ids, labels = families.population.ids, families.family.tolist()
         distances = square(families.sets.matrix[shown]).astype(np.float64).round(4)
@@ -205,7 +215,13 @@ class RunSource:
             family=[labels[row] for row in shown],
             distances=distances.tolist(),
             families=[
-                FamilyView(family=f, size=size, representative=first[f], words=_words(families, f))
+                FamilyView(
+                    family=f,
+                    size=size,
+                    representative=first[f],
+                    words=_words(families, f),
+                    colour=colours[f],
+                )
                 for f, size in families.sizes.items()
             ],
         )

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,12 +21,13 @@ import headtrace
 from headtrace.errors import InputError
 from headtrace.explorer.panels.requests import PromptRequest, View, python_lines
 from headtrace.explorer.panels.session import Session
+from headtrace.prompts.encoding import UNREADABLE, spelled
 from headtrace.tasks import TASKS, load_task
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
     from headtrace.explorer.panels.session import RecordedPrompt
-    from headtrace.models import Recording
+    from headtrace.models import Model, Recording
 
 ANSWERS = 10
 """How many of the likeliest next tokens are shown."""
@@ -93,15 +95,32 @@ def recording_view(recorded: RecordedPrompt, python: str | None = None) -> Recor
         id=recorded.id,
         model=prompt.model,
         text=prompt.text,
-        tokens=list(recording.tokens()),
+        tokens=list(readable(model, recording.token_ids[0].tolist())),
         token_ids=recording.token_ids[0].tolist(),
         answers=[
-            Answer(token=token, id=number, probability=probability)
-            for token, number, probability in recording.top_answers(shown)
+            answer_view(model, number, probability) for _, number, probability in recording.top_answers(shown)
         ],
         heads=head_measures(recording),
         python=python,
     )
+
+
+def readable(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
+    """The tokens of a prompt for people: pieces of characters are named by the character they belong to."""
+    return model.token_labels(ids) if model.tokenizer is None else spelled(model.tokenizer, ids)
+
+
+def named(label: str) -> str:
+    """The label of a token that a head raises or lowers; of a piece of a character there is nothing to read."""
+    return "part of a character" if UNREADABLE in label else label
+
+
+def answer_view(model: Model, token: int, probability: float) -> Answer:
+    """An answer for people; a piece of a character, of which the rest is not there, by its bytes."""
+    (label,) = model.output_labels([token])
+    if UNREADABLE in label:
+        (label,) = readable(model, [token])
+    return Answer(token=label, id=token, probability=probability)
 
 
 def head_measures(recording: Recording) -> list[HeadMeasures]:

@@ -93,14 +93,14 @@ class FiringRequest(Request):
 # -- the fields of a TraceRequest ------------------------------------------------------------------------------
 
 _Token = Annotated[str, Field(max_length=1_000)] | Position
-_Answers = _Token | Annotated[list[_Token], Field(min_length=1, max_length=50)]
+Answers = _Token | Annotated[list[_Token], Field(min_length=1, max_length=50)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Name = Annotated[str, Field(max_length=100)]
 
 LIMITED: dict[str, Any] = {
     "root": Annotated[str, Field(json_schema_extra={"enum": [*ROOTS]})],
-    "answer": _Answers,
-    "wrong": _Answers,
+    "answer": Answers,
+    "wrong": Answers,
     "top_k": Annotated[int, Field(ge=1, le=1_000)],
     "top_p": Annotated[float, Field(gt=0, le=1)],
     "heads": _Name | Annotated[list[_Name], Field(min_length=1, max_length=1_000)],
@@ -222,6 +222,9 @@ def _as_text(model: Model, request: TraceRequest, answer: Any) -> Any:
 
     The page sends the ids of answers that were chosen from its list, since their text alone may be split differently.
     """
+    if isinstance(answer, list):
+        each: list[Any] = [_as_text(model, request, one) for one in answer]
+        return each[0] if len(each) == 1 else each
     if isinstance(answer, int) and isinstance(request.prompt, str):
         label = model.output_labels([answer])[0]
         for text in (label, f" {label}"):

@@ -14,6 +14,7 @@ It works on a recording that exists already: the model does not run again.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,20 @@ from pydantic import Field
 
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError
-from headtrace.explorer.panels.requests import FiringRequest, PromptRequest, RootedRequest, View, python_lines
+from headtrace.explorer.panels.prompts import named, readable
+from headtrace.explorer.panels.requests import (
+    FiringRequest,
+    Position,
+    PromptRequest,
+    RecordingRequest,
+    RootedRequest,
+    View,
+    python_lines,
+)
 from headtrace.explorer.panels.session import Session
 from headtrace.models.computation import difference, warn_if_not_compared
 from headtrace.tracing.content import moved
-from headtrace.vocabulary import Kind, head_name
+from headtrace.vocabulary import AttentionSide, Kind, head_name
 
 if TYPE_CHECKING:
     from headtrace.interpret import Atlas
@@ -105,6 +115,8 @@ class WhyView(View):
     """Why a head attends here."""
 
     firing: FiringRequest
+    sentence: str
+    """The answer in a sentence: what it attends to, the strongest cause of either side, what it raises and lowers."""
     attention: float
     threshold: float
     logit: float
@@ -129,13 +141,14 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         root, subject = resolved.root, session.subject(recorded, resolved)
     written = moved(subject, firing, root)
 
-    tokens = recording.tokens()
+    tokens = readable(tracer.model, recording.token_ids[0].tolist())
     channels = [ChannelBar.model_validate(term) for term in terms.top(len(terms.terms))]
     if session.atlas is not None and prompt.model == 0:
         for bar in channels:
             bar.evidence = session.atlas.channel(firing.layer, firing.head, bar.channel)
-    return WhyView(
+    view = WhyView(
         firing=request.firing,
+        sentence="",
         attention=terms.attention,
         threshold=causes.threshold or 0.0,
         logit=terms.logit,
@@ -143,9 +156,51 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         remainder=terms.remainder,
         query=_side(causes.query, tokens),
         key=_side(causes.key, tokens),
-        moved=MovedView.model_validate(written),
+        moved=MovedView(
+            norm=written.norm,
+            promotes=[(named(token), value) for token, value in written.promotes],
+            suppresses=[(named(token), value) for token, value in written.suppresses],
+            contribution=written.contribution,
+            measure=written.measure,
+        ),
         python=_python(tracer.model, prompt, request),
     )
+    view.sentence = sentence(view, tokens)
+    return view
+
+
+def sentence(view: WhyView, tokens: Sequence[str]) -> str:
+    """What a head does here, and why, in one sentence (two, where it speaks to the answer)."""
+
+    def quoted(text: str) -> str:
+        return f"\u201c{text.strip() or text}\u201d"
+
+    def cause(side: SideView) -> str | None:
+        if not side.causes:
+            return None
+        first = max(side.causes, key=lambda each: (each.kind == "head", each.weight))
+        if first.kind == "head":
+            return f"{head_name(first.layer or 0, first.head or 0)}, which read {quoted(first.token)},"
+        return {"embedding": "the token itself", "mlp": f"MLP {first.layer}"}.get(first.kind, first.name)
+
+    firing = view.firing
+    name, dest, src = head_name(firing.layer, firing.head), tokens[firing.dest], tokens[firing.src]
+    said = f"{name} at {quoted(dest)} attends to {quoted(src)} with {view.attention:.2f} of its attention"
+    if view.attention < view.threshold:
+        return f"{said}: less than the {view.threshold:.2f} from which it counts as attending."
+    reasons = [
+        f"{who} {does}"
+        for who, does in (
+            (cause(view.query), "set what it looks for"),
+            (cause(view.key), "set what it finds there"),
+        )
+        if who is not None
+    ]
+    said += f" because {' and '.join(reasons)}." if reasons else "."
+    if firing.dest == len(tokens) - 1 and view.moved.promotes and view.moved.suppresses:
+        raised, lowered = view.moved.promotes[0][0], view.moved.suppresses[0][0]
+        said += f" What it writes raises {quoted(raised)} most and lowers {quoted(lowered)} most."
+    return said
 
 
 def _side(side: SideCauses, tokens: tuple[str, ...]) -> SideView:
@@ -186,6 +241,92 @@ def _python(model: Model, prompt: PromptRequest, request: WhyRequest) -> str:
         f"moved = headtrace.tracing.moved(recording, {place}{root})",
         'print(why, channels, moved, sep="\\n\\n")',
         imports=imports,
+    )
+
+
+# -- rather than, and pairs ------------------------------------------------------------------------------------
+
+LISTED = 8
+"""Terms of a side, and pairs, that are shown."""
+
+
+class PairsRequest(RecordingRequest):
+    """Why does this head attend here rather than there, and which writers of its query and key met?"""
+
+    firing: FiringRequest
+    other: Position | None = None
+    """The position of the other source; without one, the score of the firing itself is split into pairs."""
+
+
+class RatioTermView(View):
+    """What one component adds to the logarithm of the ratio of both attentions."""
+
+    name: str
+    value: float
+
+
+class PairView(View):
+    query: str
+    key: str
+    value: float
+    channels: list[int]
+
+
+class PairsView(View):
+    """Sums over components, each exact: the terms and the rest, the pairs and the remainder."""
+
+    attention: float
+    other_attention: float | None
+    log_ratio: float | None
+    query: list[RatioTermView]
+    key: list[RatioTermView]
+    query_rest: float
+    key_rest: float
+    pairs: list[PairView]
+    total: float
+    remainder: float
+    python: str
+
+
+def pairs(session: Session, request: PairsRequest) -> PairsView:
+    """One firing against another source of the same head, and the pairs of writers that make the difference."""
+    recorded = session.clean(request.recording)
+    tracer, firing = session.tracers[recorded.prompt.model], request.firing.firing
+    found = tracer.explain_recorded(recorded.recording, firing, rather_than=request.other)
+    ratio, listed = found.rather_than, found.pairs(LISTED)
+    terms: dict[AttentionSide, list[RatioTermView]] = {"query": [], "key": []}
+    rest: dict[AttentionSide, float] = {"query": 0.0, "key": 0.0}
+    if ratio is not None:
+        for side in terms:
+            top = ratio.top(LISTED, side)
+            terms[side] = [RatioTermView(name=ratio.place(term), value=term.value) for term in top]
+            rest[side] = ratio.log_ratio - sum(term.value for term in top)
+    than = "" if request.other is None else f", rather_than={request.other}"
+    return PairsView(
+        attention=found.attention,
+        other_attention=None if ratio is None else ratio.other_attention,
+        log_ratio=None if ratio is None else ratio.log_ratio,
+        query=terms["query"],
+        key=terms["key"],
+        query_rest=rest["query"],
+        key_rest=rest["key"],
+        pairs=[
+            PairView(
+                query=listed.query_name(pair.query),
+                key=listed.key_name(pair.key),
+                value=pair.value,
+                channels=list(pair.largest_channels()),
+            )
+            for pair in listed.pairs
+        ],
+        total=listed.total,
+        remainder=listed.remainder,
+        python=python_lines(
+            recorded.prompt.trace_request,
+            tracer.model,
+            f"why = tracer.explain({{prompt}}, firing={str(firing)!r}{than})",
+            f"print(why, why.pairs({LISTED}), sep='\\n\\n')",
+        ),
     )
 
 

@@ -56,15 +56,18 @@ def create_app(
     session = Session(
         list(models) if isinstance(models, Sequence) else [models], settings, atlas=atlas, run=run
     )
-    compute = Compute(session.settings.max_waiting, session.settings.kept_jobs, log)
+    # Clicks are answered while a circuit is traced: what takes a while has a queue and a worker of its own.
+    lanes = [Compute(session.settings.max_waiting, session.settings.kept_jobs, log) for _ in range(2)]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        compute.start()
+        for lane in lanes:
+            lane.start()
         try:
             yield
         finally:
-            compute.stop()
+            for lane in lanes:
+                lane.stop()
 
     app = FastAPI(
         title="headtrace explorer",
@@ -76,7 +79,7 @@ def create_app(
         lifespan=lifespan,
         middleware=[Middleware(Guard, settings=session.settings, log=log)],
     )
-    app.state.session, app.state.compute = session, compute
+    app.state.session, (app.state.compute, app.state.quick) = session, lanes
     for kind in (HeadtraceError, RequestValidationError, HTTPException, MemoryError):
         app.add_exception_handler(kind, handle)
     app.include_router(router)
@@ -169,12 +172,13 @@ class Server(uvicorn.Server):
             ws="none",
         )
         super().__init__(config)
-        self.compute: Compute = app.state.compute
+        self.lanes: tuple[Compute, Compute] = app.state.compute, app.state.quick
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(quiet_about_handles)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.compute.cancel_all()
+        for lane in self.lanes:
+            lane.cancel_all()
         await super().shutdown(sockets)

@@ -18,13 +18,17 @@ from starlette.types import Receive, Scope, Send
 from headtrace.circuits.files import dumps
 from headtrace.explorer.document import json_for_script
 from headtrace.explorer.page import page, page_data
-from headtrace.explorer.panels import PANELS, Panel, Session, circuits, prompts
+from headtrace.explorer.panels import PANELS, Panel, Session, circuits, mechanisms, prompts, starters
 from headtrace.explorer.panels.circuits import CircuitView, RunMap, RunPage
+from headtrace.explorer.panels.mechanisms import MechanismView, QuestionRequest
 from headtrace.explorer.panels.prompts import ExampleView, HeadPattern, ServerView
 from headtrace.explorer.panels.requests import CircuitRequest
 from headtrace.explorer.panels.session import NotFoundError
+from headtrace.explorer.panels.starters import StarterView
 from headtrace.explorer.server.http import RefusedError, errors, failure, refusal
 from headtrace.explorer.server.jobs import FINAL, Compute, Finished, Job, JobView
+from headtrace.mechanism import Mechanism
+from headtrace.validation import document
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -70,7 +74,7 @@ async def computed(
     """The response with what ``work`` returns in the worker, as JSON unless it is bytes; with ``file``, to be saved
     under this name. If the client disconnects while its work waits, the work is cancelled."""
     session: Session = request.app.state.session
-    compute: Compute = request.app.state.compute
+    compute: Compute = request.app.state.quick
     job = compute.submit(lambda _: as_sent(work(session)))
     if not await _until_disconnected(request.receive, _ended(job)):
         compute.cancel(job)
@@ -147,6 +151,12 @@ async def examples(
     return await computed(request, lambda session: prompts.examples(session, name, count, seed))
 
 
+@router.get("/tasks/{name}/starter", response_model=StarterView, responses=errors(404))
+async def starter(request: Request, name: Id) -> Response:
+    """An example of a task that the model answers rightly, if it does so with any of twenty."""
+    return await computed(request, lambda session: starters.starter(session, name))
+
+
 @router.get("/recordings/{id}/patterns", response_class=Response, responses={200: BINARY, **errors(404)})
 async def patterns(request: Request, id: Id) -> Response:
     """One byte per attention weight, as `RecordingView` says."""
@@ -202,6 +212,24 @@ def traced(session: Session, request: TraceRequest, model: int, job: Job[Finishe
 
     view, circuit = circuits.trace(session, request, model, progress=job.progress, partial=partial)
     return Finished(view.model_dump_json(), circuit)
+
+
+@router.post("/mechanism", status_code=202, response_model=JobView, responses=errors(404, 408))
+async def mechanism(request: Request, asked: QuestionRequest) -> JobView:
+    """Words and heads that matter, then the mechanism, then its measurements: each is sent as a ``partial`` event."""
+    session: Session = request.app.state.session
+    compute: Compute = request.app.state.compute
+    prompt = session.clean(asked.recording).prompt
+
+    def work(job: Job[Finished]) -> Finished:
+        def partial(view: MechanismView) -> None:
+            job.check()
+            job.publish("partial", view.model_dump_json())
+
+        view, found = mechanisms.explain(session, asked, prompt, progress=job.progress, partial=partial)
+        return Finished(view.model_dump_json(), found)
+
+    return compute.submit(work, keep=True).view()
 
 
 def found_job(request: Request, id: str) -> Job[Any]:
@@ -288,21 +316,27 @@ async def events(
     return EventStream(found, after, state.compute, state.session.settings.max_listeners)
 
 
-@router.get("/jobs/{id}/circuit", response_model=CircuitView, responses=errors(404, 409))
+@router.get("/jobs/{id}/circuit", response_model=CircuitView | MechanismView, responses=errors(404, 409))
 async def circuit(request: Request, id: Id) -> Response:
     return Response(found_circuit(request, id).json, media_type="application/json")
 
 
 @router.get("/jobs/{id}/circuit.json", response_class=Response, responses={200: FILE, **errors(404, 409)})
 async def circuit_file(request: Request, id: Id) -> Response:
+    """The circuit file; of a mechanism, its file, which holds the circuit."""
     found = found_circuit(request, id).value
+    if isinstance(found, Mechanism):
+        return await computed(request, lambda _: document(found.to_dict()).encode(), file="mechanism.json")
     return await computed(request, lambda _: dumps(found).encode(), file="circuit.json")
 
 
 @router.get("/jobs/{id}/page.html", response_class=Response, responses={200: PAGE, **errors(404, 409)})
 async def circuit_page(request: Request, id: Id) -> Response:
     found = found_circuit(request, id).value
-    return await computed(request, lambda _: page(found).encode(), "text/html", "circuit.html")
+    circuit, told = (found.circuit, found) if isinstance(found, Mechanism) else (found, None)
+    return await computed(
+        request, lambda _: page(circuit, mechanism=told).encode(), "text/html", "circuit.html"
+    )
 
 
 # -- a run -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,257 @@
+"""The first view: the answer, then the heads, then the why. Nothing is covered, nothing old is taken for new."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from threading import Event
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from headtrace.explorer.panels import mechanisms
+from tests.explorer_app.conftest import IOI
+from tests.explorer_server.live import LONG
+
+pytestmark = pytest.mark.browser
+
+DONE = '.explain[data-stage="badges"]'
+OTHER = "When Anna and Mark went to the store, Mark gave a drink to"
+
+
+def told(server, text: str = IOI, **asked: Any) -> dict[str, Any]:
+    """What the server says of a prompt, asked for without a browser."""
+    id = server.about("mechanism", {"text": text}, asked).json()["id"]
+    return next(data for _, name, data in server.events(id) if name == "done")
+
+
+def sentence(page):
+    return page.page.locator(".explain .sentence")
+
+
+def overlap(one: dict[str, float], two: dict[str, float]) -> bool:
+    apart = one["x"] + one["width"] <= two["x"] or two["x"] + two["width"] <= one["x"]
+    return not (apart or one["y"] + one["height"] <= two["y"] or two["y"] + two["height"] <= one["y"])
+
+
+def test_the_page_opens_on_a_prompt_that_the_model_answers_rightly(explorer, server):
+    page = explorer()
+    page.page.wait_for_selector(DONE)
+    first = server.get("/api/tasks/ioi/starter").json()
+    assert first["right"]
+    says = page.page.locator(".strip .says")
+    expect(says).to_have_text(f"{first['answer'].strip()} {first['probability']:.0%}")
+    expect(page.page.get_by_label("Answer", exact=True)).to_have_value(first["answer"].strip())
+    expect(sentence(page)).to_contain_text(first["answer"].strip())
+    expect(page.page.locator(".explain .badge").first).to_contain_text("removed")
+    starters = page.page.locator(".starter")
+    others = [
+        server.get(f"/api/tasks/{task['name']}/starter").json()
+        for task in server.get("/api/server").json()["tasks"]
+    ]
+    expect(starters).to_have_count(sum(each["right"] for each in others))
+    starters.last.click()
+    expect(page.page.locator("#text")).to_have_value([each for each in others if each["right"]][-1]["text"])
+    assert page.errors == []
+    assert page.strangers == []
+
+
+def test_a_typed_prompt_brings_words_heads_and_the_mechanism(explorer, server):
+    page = explorer(text=OTHER)
+    page.page.wait_for_selector(DONE)
+    page.type(IOI)
+    expect(page.page.get_by_label("Answer", exact=True)).to_have_value("Mary")
+    expect(page.page.get_by_label("Rival", exact=True)).to_have_value("John")
+    expected = told(server)
+    expect(page.page.locator(".explain .ledger b").first).to_have_text(
+        f"= {expected['mechanism']['whole']:+.2f}"
+    )
+    weighed = page.page.locator(".tokens li.weighed")
+    expect(weighed).to_have_count(sum(value is not None for value in expected["importance"]))
+    rows = page.page.locator(".head-row b")
+    expect(rows).to_have_text([f"L{head['layer']}H{head['head']}" for head in expected["heads"]])
+    first = expected["heads"][0]
+    row = page.page.locator(".head-row").first
+    expect(row).to_contain_text(f"{first['attention']:.2f}")
+    expect(row.locator(".flow")).to_contain_text(f"{first['flow']:+.2f}")
+    page.page.locator(".heads-that-matter select").select_option("attention")
+    by = sorted(expected["heads"], key=lambda head: -head["attention"])
+    expect(rows.first).to_have_text(f"L{by[0]['layer']}H{by[0]['head']}")
+    page.page.locator(".all-heads").click()
+    ringed = len({(head["layer"], head["head"]) for head in expected["heads"]})
+    expect(page.page.locator(".heads .controls output")).to_have_text(
+        f"all 12 heads, {ringed} that matter are ringed"
+    )
+    page.page.locator(".share-menu summary").click()
+    assert page.errors == []
+
+
+def test_choosing_a_rival_or_none_asks_at_once_and_the_page_is_restored(explorer, server):
+    page = explorer(text=IOI)
+    page.page.wait_for_selector(DONE)
+    rival = page.page.get_by_label("Rival", exact=True)
+    rival.select_option("Susan")
+    expect(page.page.locator(".mechanism-drawing")).to_contain_text("Susan")
+    rival.select_option(label="nothing: how likely is it?")
+    expect(page.page.locator(".explain .origin")).to_contain_text("log-likelihood")
+    page.page.reload()
+    expect(page.page.locator(".explain .origin")).to_contain_text("log-likelihood")
+    page.page.locator(".share-menu summary").click()
+    expect(page.page.locator(".share-menu pre")).to_contain_text("answer=' Mary'")
+    with page.page.expect_download() as saved:
+        page.page.get_by_role("link", name="Mechanism file").click()
+    assert '"headtrace.mechanism/1"' in saved.value.path().read_text()
+    assert page.errors == []
+
+
+def test_a_click_on_a_word_exchanges_it(explorer, server):
+    page = explorer(text=IOI)
+    page.page.wait_for_selector(DONE)
+    words = {word["positions"][0]: word for word in told(server)["words"]}
+    page.page.locator('.strip-token[data-position="10"]').click()
+    offered = page.page.locator(".exchange .suggestion")
+    expect(offered).to_have_count(len(words[10]["changes"]))
+    change = words[10]["changes"][0]
+    expect(offered.first).to_contain_text("flips it")
+    offered.first.click()
+    expect(page.page.locator("#text")).to_have_value(change["text"])
+    page.page.locator('.strip-token[data-position="2"]').click()
+    page.page.get_by_label("Another word for Mary").fill("Anna")
+    page.page.keyboard.press("Enter")
+    expect(page.page.locator("#text")).to_have_value(change["text"].replace("Mary", "Anna", 1))
+    assert page.errors == []
+
+
+def test_a_head_opens_its_why_and_changes_do_not_cover_the_drawing(explorer, server):
+    page = explorer(text=IOI)
+    page.page.wait_for_selector(DONE)
+    row = page.page.locator(".head-row", has_text="L2H1")
+    row.click()
+    drawer = page.page.locator(".explain .drawer")
+    expect(drawer.locator(".why-sentence")).to_contain_text(
+        "L2H1 at \u201cto\u201d attends to \u201cJohn\u201d"
+    )
+    assert page.remembers("cell=14-10")
+    drawer.locator(".change-it").get_by_role("button", name="remove").click()
+    expect(page.page.locator(".explain .says-now")).to_contain_text("It said \u201cMary\u201d 99%")
+    drawing = page.page.locator(".mechanism-drawing").bounding_box()
+    assert not overlap(drawing, page.page.locator(".changes").bounding_box())
+    page.page.get_by_role("button", name="Undo all").click()
+    swap = drawer.get_by_label("Another word for John")
+    swap.select_option(index=1)
+    expect(page.page.locator(".explain .says-now")).to_contain_text("with the other word it says")
+    drawer.locator(".rather-than summary").click()
+    expect(drawer.locator(".ratio-term").first).to_be_visible()
+    drawer.get_by_label("Rather than", exact=True).select_option("2")
+    expect(drawer).to_contain_text("The logarithm of that")
+    drawer.get_by_role("button", name="Heads that matter").click()
+    expect(row).to_be_visible()
+    assert page.errors == []
+
+
+def test_what_is_of_the_previous_prompt_fades_and_says_so(explorer):
+    page = explorer(text=IOI)
+    page.page.wait_for_selector(DONE)
+    body, note = page.page.locator(".explain-body"), page.page.locator(".stale-note")
+    expect(note).to_be_hidden()
+    page.page.locator("#write").click()
+    page.page.locator("#text").fill(OTHER)
+    expect(note).to_be_visible()
+    assert float(body.evaluate("(e) => getComputedStyle(e).opacity")) < 0.5
+    page.page.keyboard.press("Escape")
+    expect(note).to_be_hidden()
+    page.type(OTHER)
+    expect(sentence(page)).to_contain_text("Anna")
+    expect(note).to_be_hidden()
+    assert float(body.evaluate("(e) => getComputedStyle(e).opacity")) == 1
+
+
+def test_a_server_that_is_gone_is_said_before_anything_is_asked(explorer):
+    page = explorer(text=IOI)
+    page.page.wait_for_selector(DONE)
+    page.page.route("**/api/server", lambda route: route.abort("connectionrefused"))
+    expect(page.page.locator(".waiting")).to_contain_text("connection to the server is lost")
+    page.page.unroute("**/api/server")
+    expect(page.page.locator(".waiting")).to_be_hidden()
+
+
+def test_a_circuit_without_edges_offers_other_questions(explorer):
+    page = explorer(view="circuit", text=IOI, answer=" John", wrong=" Mary", paths="attention", traced="yes")
+    ways = page.page.locator(".circuit .ways")
+    expect(ways).to_be_visible()
+    ways.get_by_role("button", name="How likely").click()
+    expect(page.page.get_by_label("Rival", exact=True)).to_have_value("\u0000alone")
+    page.at(view="circuit", text=IOI, answer=" John", wrong=" Mary", paths="attention", traced="yes")
+    ways.get_by_role("button", name="Difference").click()
+    page.page.wait_for_selector(DONE)
+    page.at(view="circuit", text=IOI, answer=" John", wrong=" Mary", paths="attention", traced="yes")
+    ways.get_by_role("button", name="Swap").click()
+    expect(page.page.locator("#question")).to_have_text("Why \u201cMary\u201d rather than \u201cJohn\u201d?")
+    expect(ways).to_be_hidden()
+    assert page.errors == []
+
+
+def test_while_it_is_computed_clicks_are_answered_and_it_can_be_cancelled(explorer, monkeypatch):
+    begun, inner = Event(), mechanisms.explain
+
+    def endless(*given: Any, progress: Any, **options: Any) -> Any:
+        begun.set()
+        pause = Event()
+        for _ in range(int(LONG / 0.02)):
+            progress(0, 1)
+            pause.wait(0.02)
+        return inner(*given, progress=progress, **options)
+
+    monkeypatch.setattr(mechanisms, "explain", endless)
+    page = explorer(text=IOI, head="L2H1", cell="14-10")
+    assert begun.wait(LONG)
+    expect(page.page.locator(".skeleton").first).to_be_visible()
+    expect(page.page.locator(".explain .why-sentence")).to_be_visible()
+    page.page.get_by_role("button", name="Cancel").click()
+    expect(page.page.locator(".explain-status .notice")).to_have_text("Cancelled.")
+    monkeypatch.undo()
+    page.page.get_by_role("button", name="Explain it").click()
+    page.page.wait_for_selector(DONE)
+    assert page.errors == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_everything_fits_and_can_be_hit(explorer, width, scheme):
+    page = explorer(width=width, scheme=scheme, text=IOI, head="L2H1", cell="14-10")
+    page.page.wait_for_selector(DONE)
+    expect(page.page.locator(".explain .why-sentence")).to_be_visible()
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    small = page.page.evaluate(
+        """() => [...document.querySelectorAll("button, select, summary, input, a")]
+          .filter((e) => e.checkVisibility() && !e.closest("p, li:has(.cause), .hint"))
+          .map((e) => [e.className + e.tagName, e.getBoundingClientRect()])
+          .filter(([, box]) => box.width > 0 && (box.height < 24 || box.width < 24)).map(([name]) => name)"""
+    )
+    assert small == []
+    page.at(text=IOI)
+    page.page.wait_for_selector(DONE)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+MLP = json.dumps([{"kind": "component", "site": {"kind": "mlp", "layer": 1}}])
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(explorer, scheme):
+    page = explorer(scheme=scheme, text=IOI)
+    states = [
+        ({}, DONE),
+        ({"head": "L2H1", "cell": "14-10", "changes": MLP}, ".explain .says-now"),
+        ({"view": "heads", "head": "L2H1", "cell": "14-10"}, ".heads .why-sentence"),
+        ({"view": "circuit", "paths": "attention", "traced": "yes"}, ".nodes .node"),
+        ({"view": "beside"}, ".side"),
+        ({"view": "run"}, ".family-list li"),
+    ]
+    for state, there in states:
+        page.at(text=IOI, **state)
+        expect(page.page.locator(there).first).to_be_visible()
+        page.page.evaluate(AXE)
+        found = page.page.evaluate("axe.run().then(({ violations }) => violations)")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], state

@@ -1,0 +1,122 @@
+"""Starters, the question, and the mechanism with the heads and words that matter: what the library says, in parts."""
+
+from __future__ import annotations
+
+import base64
+import os
+
+import pytest
+import torch
+
+import headtrace
+from headtrace.errors import InputError
+from headtrace.explorer.panels import Session
+from headtrace.explorer.panels.mechanisms import QuestionRequest, explain, question, thumbnail
+from headtrace.explorer.panels.requests import FiringRequest, PromptRequest
+from headtrace.explorer.panels.starters import starter
+from headtrace.explorer.panels.why import PairsRequest, pairs
+from tests.rounding import rounding
+from tests.tiny import tiny_model
+
+IOI = "When Mary and John went to the store, John gave a drink to"
+
+
+def test_a_starter_is_answered_rightly_and_found_again_without_the_model(
+    model, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
+    first = starter(Session([model]), "ioi")
+    logits = model.end_logits([first.text])[0]
+    answer = model.token_id(first.answer, prompt=first.text)
+    assert first.right
+    assert int(logits.argmax()) == answer
+    assert first.probability == pytest.approx(
+        float(logits.softmax(-1)[answer]), abs=rounding(torch.float32, 1000)
+    )
+    monkeypatch.setattr(type(model), "end_logits", lambda *_: pytest.fail("it was kept"))
+    assert starter(Session([model]), "ioi") == first
+    (kept,) = (tmp_path / "starters").iterdir()
+    kept.write_text('{"text": "damaged"}')
+    monkeypatch.undo()
+    os.environ["HEADTRACE_CACHE"] = str(tmp_path)
+    try:
+        assert starter(Session([model]), "ioi") == first, "a damaged file is made anew"
+    finally:
+        del os.environ["HEADTRACE_CACHE"]
+
+
+def test_a_model_without_a_tokenizer_has_no_starter() -> None:
+    with pytest.raises(InputError, match="without a tokenizer"):
+        starter(Session([tiny_model("llama")]), "ioi")
+
+
+def test_the_question_is_the_one_that_why_chooses(session, recorded) -> None:
+    found = question(session, QuestionRequest(recording=recorded.id))
+    assert [each.token for each in found.answer] == ["Mary"]
+    assert found.wrong is not None
+    assert found.wrong.token == "John"
+    assert found.answer[0].probability > 0.9 > found.wrong.probability
+    assert question(session, QuestionRequest(recording=recorded.id, alone=True)).wrong is None
+    other = question(session, QuestionRequest(recording=recorded.id, answer=" John"))
+    assert (other.answer[0].token, other.wrong and other.wrong.token) == ("John", "Mary")
+    with pytest.raises(InputError, match="goes with an answer"):
+        question(session, QuestionRequest(recording=recorded.id, wrong=" John"))
+
+
+def test_the_mechanism_is_that_of_the_library_and_comes_in_parts(session, recorded, model, run_lines) -> None:
+    parts = []
+    view, found = explain(session, QuestionRequest(recording=recorded.id), partial=parts.append)
+    assert [part.stage for part in (*parts, view)] == ["heads", "cards", "badges"]
+    assert parts[0].mechanism is None
+    assert parts[0].heads
+    assert not any("measured" in step for step in parts[1].mechanism["steps"])
+    expected = run_lines(view.python)["why"]
+    assert found.sentence == expected.sentence
+    assert found.steps == expected.steps
+    assert found.test == expected.test
+    matters = headtrace.importance(model, IOI)
+    assert view.importance == list(matters.by_token())
+    assert [word.mean for word in view.words] == [word.mean for word in matters.words]
+    flows = {node.site: node.flow for node in expected.circuit.heads()}
+    shown = sorted(map(abs, flows.values()), reverse=True)[: len(view.heads)]
+    assert [abs(head.flow) for head in view.heads] == shown
+    assert {head.step for head in view.heads} <= {None, *(step.id for step in found.steps)}
+    copies = next(head for head in view.heads if head.role and "copies *Mary*" in head.role)
+    assert copies.raises[0] == "Mary"
+    assert "'Mary'" in view.python or "' Mary'" in view.python
+
+
+def test_a_likelihood_is_explained_alone(session, recorded) -> None:
+    view, found = explain(session, QuestionRequest(recording=recorded.id, alone=True))
+    assert (view.answer, view.wrong, view.measure) == ("Mary", None, "log-likelihood")
+    assert found.steps
+
+
+def test_a_thumbnail_keeps_the_strongest_weight_of_each_pixel(model) -> None:
+    recording = model.record([list(range(1, 61))], patterns="keep")
+    small = torch.frombuffer(bytearray(base64.b64decode(thumbnail(recording, 1, 2))), dtype=torch.uint8)
+    assert len(small) == 40 * 40
+    pattern = recording.patterns[1, 0, 2]
+    assert int(small.max()) == round(255 * float(pattern.max()))
+    assert int(small[0]) == round(255 * float(pattern[:2, :2].max()))
+
+
+def test_rather_than_and_pairs_add_up(session, recorded, run_lines) -> None:
+    firing = FiringRequest(layer=2, head=1, dest=14, src=10)
+    found = pairs(session, PairsRequest(recording=recorded.id, firing=firing, other=2))
+    within = rounding(torch.float32, 1000)
+    assert found.log_ratio is not None
+    for terms, rest in ((found.query, found.query_rest), (found.key, found.key_rest)):
+        assert sum(term.value for term in terms) + rest == pytest.approx(found.log_ratio, abs=within)
+    assert sum(pair.value for pair in found.pairs) + found.remainder == pytest.approx(found.total, abs=within)
+    assert run_lines(found.python)["why"].rather_than.log_ratio == pytest.approx(found.log_ratio, abs=within)
+    alone = pairs(session, PairsRequest(recording=recorded.id, firing=firing))
+    assert (alone.log_ratio, alone.query) == (None, [])
+    assert alone.pairs
+
+
+def test_a_long_prompt_is_changed_fewer_times(session) -> None:
+    long = session.record(PromptRequest(tokens=[1 + i % 200 for i in range(60)]))
+    view, _ = explain(session, QuestionRequest(recording=long.id))
+    assert view.tried <= 100, "6,000 tokens in all"
+    assert "budget=100" in view.python

@@ -211,7 +211,9 @@ def test_the_table_of_file_forms_is_what_the_code_writes() -> None:
         )
         written |= set(found)
     reports = {f"headtrace.{name}" for name in ("verification/2", "sufficiency/1", "interpretation/1")}
-    reports |= {f"headtrace.{name}" for name in ("comparison/1", "signals/1", "importance/1", "bench/1")}
+    reports |= {
+        f"headtrace.{name}" for name in ("comparison/1", "signals/1", "importance/1", "bench/1", "steps/1")
+    }
     assert reports <= written, "their versions stand in the last row of the table"
     assert said == written - reports
 

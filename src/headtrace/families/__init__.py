@@ -3,7 +3,8 @@
 ``population.py`` turns circuits into sets of items at three grains, ``clustering.py`` has Jaccard distances and average
 linkage, ``choosing.py`` the number of families and their stability, ``result.py`` the families themselves, their
 agreement with labels and their exclusive edges, ``ablation.py`` the causal test of those edges. ``head_signals.py``
-compares what heads read, ``compare.py`` circuits item by item; ``files.py`` reads and writes.
+compares what heads read, ``compare.py`` circuits item by item, ``mechanisms.py`` the steps that prompts share;
+``files.py`` reads and writes.
 """
 
 from headtrace.families.ablation import ExclusiveAblation
@@ -11,6 +12,7 @@ from headtrace.families.choosing import Stability
 from headtrace.families.compare import CircuitComparison, compare_circuits
 from headtrace.families.files import FamiliesFile, load_families
 from headtrace.families.head_signals import SignalComparison, compare_signals
+from headtrace.families.mechanisms import SharedSteps, shared_steps
 from headtrace.families.population import Population
 from headtrace.families.result import Agreement, Families, find_families
 
@@ -21,10 +23,12 @@ __all__ = [
     "Families",
     "FamiliesFile",
     "Population",
+    "SharedSteps",
     "SignalComparison",
     "Stability",
     "compare_circuits",
     "compare_signals",
     "find_families",
     "load_families",
+    "shared_steps",
 ]

@@ -18,6 +18,7 @@ from headtrace.mechanism.backbone import Backbone
 from headtrace.mechanism.evidence import measure_steps
 from headtrace.mechanism.folding import fold_flows
 from headtrace.mechanism.mechanism import Mechanism
+from headtrace.mechanism.parts import LedgerLine
 from headtrace.mechanism.rules import TOP_RAISED
 from headtrace.mechanism.steps import Reading, make_ledger, make_steps
 from headtrace.progress import Progress, scaled
@@ -85,6 +86,9 @@ def tell(
 ) -> Mechanism:
     """The mechanism of a prompt beside those that it was compared with."""
     circuit, flows = compared.circuit, compared.flows
+    if circuit.reason is not None:  # nothing differs
+        whole = circuit.difference.change if circuit.difference is not None else 0.0
+        return Mechanism(circuit, (), (), (LedgerLine("not shown", whole),), whole, chosen=chosen)
     backbone = fold_flows(flows, circuit)
     reading = _read(tracer, compared, backbone)
     steps, arrows = make_steps(circuit, backbone, reading)

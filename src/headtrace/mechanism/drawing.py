@@ -79,6 +79,7 @@ def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" '
         'markerUnits="userSpaceOnUse" markerWidth="10" markerHeight="10" orient="auto">'
         '<path d="M0,0.5 L8,4 L0,7.5 z" fill="var(--muted, #667)"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="var(--paper, #fff)"/>',  # a picture on a dark page stays readable
     ]
     parts += _token_lines(mechanism.arrows, boxes, {place: box for place, (box, _) in tokens.items()})
     parts += _step_arrows(mechanism.arrows, boxes)

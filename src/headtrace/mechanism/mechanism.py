@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 SCHEMA = "headtrace.mechanism/1"
+MOST_WORDS, LONGEST = 4, 80
+"""Of a prompt to compare with: words that are listed as changed, and characters of it that are shown otherwise."""
 
 
 @checked
@@ -103,7 +105,8 @@ class Mechanism:
         compared, measure = self.circuit.difference, self.circuit.root.measure
         if compared is None:
             return f"{measure} {self.whole:.2f}, one run"
-        changes = ", ".join(each.change or each.text or "another prompt" for each in compared.prompts)
+        own = self.circuit.prompt.text
+        changes = ", ".join(each.change or _changed_words(own, each.text) for each in compared.prompts)
         mean = " on average" if len(compared.prompts) > 1 else ""
         return (
             f"{measure} {compared.value:.2f}; {compared.other_value:.2f}{mean} with {changes}: "
@@ -125,7 +128,7 @@ class Mechanism:
                 continue
             badge = "not measured" if step.measured is None else step.measured.text
             lines.append(f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {badge}")
-        lines += ["", *self._ledger_lines()]
+        lines += ["", self.ledger_text]
         if self.test is not None:
             test = self.test
             lines.append(
@@ -135,12 +138,14 @@ class Mechanism:
             )
         return "\n".join(lines)
 
-    def _ledger_lines(self) -> list[str]:
+    @property
+    def ledger_text(self) -> str:
+        """The ledger in one line: what comes straight into the answer, and its sum."""
         terms = [
             f"{line.amount:+.2f} {'step ' + str(line.step) if line.step is not None else line.text}"
             for line in self.ledger
         ]
-        return [f"Straight into the answer: {'  '.join(terms)}  = {self.whole:+.2f}"]
+        return f"Straight into the answer: {'  '.join(terms)}  = {self.whole:+.2f}"
 
     def __repr__(self) -> str:
         return f"Mechanism({self.question}: {len(self.steps)} steps, {self.whole:+.2f})"
@@ -160,10 +165,14 @@ class Mechanism:
         elif of == "ledger":
             rows = [_flat(line) for line in self.ledger]
         elif of == "steps":
-            rows = [_step_row(step) for step in self.steps]
+            rows = self.step_rows()
         else:
             raise InputError(f"of={of!r}: choose steps, heads, arrows or ledger.")
         return pl.DataFrame(rows, infer_schema_length=None)
+
+    def step_rows(self) -> list[dict[str, Any]]:
+        """A row per step: what ``frame()`` shows."""
+        return [_step_row(step) for step in self.steps]
 
     def _repr_html_(self) -> str:
         rows = [
@@ -182,7 +191,7 @@ class Mechanism:
             paragraph(self.origin, bold=f"Why {self.question}?")
             + paragraph(self.sentence)
             + table(rows, titles)
-            + paragraph(self._ledger_lines()[0])
+            + paragraph(self.ledger_text)
         )
 
     def to_markdown(self) -> str:
@@ -197,7 +206,7 @@ class Mechanism:
                 lines.append(
                     f"| {step.id} | {title} | {heads_phrase(step, 6)} | {step.flow:+.2f} | {badge} |"
                 )
-        return "\n".join([*lines, "", *self._ledger_lines(), "", f"({self.origin})", ""])
+        return "\n".join([*lines, "", self.ledger_text, "", f"({self.origin})", ""])
 
     def to_html(self, path: str | Path) -> Path:
         """Write the page: the mechanism first, then the circuit as a graph and a table, in one file."""
@@ -218,6 +227,21 @@ class Mechanism:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, as the file has it."""
         return mechanism_json(self)
+
+
+def _changed_words(text: str | None, other: str | None) -> str:
+    """What a prompt that somebody gave changes: its words, if it has as many, or the prompt itself.
+
+    >>> _changed_words("When Mary met John", "When Mary met Anna")
+    "'John' -> 'Anna'"
+    """
+    if other is None:
+        return "another prompt"
+    one, two = (text or "").split(), other.split()
+    pairs = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
+    if len(one) != len(two) or not 0 < len(pairs) <= MOST_WORDS:
+        return other if len(other) <= LONGEST else f"{other[:LONGEST]}..."
+    return " and ".join(f"{a.strip('.,')!r} -> {b.strip('.,')!r}" for a, b in pairs)
 
 
 def _flat(part: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ MODELS = {
 }
 NEEDLE = "The password of the {place} is {word}."
 ASKED = "The password of the garden gate is"
+
+
+load = cache(headtrace.load)
 
 
 class Shown(NamedTuple):
@@ -60,7 +64,7 @@ def haystack(first: str, second: str, asked: str = ASKED) -> str:
 
 GALLERY = {
     "ioi": Shown("Indirect object", "When Mary and John went to the store, John gave a drink to"),
-    "fact": Shown("A fact", "The capital of France is"),
+    "fact": Shown("A fact", "The capital of France is", " Paris", " London", "The capital of England is"),
     "agreement": Shown("Agreement", "The keys to the cabinet", " are", " is"),
     "greater-than": Shown(
         "Greater than",
@@ -101,12 +105,22 @@ def not_explained(found: headtrace.Mechanism) -> str:
     return "; ".join(said) + "."
 
 
-def make(model: headtrace.Model, name: str, kind: str, measure: bool) -> dict[str, Any]:
-    """Draw one mechanism, and say what the page says of it."""
-    shown, start = GALLERY[kind], time.monotonic()
+def explain(name: str, kind: str, measure: bool, kept: Path | None) -> headtrace.Mechanism:
+    """One mechanism: of the model, or as it was kept."""
+    file = None if kept is None else kept / f"{name}-{kind}.json"
+    if file is not None and file.exists():
+        return headtrace.load_mechanism(file)
+    shown = GALLERY[kind]
     found = headtrace.why(
-        model, shown.prompt, shown.answer, shown.wrong, shown.counterfactual, measure=measure
+        load(name), shown.prompt, shown.answer, shown.wrong, shown.counterfactual, measure=measure
     )
+    if file is not None:
+        found.save(file)
+    return found
+
+
+def make(found: headtrace.Mechanism, name: str, kind: str) -> dict[str, Any]:
+    """Draw one mechanism, and say what the page says of it."""
     ledger = sum(line.amount for line in found.ledger)
     assert abs(ledger - found.whole) <= 1e-3 * abs(found.whole), (kind, ledger, found.whole)
     compared = found.circuit.difference
@@ -124,9 +138,7 @@ def make(model: headtrace.Model, name: str, kind: str, measure: bool) -> dict[st
         "ledger": found.ledger_text,
         "ledger_error": abs(ledger - found.whole) / abs(found.whole),
         "not_explained": not_explained(found),
-        "measured": measure,
-        "steps": found.frame().drop("heads").to_dicts(),
-        "seconds": round(time.monotonic() - start, 1),
+        "steps": len(found.steps),
     }
 
 
@@ -179,21 +191,27 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--only", nargs="*", choices=list(GALLERY), default=list(GALLERY))
     parser.add_argument("--no-measure", action="store_true", help="leave out the interventions")
+    parser.add_argument(
+        "--kept", type=Path, help="a folder that keeps mechanisms; one that is there is not made again"
+    )
     parser.add_argument("--page", action="store_true", help="write the page from what is there")
     given = parser.parse_args()
     if given.page:
         (DOCS / "gallery.md").write_text(page(), encoding="utf-8")
         return
     PICTURES.mkdir(parents=True, exist_ok=True)
+    if given.kept is not None:
+        given.kept.mkdir(parents=True, exist_ok=True)
     path = PICTURES / f"{given.model}.json"
     told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    model = headtrace.load(given.model)
     for kind in given.only:
         try:
-            told[kind] = make(model, given.model, kind, not given.no_measure)
+            start = time.monotonic()
+            found = explain(given.model, kind, not given.no_measure, given.kept)
+            told[kind] = make(found, given.model, kind)
+            print(f"{kind}: {time.monotonic() - start:.0f} s", flush=True)
         except HeadtraceError as error:
             told[kind] = {"problem": str(error)}
-        print(kind, json.dumps(told[kind], ensure_ascii=False)[:600], flush=True)
         path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -89,12 +89,13 @@ def tell(
     if circuit.reason is not None:  # nothing differs
         whole = circuit.difference.change if circuit.difference is not None else 0.0
         return Mechanism(circuit, (), (), (LedgerLine("not shown", whole),), whole, chosen=chosen)
-    backbone = fold_flows(flows, circuit)
-    reading = _read(tracer, compared, backbone)
-    steps, arrows = make_steps(circuit, backbone, reading)
-    ledger, test = make_ledger(backbone, steps), None
-    if measure and steps:
-        steps, test = measure_steps(flows, steps, seed, progress)
+    with tracer.model.assume_weights_unchanged():
+        backbone = fold_flows(flows, circuit)
+        reading = _read(tracer, compared, backbone)
+        steps, arrows = make_steps(circuit, backbone, reading)
+        ledger, test = make_ledger(backbone, steps), None
+        if measure and steps:
+            steps, test = measure_steps(flows, steps, seed, progress)
     if progress is not None:
         progress(1, 1)
     return Mechanism(circuit, steps, arrows, ledger, backbone.whole, test, chosen)

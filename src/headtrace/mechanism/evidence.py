@@ -53,8 +53,7 @@ def measure_steps(
         copies += [_without(case, sites) for both in zip(sets, controls, strict=True) for sites in both]
         drawn = drawn_like(recording, heads, generator, NEAREST, differing)
         for some in (heads, drawn):
-            places = case.places_of(site.firing for site in some)
-            copies += [case.without(places), case.keeping(places)]
+            copies += [_without(case, some), case.keeping(case.places_of(site.firing for site in some))]
     values = iter(measure(copies, progress))
     found = [[next(values) for _ in range(2 * len(steps) + 4)] for _ in pairs]
     before = fmean(case.clean for case in cases)

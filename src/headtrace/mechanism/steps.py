@@ -116,7 +116,9 @@ def _joined(steps: list[Step], backbone: Backbone) -> list[Step]:
         subject = _shared_start(strong.text, weak.text)
         steps[steps.index(strong)] = replace(
             strong,
-            text=strong.text if weak.text == strong.text else f"{strong.text}, {weak.text[len(subject) :]}",
+            text=strong.text
+            if weak.text == strong.text
+            else f"{strong.text}, and {weak.text[len(subject) :]}",
             heads=tuple(sorted((*strong.heads, *weak.heads), key=lambda head: -abs(head.flow))),
             flow=strong.flow + weak.flow - between,
             root=strong.root + weak.root,

@@ -243,11 +243,12 @@ class Tracer:
         most ``budget``, where they are to be found)."""
         resolved = request.resolve(self.model) if isinstance(request, TraceRequest) else request
         asked = resolved.request
-        pairs, measured = self._pairs(resolved, progress, budget, seed)
-        flows = trace_pairs(self.model, pairs, asked.patterns)
-        circuit = self._difference_circuit(
-            resolved, model_info(self.model), flows, _flow_budget(asked), measured
-        )
+        with self.model.assume_weights_unchanged():
+            pairs, measured = self._pairs(resolved, progress, budget, seed)
+            flows = trace_pairs(self.model, pairs, asked.patterns)
+            circuit = self._difference_circuit(
+                resolved, model_info(self.model), flows, _flow_budget(asked), measured
+            )
         return PromptComparison(resolved, circuit, flows, measured)
 
     def request(self, prompt: Any, **options: Any) -> TraceRequest:

@@ -28,6 +28,7 @@ MODELS = {
     "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B",
 }
 NEEDLE = "The password of the {place} is {word}."
+IOI = "When Mary and John went to the store, John gave a drink to"
 ASKED = "The password of the garden gate is"
 
 
@@ -42,6 +43,8 @@ class Shown(NamedTuple):
     answer: str | list[str] | None = None
     wrong: str | list[str] | None = None
     counterfactual: str | list[str] = "auto"
+    by_hand: str | list[str] = "auto"
+    """For --by-hand, where the search for natural ones takes too long."""
 
 
 def random_words(seed: int = 0) -> str:
@@ -63,9 +66,15 @@ def haystack(first: str, second: str, asked: str = ASKED) -> str:
 
 
 GALLERY = {
-    "ioi": Shown("Indirect object", "When Mary and John went to the store, John gave a drink to"),
+    "ioi": Shown(
+        "Indirect object",
+        IOI,
+        by_hand=[IOI.replace("Mary", "Sarah"), IOI.replace(", John", ", Mary")],
+    ),
     "fact": Shown("A fact", "The capital of France is", " Paris", " London", "The capital of England is"),
-    "agreement": Shown("Agreement", "The keys to the cabinet", " are", " is"),
+    "agreement": Shown(
+        "Agreement", "The keys to the cabinet", " are", " is", by_hand="The key to the cabinet"
+    ),
     "greater-than": Shown(
         "Greater than",
         "The war lasted from the year 1752 to the year 17",
@@ -73,7 +82,11 @@ GALLERY = {
         ["0", "1", "2", "3", "4"],
         "The war lasted from the year 1702 to the year 17",
     ),
-    "induction": Shown("A random sequence, repeated", random_words()),
+    "induction": Shown(
+        "A random sequence, repeated",
+        random_words(),
+        by_hand=[random_words().replace("dog", "green"), random_words().removesuffix("river") + "red"],
+    ),
     "needle": Shown(
         "A needle in 500 tokens",
         haystack("orange", "purple"),
@@ -105,15 +118,14 @@ def not_explained(found: headtrace.Mechanism) -> str:
     return "; ".join(said) + "."
 
 
-def explain(name: str, kind: str, measure: bool, kept: Path | None) -> headtrace.Mechanism:
+def explain(name: str, kind: str, measure: bool, by_hand: bool, kept: Path | None) -> headtrace.Mechanism:
     """One mechanism: of the model, or as it was kept."""
     file = None if kept is None else kept / f"{name}-{kind}.json"
     if file is not None and file.exists():
         return headtrace.load_mechanism(file)
     shown = GALLERY[kind]
-    found = headtrace.why(
-        load(name), shown.prompt, shown.answer, shown.wrong, shown.counterfactual, measure=measure
-    )
+    compared = shown.by_hand if by_hand and shown.counterfactual == "auto" else shown.counterfactual
+    found = headtrace.why(load(name), shown.prompt, shown.answer, shown.wrong, compared, measure=measure)
     if file is not None:
         found.save(file)
     return found
@@ -192,6 +204,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(GALLERY), default=list(GALLERY))
     parser.add_argument("--no-measure", action="store_true", help="leave out the interventions")
     parser.add_argument(
+        "--by-hand", action="store_true", help="compare with prompts by hand, without a search"
+    )
+    parser.add_argument(
         "--kept", type=Path, help="a folder that keeps mechanisms; one that is there is not made again"
     )
     parser.add_argument("--page", action="store_true", help="write the page from what is there")
@@ -207,7 +222,7 @@ def main() -> None:
     for kind in given.only:
         try:
             start = time.monotonic()
-            found = explain(given.model, kind, not given.no_measure, given.kept)
+            found = explain(given.model, kind, not given.no_measure, given.by_hand, given.kept)
             told[kind] = make(found, given.model, kind)
             print(f"{kind}: {time.monotonic() - start:.0f} s", flush=True)
         except HeadtraceError as error:

@@ -20,7 +20,7 @@ from headtrace.mechanism.folding import fold_flows
 from headtrace.mechanism.mechanism import Mechanism
 from headtrace.mechanism.parts import LedgerLine
 from headtrace.mechanism.rules import TOP_RAISED
-from headtrace.mechanism.steps import Reading, make_ledger, make_steps
+from headtrace.mechanism.steps import NOT_SHOWN, Reading, make_ledger, make_steps
 from headtrace.progress import Progress, scaled
 from headtrace.roots import Heads
 from headtrace.tracing import Tracer
@@ -88,7 +88,7 @@ def tell(
     circuit, flows = compared.circuit, compared.flows
     if circuit.reason is not None:  # nothing differs
         whole = circuit.difference.change if circuit.difference is not None else 0.0
-        return Mechanism(circuit, (), (), (LedgerLine("not shown", whole),), whole, chosen=chosen)
+        return Mechanism(circuit, (), (), (LedgerLine(NOT_SHOWN, whole),), whole, chosen=chosen)
     with tracer.model.assume_weights_unchanged():
         backbone = fold_flows(flows, circuit)
         reading = _read(tracer, compared, backbone)

@@ -84,9 +84,10 @@ def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
         '<path d="M0,0.5 L8,4 L0,7.5 z" fill="var(--muted, #667)"/></marker></defs>',
         '<rect width="100%" height="100%" fill="var(--paper, #fff)"/>',  # a picture on a dark page stays readable
     ]
-    parts += _token_lines(mechanism.arrows, boxes, {place: box for place, (box, _) in tokens.items()})
+    arrows = [arrow for arrow in mechanism.arrows if arrow.shown]
+    parts += _token_lines(arrows, boxes, {place: box for place, (box, _) in tokens.items()})
     parts += _root_arrows(steps, boxes, root)
-    parts += _step_arrows(mechanism.arrows, boxes)
+    parts += _step_arrows(arrows, boxes)
     parts += [_card(step, boxes[step.id], cards[step.id]) for step in steps]
     parts += [_token(place, box, text) for place, (box, text) in tokens.items()]
     parts.append(_root(mechanism, root))

@@ -22,7 +22,15 @@ from headtrace.circuits.files import from_json, to_json
 from headtrace.errors import InputError
 from headtrace.mechanism.backbone import fold_circuit
 from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
-from headtrace.mechanism.steps import Reading, heads_phrase, make_clauses, make_ledger, make_steps
+from headtrace.mechanism.steps import (
+    NOT_SHOWN,
+    Reading,
+    heads_phrase,
+    join_steps,
+    make_clauses,
+    make_ledger,
+    make_steps,
+)
 from headtrace.notebook import paragraph, table
 from headtrace.validation import Text, checked, document, fail, file_text, parse, plain, read_object
 from headtrace.writing import write_text
@@ -44,7 +52,7 @@ class Mechanism:
     steps: tuple[Step, ...]
     """From what notices something in the prompt up to what speaks to the answer."""
     arrows: tuple[Arrow, ...]
-    """What flows between steps, then from tokens into steps; the strongest first."""
+    """What flows between steps, then from tokens into steps; the strongest first; those that are not drawn last."""
     ledger: tuple[LedgerLine, ...]
     """What comes straight into the root; the lines add up to `whole`."""
     whole: float
@@ -93,6 +101,46 @@ class Mechanism:
     def hide(self, which: int) -> Mechanism:
         """The same mechanism without a step in its views; the step stays in the file and in the ledger."""
         return self._with(replace(self.step(which), hidden=True))
+
+    def merge(self, first: int, second: int, name: str | None = None) -> Mechanism:
+        """The same mechanism with two steps as one, under the number of the first; it is kept in the file.
+
+        Its flow is what enters both from outside, and the ledger still adds up. What the model does without both
+        together was not measured: the badge is hollow.
+        """
+        one, two = self.step(first), self.step(second)
+        if first == second:
+            raise InputError(f"Step {first} cannot be merged with itself: name two steps.")
+        if not one.heads or not two.heads:
+            raise InputError("The MLPs are a step of their own: merge two steps of heads.")
+        pair = {first, second}
+        inside = [a for a in self.arrows if a.step in pair and a.target in pair]
+        strong, weak = sorted((one, two), key=lambda step: -abs(step.flow))
+        merged = replace(
+            join_steps(strong, weak, sum(arrow.flow for arrow in inside)),
+            id=first,
+            stage=max(one.stage, two.stage),
+            measured=None,
+            name=name,
+        )
+        arrows: dict[tuple[int | None, int | None, int, str], Arrow] = {}
+        for each in self.arrows:
+            if each not in inside:
+                step = first if each.step == second else each.step
+                target = first if each.target == second else each.target
+                key = (step, each.token, target, each.side)
+                before = arrows.get(key, replace(each, step=step, target=target, flow=0.0, through_mlps=0.0))
+                arrows[key] = replace(
+                    before,
+                    flow=before.flow + each.flow,
+                    through_mlps=before.through_mlps + each.through_mlps,
+                    shown=before.shown or each.shown,
+                )
+        steps = tuple(merged if step.id == first else step for step in self.steps if step.id != second)
+        lines = [line for line in self.ledger if line.step not in pair and line.text != NOT_SHOWN]
+        lines.append(LedgerLine(merged.title, merged.root, first))
+        lines.append(LedgerLine(NOT_SHOWN, self.whole - sum(line.amount for line in lines)))
+        return replace(self, steps=steps, arrows=tuple(arrows.values()), ledger=tuple(lines))
 
     def _with(self, changed: Step) -> Mechanism:
         return replace(self, steps=tuple(changed if step.id == changed.id else step for step in self.steps))

@@ -131,6 +131,9 @@ class Arrow:
     """The position of the token whose embedding it comes from; null for a step."""
     through_mlps: Number = 0.0
     """The part of `flow` that passes through MLPs on its way."""
+    shown: Flag = True
+    """Whether views draw it. Weaker ones, and those between steps of one height, are kept so that steps can be merged
+    exactly."""
 
     @property
     def words(self) -> str:

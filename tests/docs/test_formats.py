@@ -41,6 +41,8 @@ CASES = {
         *(name for name in manifest.empty_table("prompts", [], []).column_names),
         *(name for name in manifest.empty_table("edges", [], []).column_names if name.startswith("source_")),
         *manifest.empty_table("signals", [], []).column_names,
+        *manifest.empty_table("steps", [], []).column_names,
+        *manifest.empty_table("mechanisms", [], []).column_names,
     ],
     "recording": list(Recording.FIELDS),
     "verification": [*report().to_dict(), *edge_table([]).columns],

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.image import imread
 from playwright.sync_api import expect
 
 import headtrace
 from headtrace.circuits import Circuit
 
 pytestmark = pytest.mark.browser
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 MARY = "When Mary and John went to the store, John gave a drink to"
 
@@ -90,6 +94,38 @@ def test_no_text_is_smaller_than_eleven_pixels(open_page, mechanism, scheme) -> 
     )
     assert sizes
     assert min(sizes) >= 11
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(open_page, mechanism, scheme) -> None:
+    page = open_page(mechanism.circuit, width=1440, height=900, scheme=scheme, mechanism=mechanism).page
+    page.evaluate(AXE)
+    for tab in ("mechanism", "graph", "table"):
+        page.click(f"#tab-{tab}")
+        if tab == "mechanism":
+            page.locator(".step-chip").first.click()
+        found = page.evaluate("axe.run().then(({ violations }) => violations)")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], tab
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_drawing_is_saved_in_the_colours_of_the_page(open_page, mechanism, scheme, tmp_path) -> None:
+    page = open_page(mechanism.circuit, width=1440, height=900, scheme=scheme, mechanism=mechanism).page
+    with page.expect_download() as waiting:
+        page.click("#save-mechanism-svg")
+    drawn = tmp_path / "m.svg"
+    waiting.value.save_as(drawn)
+    root = ElementTree.parse(drawn).getroot()
+    assert "var(" not in drawn.read_text()
+    assert len(root.findall(".//*[@class='card']")) == len(mechanism.steps)
+    with page.expect_download() as waiting:
+        page.click("#save-mechanism-png")
+    waiting.value.save_as(tmp_path / "m.png")
+    picture = imread(tmp_path / "m.png")
+    width, height = (round(float(each)) for each in root.attrib["viewBox"].split()[2:])
+    assert picture.shape[:2] == (2 * height, 2 * width)
+    ground = picture[2, 2, :3].mean()
+    assert ground > 0.8 if scheme == "light" else ground < 0.3
 
 
 def test_a_difference_circuit_alone_opens_on_its_mechanism(open_page, mechanism) -> None:

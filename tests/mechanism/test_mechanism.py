@@ -236,6 +236,43 @@ def test_a_mechanism_is_the_same_every_time_and_in_its_file(
     assert [line.amount for line in loaded.ledger] == [line.amount for line in mechanism.ledger]
 
 
+def test_merged_steps_carry_what_enters_both_from_outside(
+    model: headtrace.Model, mechanism: headtrace.Mechanism, tmp_path
+) -> None:
+    """Against the folded flows themselves: a step's flow is the sum of its components' less what flows between them."""
+    looking, copying = (
+        next(step for step in mechanism.steps if step.role == role) for role in ("itself", "copies")
+    )
+    merged = mechanism.merge(looking.id, copying.id, "reads and copies")
+    compared = mechanism.circuit.difference
+    assert compared is not None
+    flows = Tracer(model).difference_flows(
+        MARY, " Mary", " John", counterfactual=tuple(list(each.token_ids) for each in compared.prompts)
+    )
+    backbone = fold_flows(flows)
+    sites = {head.site for head in (*looking.heads, *copying.heads)}
+    inside = sum(folded.flow for (a, b, _), folded in backbone.edges.items() if a in sites and b in sites)
+    expected = sum(backbone.flows[site] for site in sites) - inside
+    step = merged.step(looking.id)
+    assert step.flow == pytest.approx(expected, rel=1e-4)
+    assert step.flow < looking.flow + copying.flow, "one feeds the other"
+    assert {head.site for head in step.heads} == sites
+    assert step.measured is None
+    assert sum(line.amount for line in merged.ledger) == pytest.approx(merged.whole, rel=1e-6)
+    assert copying.id not in [each.id for each in merged.steps]
+    assert not any(copying.id in (arrow.step, arrow.target) for arrow in merged.arrows)
+    loaded = headtrace.load_mechanism(merged.save(tmp_path / "m.json"))
+    assert loaded == merged
+    assert "reads and copies" in loaded.sentence.lower()
+    drawn = merged.to_svg()
+    assert "reads and copies" in drawn.lower()
+    with pytest.raises(InputError, match="itself"):
+        mechanism.merge(1, 1)
+    mlps = next(step.id for step in mechanism.steps if step.role == MLPS)
+    with pytest.raises(InputError, match="MLPs"):
+        mechanism.merge(1, mlps)
+
+
 def test_a_damaged_file_is_refused_by_its_field(mechanism: headtrace.Mechanism, tmp_path) -> None:
     path = mechanism.save(tmp_path / "m.json")
     data = json.loads(path.read_text())

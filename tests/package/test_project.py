@@ -213,7 +213,7 @@ def test_the_table_of_file_forms_is_what_the_code_writes() -> None:
     reports = {f"headtrace.{name}" for name in ("verification/2", "sufficiency/1", "interpretation/1")}
     reports |= {
         f"headtrace.{name}"
-        for name in ("comparison/1", "runcomparison/1", "signals/1", "importance/1", "bench/1")
+        for name in ("comparison/1", "runcomparison/1", "signals/1", "importance/1", "bench/1", "steps/1")
     }
     assert reports <= written, "their versions stand in the last row of the table"
     assert said == written - reports

@@ -19,7 +19,7 @@ effect on the keys and values of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
 from headtrace.models.record import record
 from headtrace.models.weights import norm_eps, norm_scale
 from headtrace.progress import Progress
-from headtrace.prompts import batches
+from headtrace.prompts import PASS_TOKENS, batches, cheapest_groups
 from headtrace.vocabulary import AttentionSide, Kind
 
 if TYPE_CHECKING:
@@ -415,8 +415,14 @@ def run_copies(
     for (length, _), members in alike.items():
         # Interventions that begin at similar layers together, so that as few layers as possible run.
         members.sort(key=lambda i: (copies[i].intervention.first_layer, prompts[id(copies[i].recording)]))
-        for group in batches([length] * len(members)):
-            chunk = [members[place] for place in group]
+        starts = [copies[i].intervention.first_layer for i in members]
+        cost = _cost(length, model.n_layers)
+        chunks = [
+            [members[some[place]] for place in group]
+            for _, some in cheapest_groups(starts, cost)
+            for group in batches([length] * len(some))
+        ]
+        for chunk in chunks:
             seen, numbers = _run_batch(model, [copies[i] for i in chunk])
             attention[chunk] = seen
             if values is not None and numbers is not None:
@@ -425,6 +431,11 @@ def run_copies(
             if progress is not None:
                 progress(done, len(copies))
     return Outcome(attention, values)
+
+
+def _cost(length: int, n_layers: int) -> Callable[[int, int], float]:
+    """What a pass of so many copies from some layer on costs: their tokens, and reading the weights, in each layer."""
+    return lambda copies, first: (PASS_TOKENS + copies * length) * (n_layers - first)
 
 
 def _run_batch(

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.causal.changes import Intervention, Patch, Source
@@ -187,15 +187,21 @@ def random_like(recording: Recording, site: Site, generator: torch.Generator) ->
 
 
 def drawn_like(
-    recording: Recording, firings: Sequence[Site], generator: torch.Generator, nearest: int | None = None
+    recording: Recording,
+    firings: Sequence[Site],
+    generator: torch.Generator,
+    nearest: int | None = None,
+    sources: Bool[Tensor, "layer src"] | None = None,
 ) -> list[Site]:
     """For each firing another head component of its layer, none of them a firing and none twice.
 
-    With ``nearest`` it is drawn from as many components whose attention is nearest to the firing's own. A circuit that
-    holds a whole layer leaves nothing to draw there.
+    With ``nearest`` it is drawn from as many components whose attention is nearest to the firing's own, with
+    ``sources`` from those that read one of these tokens. A layer where no such component is left gives none.
     """
     patterns = recording.patterns[:, 0]
     free = torch.stack([v[0] for v in recording.visible])[:, None].expand(patterns.shape).clone()
+    if sources is not None:
+        free &= sources[:, None, None]
     for site in firings:
         place: Any = (site.layer, site.head, site.dest, site.src)
         free[place] = False

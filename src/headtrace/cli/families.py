@@ -16,7 +16,14 @@ from headtrace.request import TraceRequest, read_requests
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
-    from headtrace.families import CircuitComparison, Families, FamiliesFile, RunComparison, SignalComparison
+    from headtrace.families import (
+        CircuitComparison,
+        Families,
+        FamiliesFile,
+        RunComparison,
+        SharedSteps,
+        SignalComparison,
+    )
     from headtrace.families.compare import By
 
 GrainChoice = Annotated[
@@ -76,8 +83,20 @@ def families(
             ablated = found.ablate_exclusive(model, prompts=prompts, seed=seed, progress=progress)
         found = found.with_ablation(ablated)
         files += ", ablation.png"
+    shared = _shared_steps(run, found)
+    if shared is not None:
+        found = found.with_steps(shared)
     content = found.file
     output.finish(content.to_dict, lambda: _show_families(found, content), save=found.save, files=files)
+
+
+def _shared_steps(place: str, found: Families) -> SharedSteps | None:
+    """The steps of each family, where the circuits are a run's that kept mechanisms."""
+    from headtrace.families import shared_steps
+    from headtrace.families.files import run_at
+
+    run = run_at(place)
+    return None if run is None or "steps" not in run.manifest.tables else shared_steps(run, found.labels)
 
 
 def _show_families(found: Families, content: FamiliesFile) -> None:
@@ -103,6 +122,8 @@ def _show_families(found: Families, content: FamiliesFile) -> None:
             interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
             what = f"{found.ablated.metric} on own prompts minus others': {row['difference']:+.3f}{interval}"
             say(f"{row['edges']} exclusive edges of family {row['edges_of']} ablated, {what}")
+    if found.steps is not None:
+        say(found.steps.summary())
 
 
 # -- headtrace signals -------------------------------------------------------------------------------------------

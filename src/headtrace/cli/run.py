@@ -44,6 +44,12 @@ def run(
     signals: bool = typer.Option(
         False, "--signals", help="Also store the signals as vectors (one more forward pass per prompt)."
     ),
+    mechanisms: bool = typer.Option(
+        False,
+        "--mechanisms",
+        help="Keep each prompt's mechanism beside its circuit: steps, flows, what was measured (headtrace why RUN "
+        "tells what they share). Paths are then those of the difference, unless --paths says otherwise.",
+    ),
     engine: options.EngineOptions,
     shard_size: int = typer.Option(
         64, min=1, help="Prompts per shard; an interruption loses at most one shard."
@@ -60,6 +66,7 @@ def run(
 
       headtrace run builtin --task ioi -n 300 --out runs/ioi
       headtrace run smollm2-135m --prompts prompts.jsonl --paths complete --out runs/mine
+      headtrace run builtin --task ioi -n 60 --mechanisms --out runs/why
       headtrace run smollm2-135m --task ioi -n 3000 --engine ray --workers 8 --out s3://bucket/ioi
     """
     if (task is None) == (prompts is None):
@@ -85,7 +92,7 @@ def run(
     if task is not None:
         examples = _examples(task, loaded, number, seed, variant)
     how: dict[str, Any] = {**request.options, **request.settings, **processes}
-    how |= {"signals": signals, "strict": strict, "shard_size": shard_size}
+    how |= {"signals": signals, "mechanisms": mechanisms, "strict": strict, "shard_size": shard_size}
     traced = _run(loaded, examples, out, None if task is None else seed, how)
     status = traced.status()
     emit(lambda: _content(traced, status), as_json=json, show=lambda: _show(traced, status))
@@ -186,4 +193,5 @@ def _show(run: Run, status: RunStatus) -> None:
     if status.left:
         say("The command that started it resumes it.")
     elif status.done:
-        say(f"Next: headtrace show {run.path}#0")
+        told = "mechanisms" in manifest.tables
+        say(f"Next: headtrace {f'why {run.path}' if told else f'show {run.path}#0'}")

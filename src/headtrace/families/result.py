@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headtrace.families.ablation import ExclusiveAblation
+    from headtrace.families.mechanisms import SharedSteps
     from headtrace.models import Model
 
 WITHIN, OUTSIDE = 0.5, 0.1
@@ -163,6 +164,8 @@ class Families:
     """How many there are, and why."""
     ablated: ExclusiveAblation | None = None
     """The result of ablating exclusive edges, if that was done."""
+    steps: SharedSteps | None = None
+    """The steps of each family's mechanism, if they were looked at."""
 
     @property
     def n(self) -> int:
@@ -232,6 +235,10 @@ class Families:
         """The same families with the result of an ablation, which ``save`` then writes, too."""
         return replace(self, ablated=ablated)
 
+    def with_steps(self, steps: SharedSteps) -> Families:
+        """The same families with the steps of their mechanisms (`shared_steps`), which ``save`` then writes, too."""
+        return replace(self, steps=steps)
+
     def stability(self, resamples: int = 100, *, share: float = SHARE, seed: int = 0) -> Stability:
         """Mean Jaccard similarity of the families with those of bootstrap samples of the prompts."""
         edges = self.population.sets("edges")
@@ -300,6 +307,8 @@ class Families:
         }
         if self.ablated is not None:
             more["ablation"] = self.ablated.to_dict()
+        if self.steps is not None:
+            more["steps"] = self.steps.to_dict()
         return FamiliesFile(
             grain=self.grain,
             labels=self.labels,

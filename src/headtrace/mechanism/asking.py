@@ -18,8 +18,9 @@ from headtrace.mechanism.backbone import Backbone
 from headtrace.mechanism.evidence import measure_steps
 from headtrace.mechanism.folding import fold_flows
 from headtrace.mechanism.mechanism import Mechanism
+from headtrace.mechanism.parts import LedgerLine
 from headtrace.mechanism.rules import TOP_RAISED
-from headtrace.mechanism.steps import Reading, make_ledger, make_steps
+from headtrace.mechanism.steps import NOT_SHOWN, Reading, make_ledger, make_steps
 from headtrace.progress import Progress, scaled
 from headtrace.roots import Heads
 from headtrace.tracing import Tracer
@@ -85,12 +86,16 @@ def tell(
 ) -> Mechanism:
     """The mechanism of a prompt beside those that it was compared with."""
     circuit, flows = compared.circuit, compared.flows
-    backbone = fold_flows(flows, circuit)
-    reading = _read(tracer, compared, backbone)
-    steps, arrows = make_steps(circuit, backbone, reading)
-    ledger, test = make_ledger(backbone, steps), None
-    if measure and steps:
-        steps, test = measure_steps(flows, steps, seed, progress)
+    if circuit.reason is not None:  # nothing differs
+        whole = circuit.difference.change if circuit.difference is not None else 0.0
+        return Mechanism(circuit, (), (), (LedgerLine(NOT_SHOWN, whole),), whole, chosen=chosen)
+    with tracer.model.assume_weights_unchanged():
+        backbone = fold_flows(flows, circuit)
+        reading = _read(tracer, compared, backbone)
+        steps, arrows = make_steps(circuit, backbone, reading)
+        ledger, test = make_ledger(backbone, steps), None
+        if measure and steps:
+            steps, test = measure_steps(flows, steps, seed, progress)
     if progress is not None:
         progress(1, 1)
     return Mechanism(circuit, steps, arrows, ledger, backbone.whole, test, chosen)

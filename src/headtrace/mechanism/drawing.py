@@ -18,8 +18,8 @@ from headtrace.mechanism.steps import LOOKING, MLPS, heads_phrase
 WIDTH = 1120
 CARD, GAP, ROW_GAP = 264, 18, 62
 PAD = 12
-TITLE, SMALL = 14, 11.5
-"""Sizes of text in pixels."""
+TITLE, SMALL, ROOT_TEXT = 14, 11.5, 16
+"""Sizes of text in pixels; semi-bold text is about 8 % wider than plain."""
 SHORT_TOKENS = 40
 """Longer prompts show the tokens that take part, with one more on either side."""
 
@@ -66,12 +66,15 @@ def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
     for row in reversed(rows):
         tall = max(_height(cards[step.id]) for step in row)
         x = (width - len(row) * CARD - (len(row) - 1) * GAP) / 2
+        if len(row) == 1 and _against(row[0]) and len(rows) > 1:
+            x = min(x + CARD + GAP, width - CARD)  # beside what is for the answer, not in its way
         for step in row:
             boxes[step.id] = _Box(x, y, CARD, _height(cards[step.id]))
             x += CARD + GAP
         y += tall + ROW_GAP
     tokens = _tokens(mechanism, y, width)
-    root = _Box(width / 2 - 190, 12, 380, 46)
+    wide = min(width - 2.0, max(380, text_width(_root_text(mechanism), 1.08 * ROOT_TEXT) + 40))
+    root = _Box((width - wide) / 2, 12, wide, 46)
     height = y + 52
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" '
@@ -79,10 +82,12 @@ def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" '
         'markerUnits="userSpaceOnUse" markerWidth="10" markerHeight="10" orient="auto">'
         '<path d="M0,0.5 L8,4 L0,7.5 z" fill="var(--muted, #667)"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="var(--paper, #fff)"/>',  # a picture on a dark page stays readable
     ]
-    parts += _token_lines(mechanism.arrows, boxes, {place: box for place, (box, _) in tokens.items()})
-    parts += _step_arrows(mechanism.arrows, boxes)
+    arrows = [arrow for arrow in mechanism.arrows if arrow.shown]
+    parts += _token_lines(arrows, boxes, {place: box for place, (box, _) in tokens.items()})
     parts += _root_arrows(steps, boxes, root)
+    parts += _step_arrows(arrows, boxes)
     parts += [_card(step, boxes[step.id], cards[step.id]) for step in steps]
     parts += [_token(place, box, text) for place, (box, text) in tokens.items()]
     parts.append(_root(mechanism, root))
@@ -100,7 +105,7 @@ def _rows(steps: Sequence[Step], most: int) -> list[list[Step]]:
     rows: list[list[Step]] = []
     for stage in sorted({step.stage for step in steps}):
         mine = [step for step in steps if step.stage == stage]
-        mine.sort(key=lambda step: (step.dest if step.dest is not None else 0, step.src or 0, step.id))
+        mine.sort(key=lambda step: (_against(step), step.dest or 0, step.src or 0, step.id))
         count = -(-len(mine) // most)
         size = -(-len(mine) // count)
         rows += [mine[i : i + size] for i in range(0, len(mine), size)]
@@ -115,7 +120,8 @@ def _card_lines(step: Step) -> list[tuple[str, float, str, str]]:
     title = _plain(step.title)
     room = CARD - 2 * PAD - 26
     lines: list[tuple[str, float, str, str]] = [
-        (line, TITLE, "600", "--ink, #1c1f24") for line in wrapped(title[:1].upper() + title[1:], room, TITLE)
+        (line, TITLE, "600", "--ink, #1c1f24")
+        for line in wrapped(title[:1].upper() + title[1:], room, 1.08 * TITLE)
     ]
     names = heads_phrase(step, 5)
     if names:
@@ -139,9 +145,13 @@ def _height(lines: Sequence[tuple[str, float, str, str]]) -> float:
     return 2 * PAD + sum(size + 5 for _, size, _, _ in lines)
 
 
+def _against(step: Step) -> bool:
+    """Whether a step works against the answer."""
+    return step.role == "against" or (step.role == MLPS and "against" in step.text)
+
+
 def _card(step: Step, box: _Box, lines: Sequence[tuple[str, float, str, str]]) -> str:
-    against = step.role == "against" or (step.role == MLPS and "against" in step.text)
-    edge = "var(--against, #c0392b)" if against else "var(--for, #1f6fb2)"
+    edge = "var(--against, #c0392b)" if _against(step) else "var(--for, #1f6fb2)"
     found = [
         f'<g class="card" data-step="{step.id}" tabindex="0" role="button" '
         f"aria-label={quoteattr(f'Step {step.id}: {_plain(step.title)}')}>"
@@ -205,12 +215,17 @@ def _token(place: int, box: _Box, word: str) -> str:
     )
 
 
+def _root_text(mechanism: Mechanism) -> str:
+    question = mechanism.question
+    return f"{question if len(question) <= 90 else question[:89] + '…'} {mechanism.whole:+.2f}"
+
+
 def _root(mechanism: Mechanism, box: _Box) -> str:
-    text = f"{mechanism.question} {mechanism.whole:+.2f}"
+    text = _root_text(mechanism)
     return (
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="23" '
         f'fill="var(--ink, #1c1f24)"/><text x="{box.middle:.1f}" y="{box.y + 29:.1f}" text-anchor="middle" '
-        f'font-size="16" font-weight="600" fill="var(--paper, #fff)">{escape(text)}</text>'
+        f'font-size="{ROOT_TEXT}" font-weight="600" fill="var(--paper, #fff)">{escape(text)}</text>'
     )
 
 

@@ -8,6 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from headtrace.causal.changes import Intervention, OtherRun, Patch
 from headtrace.causal.execute import Copy
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_PAIRS = 2
 """Prompts to compare with that steps are measured against."""
+LEAST_DIFFERENCE = 1e-3
+"""A token differs between two runs if its residual does by more than this share of its length."""
 
 
 def measure_steps(
@@ -36,33 +40,37 @@ def measure_steps(
     heads = [head.site for step in steps for head in step.heads]
     copies: list[Copy] = []
     cases: list[PatchingCase] = []
+    controlled: list[list[bool]] = []
     for pair in pairs:
-        recording = pair.flow.recording[pair.prompt]
+        recording, other = pair.flow.recording[pair.prompt], pair.flow.other[pair.prompt]
         metric = require_metric(pair.root, recording, "what a step does")
-        case = PatchingCase(recording, metric, OtherRun.of(pair.flow.other[pair.prompt]))
+        case = PatchingCase(recording, metric, OtherRun.of(other))
         cases.append(case)
-        for step in steps:
-            sites = _sites(step, recording.model.n_layers)
-            copies.append(_without(case, sites))
-            copies.append(_without(case, _controls(recording, sites, generator)))
-        drawn = drawn_like(recording, heads, generator, NEAREST)
+        differing = _differing(recording, other)
+        sets = [_sites(step, recording.model.n_layers) for step in steps]
+        controls = [_controls(recording, sites, differing, generator) for sites in sets]
+        controlled.append([bool(sites) for sites in controls])
+        copies += [_without(case, sites) for both in zip(sets, controls, strict=True) for sites in both]
+        drawn = drawn_like(recording, heads, generator, NEAREST, differing)
         for some in (heads, drawn):
-            places = case.places_of(site.firing for site in some)
-            copies += [case.without(places), case.keeping(places)]
+            copies += [_without(case, some), case.keeping(case.places_of(site.firing for site in some))]
     values = iter(measure(copies, progress))
     found = [[next(values) for _ in range(2 * len(steps) + 4)] for _ in pairs]
     before = fmean(case.clean for case in cases)
     measured: list[Step] = []
     for place, step in enumerate(steps):
-        without, random = (fmean(row[2 * place + i] for row in found) for i in range(2))
-        measured.append(replace(step, measured=StepMeasurement(before, without, random)))
+        without = fmean(row[2 * place] for row in found)
+        random = [row[2 * place + 1] for row, has in zip(found, controlled, strict=True) if has[place]]
+        measured.append(
+            replace(step, measured=StepMeasurement(before, without, fmean(random) if random else None))
+        )
     if not heads:
         return tuple(measured), None
     without, kept, random_without, random_kept = (
         fmean(row[2 * len(steps) + i] for row in found) for i in range(4)
     )
-    other = fmean(pair.other_value for pair in pairs)
-    return tuple(measured), MechanismTest(before, other, without, kept, random_without, random_kept)
+    other_value = fmean(pair.other_value for pair in pairs)
+    return tuple(measured), MechanismTest(before, other_value, without, kept, random_without, random_kept)
 
 
 def _sites(step: Step, n_layers: int) -> list[Site]:
@@ -71,13 +79,29 @@ def _sites(step: Step, n_layers: int) -> list[Site]:
     return [head.site for head in step.heads]
 
 
-def _controls(recording: Recording, sites: Sequence[Site], generator: torch.Generator) -> list[Site]:
-    """As many others: head components of the same layers and about the same attention, or the MLPs at another token."""
+def _differing(recording: Recording, other: Recording) -> Bool[Tensor, "layer token"]:
+    """Where the residual before a layer differs between the runs: elsewhere a patch can change next to nothing."""
+    ends = [run.residuals[:-1, 0] for run in (recording, other)]
+    return (ends[0] - ends[1]).norm(dim=-1) > LEAST_DIFFERENCE * ends[0].norm(dim=-1)
+
+
+def _controls(
+    recording: Recording,
+    sites: Sequence[Site],
+    differing: Bool[Tensor, "layer token"],
+    generator: torch.Generator,
+) -> list[Site]:
+    """As many others: head components of the same layers and about the same attention that read a token at which the
+    runs differ, or the MLPs at another such token."""
     if sites and sites[0].kind == "mlp":
-        others = [t for t in range(recording.lengths[0]) if t != sites[0].dest] or [sites[0].dest or 0]
+        free = differing[-1].clone()
+        free[sites[0].dest or 0] = False
+        others = free.nonzero()[:, 0].tolist()
+        if not others:
+            return []
         dest = others[int(torch.randint(len(others), (1,), generator=generator))]
         return [replace(site, dest=dest) for site in sites]
-    return drawn_like(recording, sites, generator, NEAREST)
+    return drawn_like(recording, sites, generator, NEAREST, differing)
 
 
 def _without(case: PatchingCase, sites: Sequence[Site]) -> Copy:

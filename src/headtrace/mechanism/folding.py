@@ -20,12 +20,12 @@ True
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from headtrace.circuits import Circuit
@@ -46,7 +46,10 @@ def fold_flows(flows: Sequence[PairFlow], circuit: Circuit | None = None) -> Bac
     """The backbone of the difference between runs: the mean over several pairs, each exact."""
     whole = fmean(each.value - each.other_value for each in flows)
     heads = _heads(flows, abs(whole))
-    folded = [_fold(each, heads) for each in flows]
+    together: dict[int, list[PairFlow]] = defaultdict(list)
+    for each in flows:
+        together[id(each.flow)].append(each)
+    folded = [found for pairs in together.values() for found in _fold(pairs, heads)]
     n = len(flows)
     edges: dict[Ends, list[Folded]] = defaultdict(list)
     direct: dict[Site, float] = defaultdict(float)
@@ -96,73 +99,111 @@ class _OfPair:
     mlps_into_root: float
 
 
-def _fold(pair: PairFlow, heads: Sequence[Site]) -> _OfPair:
-    """One pair of runs: readings of the heads and of the root, pulled back to all heads and embeddings."""
+def _fold(pairs: Sequence[PairFlow], heads: Sequence[Site]) -> list[_OfPair]:
+    """Pairs that were swept together: readings of heads and of the root, pulled back to all heads and embeddings."""
+    flow = pairs[0].flow
+    reads = [_reads(pair, heads) for pair in pairs]
+    every = [read for mine in reads for _, read in mine]
+    pulled = _pull_back(flow, every) if every else {}
+    found: list[_OfPair] = []
+    first = 0
+    for pair, mine in zip(pairs, reads, strict=True):
+        rows = slice(first, first + len(mine))
+        found.append(_fold_pair(pair, heads, mine, {layer: g[rows] for layer, g in pulled.items()}))
+        first += len(mine)
+    return found
+
+
+def _reads(pair: PairFlow, heads: Sequence[Site]) -> list[tuple[Site, FlowRead]]:
+    """What the root and each head read; of its keys, those that bring enough."""
     flow, prompt = pair.flow, pair.prompt
     reads: list[tuple[Site, FlowRead]] = [(ROOT, read) for read in flow.reads(prompt, ROOT)]
     for site in heads:
         mine = flow.reads(prompt, site)
-        moved = [float(_entering(flow, prompt, read)) if read.side == "key" else 0.0 for read in mine]
-        enough = LEAST_READ * max((abs(each) for each in moved), default=0.0)
-        reads += [
-            (site, read)
-            for read, size in zip(mine, moved, strict=True)
-            if read.side != "key" or abs(size) >= max(enough, 1e-30)
-        ]
+        keys = [read for read in mine if read.side == "key"]
+        moved = _entering(flow, keys).abs().tolist() if keys else []
+        enough = max(LEAST_READ * max(moved, default=0.0), 1e-30)
+        kept = [read for read, size in zip(keys, moved, strict=True) if size >= enough]
+        reads += [(site, read) for read in [*(read for read in mine if read.side != "key"), *kept]]
+    return reads
+
+
+def _fold_pair(
+    pair: PairFlow,
+    heads: Sequence[Site],
+    reads: Sequence[tuple[Site, FlowRead]],
+    pulled: Mapping[int, Float[Tensor, "read d_model"]],
+) -> _OfPair:
+    """What every head and embedding brings into every reading of one pair of runs, straight and through MLPs."""
+    flow, prompt = pair.flow, pair.prompt
     found = _OfPair({}, {}, {}, 0.0)
     if not reads:
         return found
-    pulled = _pull_back(flow, prompt, [read for _, read in reads])
     sources = [*heads, *(Site("embedding", dest=t) for t in range(flow.recording.lengths[prompt]))]
     writes = flow.differences(prompt, sources)
-    for place, (target, read) in enumerate(reads):
-        position, height = read.place.position, read.place.layer
-        for number, source in enumerate(sources):
-            layer = -1 if source.layer is None else source.layer
-            if source.dest != position or layer >= height or source == target:
-                continue
-            straight = float(writes[number] @ read.multiplier)
-            total = float(writes[number] @ pulled[layer][place])
-            if target == ROOT:
-                if source.kind == "head":
-                    found.direct[source] = found.direct.get(source, 0.0) + straight
-                found.into_mlps[source] = found.into_mlps.get(source, 0.0) + total - straight
-            elif total:
-                ends = (source, target, read.side)
-                before = found.edges.get(ends, Folded(0.0, 0.0))
-                found.edges[ends] = Folded(before.flow + total, before.direct + straight)
+    layers = torch.tensor([-1 if site.layer is None else site.layer for site in sources])
+    dests = torch.tensor([site.dest or 0 for site in sources])
+    heights = torch.tensor([read.place.layer for _, read in reads])
+    positions = torch.tensor([read.place.position for _, read in reads])
+    straight = writes @ torch.stack([read.multiplier for _, read in reads]).T
+    total = torch.zeros_like(straight)
+    for layer in set(layers.tolist()):
+        if layer in pulled:
+            mine = (layers == layer).nonzero()[:, 0].to(writes.device)
+            total[mine] = writes[mine] @ pulled[layer].T
+    reached = (dests[:, None] == positions) & (layers[:, None] < heights)
+    numbers = straight.tolist(), total.tolist()
+    for place, number in reached.T.nonzero().tolist():
+        (target, read), source = reads[place], sources[number]
+        direct, flows = numbers[0][number][place], numbers[1][number][place]
+        if target == ROOT:
+            if source.kind == "head":
+                found.direct[source] = found.direct.get(source, 0.0) + direct
+            found.into_mlps[source] = found.into_mlps.get(source, 0.0) + flows - direct
+        elif flows and source != target:
+            ends = (source, target, read.side)
+            before = found.edges.get(ends, Folded(0.0, 0.0))
+            found.edges[ends] = Folded(before.flow + flows, before.direct + direct)
     for _, read in reads[: len(flow.roots[prompt].residuals)]:
         t, top = read.place.position, read.place.layer
         run, other = flow.recording.mlp_writes, flow.other.mlp_writes
-        found.mlps_into_root += float(((run - other)[:top, prompt, t] @ read.multiplier).sum())
+        found.mlps_into_root += float(
+            ((run[:top, prompt, t] - other[:top, prompt, t]) @ read.multiplier).sum()
+        )
     for firing in flow.roots[
         prompt
     ].patterns:  # a root that reads attention: all of it comes from these heads
         softmax, _ = flow.layers[firing.layer].row(prompt, firing.head, firing.dest)
         if firing.site in heads:
-            found.direct[firing.site] = found.direct.get(firing.site, 0.0) + float(
-                softmax.difference[firing.src]
-            )
+            moved = float(softmax.difference[firing.src])
+            found.direct[firing.site] = found.direct.get(firing.site, 0.0) + moved
     return found
 
 
-def _entering(flow: DifferenceFlow, prompt: int, read: FlowRead) -> Float[Tensor, ""]:
-    """What enters a reading in all: ``D x . g``."""
-    at = read.place.layer, prompt, read.place.position
-    return (flow.recording.residuals[at] - flow.other.residuals[at]) @ read.multiplier
+def _places(
+    flow: DifferenceFlow, reads: Sequence[FlowRead]
+) -> tuple[Int[Tensor, " read"], Int[Tensor, " read"], Int[Tensor, " read"]]:
+    """Layer, prompt and position of readings."""
+    places = [(read.place.layer, read.place.prompt, read.place.position) for read in reads]
+    layers, prompts, positions = torch.tensor(places, device=flow.recording.residuals.device).T
+    return layers, prompts, positions
 
 
-def _pull_back(
-    flow: DifferenceFlow, prompt: int, reads: Sequence[FlowRead]
-) -> dict[int, Float[Tensor, "read d_model"]]:
+def _entering(flow: DifferenceFlow, reads: Sequence[FlowRead]) -> Float[Tensor, " read"]:
+    """What enters readings in all: ``D x . g``."""
+    at = _places(flow, reads)
+    moved = flow.recording.residuals[at] - flow.other.residuals[at]
+    return (moved * torch.stack([read.multiplier for read in reads])).sum(-1)
+
+
+def _pull_back(flow: DifferenceFlow, reads: Sequence[FlowRead]) -> dict[int, Float[Tensor, "read d_model"]]:
     """By layer, the multipliers of what attention writes there for each reading, through norms and MLPs only; under
     -1, those of the embeddings. Checked: attention writes and embeddings together give what enters each reading."""
     run, other = flow.recording, flow.other
     model = run.model
     parallel = model.architecture.parallel(model.config)
     g = torch.stack([read.multiplier for read in reads]).clone()
-    heights = torch.tensor([read.place.layer for read in reads], device=g.device)
-    t = torch.tensor([read.place.position for read in reads], device=g.device)
+    heights, prompts, t = _places(flow, reads)
     some, place = t.unique(return_inverse=True)  # MLPs are looked at where something is read
     found: dict[int, Tensor] = {}
     total, size = g.new_zeros(len(reads)), g.new_zeros(len(reads))
@@ -172,22 +213,23 @@ def _pull_back(
         behind = [(each.residuals[layer + 1] - each.mlp_writes[layer])[:, some] for each in (run, other)]
         read = ends if parallel else behind
         mlp = MlpSecant.of(run, other, layer, (read[0], read[1]), some)
-        through = mlp.at(prompt, place[active]).back(g[active])[0]
+        through = mlp.at(prompts[active], place[active]).back(g[active])[0]
         written = g.clone()
         if not parallel:
             written[active] += through
         found[layer] = written
         wrote = (behind[0] - ends[0]) - (behind[1] - ends[1])
-        amount = (wrote[prompt, place] * written).sum(-1) * (heights > layer)
+        amount = (wrote[prompts, place] * written).sum(-1) * (heights > layer)
         total, size = total + amount, size + amount.abs()
         g[active] += through
     found[-1] = g
-    amount = ((run.embedding - other.embedding)[prompt, t] * g).sum(-1)
+    amount = ((run.embedding - other.embedding)[prompts, t] * g).sum(-1)
     total, size = total + amount, size + amount.abs()
     if not model.half:
-        whole = torch.stack([_entering(flow, prompt, read) for read in reads])
-        error = (total - whole).abs() / torch.maximum(size, whole.abs()).clamp_min(
-            1e-3 * abs(flow.roots[prompt].value - flow.roots[prompt].other_value) + 1e-30
+        whole = _entering(flow, reads)
+        changes = g.new_tensor([root.value - root.other_value for root in flow.roots])[prompts]
+        error = (total - whole).abs() / torch.maximum(
+            torch.maximum(size, whole.abs()), 1e-3 * changes.abs() + 1e-30
         )
         allowed = tolerance_for(model.dtype)
         if not bool((error <= allowed).all()):

@@ -23,7 +23,15 @@ from headtrace.circuits.summary import shortened
 from headtrace.errors import InputError
 from headtrace.mechanism.backbone import fold_circuit
 from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
-from headtrace.mechanism.steps import Reading, heads_phrase, make_clauses, make_ledger, make_steps
+from headtrace.mechanism.steps import (
+    NOT_SHOWN,
+    Reading,
+    heads_phrase,
+    join_steps,
+    make_clauses,
+    make_ledger,
+    make_steps,
+)
 from headtrace.notebook import paragraph, table
 from headtrace.validation import Text, checked, document, fail, file_text, parse, plain, read_object
 from headtrace.writing import write_text
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 SCHEMA = "headtrace.mechanism/1"
+MOST_WORDS, LONGEST = 4, 80
+"""Of a prompt to compare with: words that are listed as changed, and characters of it that are shown otherwise."""
 
 
 @checked
@@ -43,7 +53,7 @@ class Mechanism:
     steps: tuple[Step, ...]
     """From what notices something in the prompt up to what speaks to the answer."""
     arrows: tuple[Arrow, ...]
-    """What flows between steps, then from tokens into steps; the strongest first."""
+    """What flows between steps, then from tokens into steps; the strongest first; those that are not drawn last."""
     ledger: tuple[LedgerLine, ...]
     """What comes straight into the root; the lines add up to `whole`."""
     whole: float
@@ -93,6 +103,46 @@ class Mechanism:
         """The same mechanism without a step in its views; the step stays in the file and in the ledger."""
         return self._with(replace(self.step(which), hidden=True))
 
+    def merge(self, first: int, second: int, name: str | None = None) -> Mechanism:
+        """The same mechanism with two steps as one, under the number of the first; it is kept in the file.
+
+        Its flow is what enters both from outside, and the ledger still adds up. What the model does without both
+        together was not measured: the badge is hollow.
+        """
+        one, two = self.step(first), self.step(second)
+        if first == second:
+            raise InputError(f"Step {first} cannot be merged with itself: name two steps.")
+        if not one.heads or not two.heads:
+            raise InputError("The MLPs are a step of their own: merge two steps of heads.")
+        pair = {first, second}
+        inside = [a for a in self.arrows if a.step in pair and a.target in pair]
+        strong, weak = sorted((one, two), key=lambda step: -abs(step.flow))
+        merged = replace(
+            join_steps(strong, weak, sum(arrow.flow for arrow in inside)),
+            id=first,
+            stage=max(one.stage, two.stage),
+            measured=None,
+            name=name,
+        )
+        arrows: dict[tuple[int | None, int | None, int, str], Arrow] = {}
+        for each in self.arrows:
+            if each not in inside:
+                step = first if each.step == second else each.step
+                target = first if each.target == second else each.target
+                key = (step, each.token, target, each.side)
+                before = arrows.get(key, replace(each, step=step, target=target, flow=0.0, through_mlps=0.0))
+                arrows[key] = replace(
+                    before,
+                    flow=before.flow + each.flow,
+                    through_mlps=before.through_mlps + each.through_mlps,
+                    shown=before.shown or each.shown,
+                )
+        steps = tuple(merged if step.id == first else step for step in self.steps if step.id != second)
+        lines = [line for line in self.ledger if line.step not in pair and line.text != NOT_SHOWN]
+        lines.append(LedgerLine(merged.title, merged.root, first))
+        lines.append(LedgerLine(NOT_SHOWN, self.whole - sum(line.amount for line in lines)))
+        return replace(self, steps=steps, arrows=tuple(arrows.values()), ledger=tuple(lines))
+
     def _with(self, changed: Step) -> Mechanism:
         return replace(self, steps=tuple(changed if step.id == changed.id else step for step in self.steps))
 
@@ -104,8 +154,9 @@ class Mechanism:
         compared, measure = self.circuit.difference, self.circuit.root.measure
         if compared is None:
             return f"{measure} {self.whole:.2f}, one run"
+        own = self.circuit.prompt.text
         changes = ", ".join(
-            shortened(each.change or each.text or "another prompt") for each in compared.prompts
+            shortened(each.change or _changed_words(own, each.text)) for each in compared.prompts
         )
         mean = " on average" if len(compared.prompts) > 1 else ""
         return (
@@ -128,7 +179,7 @@ class Mechanism:
                 continue
             badge = "not measured" if step.measured is None else step.measured.text
             lines.append(f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {badge}")
-        lines += ["", *self._ledger_lines()]
+        lines += ["", self.ledger_text]
         if self.test is not None:
             test = self.test
             lines.append(
@@ -138,12 +189,14 @@ class Mechanism:
             )
         return "\n".join(lines)
 
-    def _ledger_lines(self) -> list[str]:
+    @property
+    def ledger_text(self) -> str:
+        """The ledger in one line: what comes straight into the answer, and its sum."""
         terms = [
             f"{line.amount:+.2f} {'step ' + str(line.step) if line.step is not None else line.text}"
             for line in self.ledger
         ]
-        return [f"Straight into the answer: {'  '.join(terms)}  = {self.whole:+.2f}"]
+        return f"Straight into the answer: {'  '.join(terms)}  = {self.whole:+.2f}"
 
     def __repr__(self) -> str:
         return f"Mechanism({self.question}: {len(self.steps)} steps, {self.whole:+.2f})"
@@ -163,10 +216,14 @@ class Mechanism:
         elif of == "ledger":
             rows = [_flat(line) for line in self.ledger]
         elif of == "steps":
-            rows = [_step_row(step) for step in self.steps]
+            rows = self.step_rows()
         else:
             raise InputError(f"of={of!r}: choose steps, heads, arrows or ledger.")
         return pl.DataFrame(rows, infer_schema_length=None)
+
+    def step_rows(self) -> list[dict[str, Any]]:
+        """A row per step: what ``frame()`` shows."""
+        return [_step_row(step) for step in self.steps]
 
     def _repr_html_(self) -> str:
         rows = [
@@ -185,7 +242,7 @@ class Mechanism:
             paragraph(self.origin, bold=f"Why {self.question}?")
             + paragraph(self.sentence)
             + table(rows, titles)
-            + paragraph(self._ledger_lines()[0])
+            + paragraph(self.ledger_text)
         )
 
     def to_markdown(self) -> str:
@@ -200,7 +257,7 @@ class Mechanism:
                 lines.append(
                     f"| {step.id} | {title} | {heads_phrase(step, 6)} | {step.flow:+.2f} | {badge} |"
                 )
-        return "\n".join([*lines, "", *self._ledger_lines(), "", f"({self.origin})", ""])
+        return "\n".join([*lines, "", self.ledger_text, "", f"({self.origin})", ""])
 
     def to_html(self, path: str | Path) -> Path:
         """Write the page: the mechanism first, then the circuit as a graph and a table, in one file."""
@@ -221,6 +278,21 @@ class Mechanism:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, as the file has it."""
         return mechanism_json(self)
+
+
+def _changed_words(text: str | None, other: str | None) -> str:
+    """What a prompt that somebody gave changes: its words, if it has as many, or the prompt itself.
+
+    >>> _changed_words("When Mary met John", "When Mary met Anna")
+    "'John' -> 'Anna'"
+    """
+    if other is None:
+        return "another prompt"
+    one, two = (text or "").split(), other.split()
+    pairs = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
+    if len(one) != len(two) or not 0 < len(pairs) <= MOST_WORDS:
+        return other if len(other) <= LONGEST else f"{other[:LONGEST]}..."
+    return " and ".join(f"{a.strip('.,')!r} -> {b.strip('.,')!r}" for a, b in pairs)
 
 
 def _flat(part: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class StepMeasurement:
     """The root's number without the step."""
     random: Number | None = None
     """The root's number without as many others drawn at random: head components of the same layers and about the same
-    attention, or the MLPs at another token."""
+    attention that read a token at which the runs differ, or the MLPs at another such token. None where none is."""
 
     @property
     def text(self) -> str:
@@ -131,6 +131,9 @@ class Arrow:
     """The position of the token whose embedding it comes from; null for a step."""
     through_mlps: Number = 0.0
     """The part of `flow` that passes through MLPs on its way."""
+    shown: Flag = True
+    """Whether views draw it. Weaker ones, and those between steps of one height, are kept so that steps can be merged
+    exactly."""
 
     @property
     def words(self) -> str:
@@ -177,7 +180,7 @@ class MechanismTest:
     kept: Number
     """With these alone: all other head components take what they had in the other runs."""
     random_without: Number
-    """Without as many others, drawn at random from the same layers."""
+    """Without as many others, drawn at random as the controls of steps are."""
     random_kept: Number
     """With as many others alone."""
 

@@ -22,7 +22,7 @@ ARROWS_CARRY = 0.9
 """Arrows between steps are drawn, strongest first, until they carry this share of all that flows between steps."""
 LEAST_LINE = 0.005
 """A line of the ledger has more than this share of the whole; less is part of what is not shown."""
-MLPS = "mlps"
+MLPS, NOT_SHOWN = "mlps", "not shown"
 LOOKING = frozenset(("finds", "induction", "previous", "first token", "itself", "carries"))
 """Roles of components that speak to others, not to the root."""
 
@@ -113,16 +113,23 @@ def _joined(steps: list[Step], backbone: Backbone) -> list[Step]:
             for (source, target, _), folded in backbone.edges.items()
             if (source in mine and target in others) or (source in others and target in mine)
         )
-        subject = _shared_start(strong.text, weak.text)
-        steps[steps.index(strong)] = replace(
-            strong,
-            text=strong.text if weak.text == strong.text else f"{strong.text}, {weak.text[len(subject) :]}",
-            heads=tuple(sorted((*strong.heads, *weak.heads), key=lambda head: -abs(head.flow))),
-            flow=strong.flow + weak.flow - between,
-            root=strong.root + weak.root,
-        )
+        steps[steps.index(strong)] = join_steps(strong, weak, between)
         steps.remove(weak)
     return steps
+
+
+def join_steps(strong: Step, weak: Step, between: float) -> Step:
+    """Two steps as one: what flows between them, in either direction, no longer enters from outside."""
+    subject = _shared_start(strong.text, weak.text)
+    both = [each for each in (strong.logits, weak.logits) if each is not None]
+    return replace(
+        strong,
+        text=strong.text if weak.text == strong.text else f"{strong.text}, and {weak.text[len(subject) :]}",
+        heads=tuple(sorted((*strong.heads, *weak.heads), key=lambda head: -abs(head.flow))),
+        flow=strong.flow + weak.flow - between,
+        root=strong.root + weak.root,
+        logits=(sum(a for a, _ in both), sum(b for _, b in both)) if both else None,
+    )
 
 
 def _shared_start(one: str, two: str) -> str:
@@ -228,7 +235,7 @@ def _arrows(backbone: Backbone, steps: Sequence[Step]) -> list[Arrow]:
 def _staged(
     steps: Sequence[Step], arrows: Sequence[Arrow], whole: float
 ) -> tuple[tuple[Step, ...], tuple[Arrow, ...]]:
-    """Steps in rows above what feeds them, numbered from the bottom up; the arrows that are worth drawing."""
+    """Steps in rows above what feeds them, numbered from the bottom up; which arrows are worth drawing."""
     height = {step.id: _height(step) for step in steps}
     strong = [arrow for arrow in arrows if abs(arrow.flow) >= LEAST_ARROW * whole]
     between = sorted(
@@ -241,6 +248,7 @@ def _staged(
             break
         kept.append(arrow)
         carried += abs(arrow.flow)
+    hidden = [replace(arrow, shown=False) for arrow in arrows if arrow.step is not None and arrow not in kept]
     tokens: list[Arrow] = []
     for step in steps:
         mine = [arrow for arrow in strong if arrow.target == step.id and arrow.token is not None]
@@ -254,11 +262,11 @@ def _staged(
     number = {step.id: place + 1 for place, step in enumerate(order)}
     arrows = [
         replace(arrow, target=number[arrow.target], step=None if arrow.step is None else number[arrow.step])
-        for arrow in [*kept, *tokens]
+        for arrow in [*kept, *tokens, *hidden]
     ]
     renumbered = [replace(step, id=number[step.id], stage=stage[step.id]) for step in order]
     return tuple(renumbered), tuple(
-        sorted(arrows, key=lambda a: (a.step is None, -abs(a.flow), a.target, a.side))
+        sorted(arrows, key=lambda a: (not a.shown, a.step is None, -abs(a.flow), a.target, a.side))
     )
 
 
@@ -295,7 +303,7 @@ def make_ledger(backbone: Backbone, steps: Sequence[Step]) -> tuple[LedgerLine, 
     lines = [LedgerLine(step.text, step.root, step.id) for step in steps if abs(step.root) > least]
     if not any(step.role == MLPS for step in steps) and backbone.mlps_into_root:
         lines.append(LedgerLine("MLPs", backbone.mlps_into_root))
-    lines.append(LedgerLine("not shown", backbone.whole - sum(line.amount for line in lines)))
+    lines.append(LedgerLine(NOT_SHOWN, backbone.whole - sum(line.amount for line in lines)))
     return tuple(lines)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from threading import Lock, get_ident
@@ -112,6 +113,50 @@ def forward(
         if keep is not None:
             _unembed_only(model, keep, stack)
         output: Any = model.hf(input_ids=token_ids, **options)
+    return output.logits.to(model.device, model.dtype)
+
+
+@dataclass(frozen=True)
+class KeptKeys:
+    """Keys and values of one prompt, layer by layer: prompts that begin alike need not compute them again."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+
+def forward_keeping(
+    model: Model, token_ids: Int[Tensor, "1 token"]
+) -> tuple[Float[Tensor, "1 token vocab"], KeptKeys | None]:
+    """One pass over a prompt: its output logits, and its keys and values, if the model hands them out whole."""
+    if not all(_accepts(type(model.hf), name) for name in ("past_key_values", "use_cache")):
+        return forward(model, token_ids), None
+    from transformers import DynamicCache
+
+    cache: Any = DynamicCache()
+    logits = _continue(model, token_ids, cache)
+    kept = tuple((layer.keys, layer.values) for layer in cache.layers)
+    whole = len(kept) == model.n_layers and all(
+        keys is not None and keys.shape[-2] == token_ids.shape[1] for keys, _ in kept
+    )
+    return logits, KeptKeys(kept) if whole else None
+
+
+def forward_behind(
+    model: Model, kept: KeptKeys, start: int, token_ids: Int[Tensor, "batch token"]
+) -> Float[Tensor, "batch token vocab"]:
+    """Output logits of prompts whose first ``start`` tokens are those of a kept one; ``token_ids`` are the others."""
+    from transformers import DynamicCache
+
+    cache: Any = DynamicCache()
+    for layer, both in enumerate(kept.layers):
+        cache.update(*(x[..., :start, :].expand(len(token_ids), -1, -1, -1) for x in both), layer)
+    return _continue(model, token_ids, cache)
+
+
+def _continue(model: Model, token_ids: Tensor, cache: Any) -> Tensor:
+    """The model on tokens behind those whose keys and values are in the cache, which keeps theirs as well."""
+    with _session(model) as stack, torch.inference_mode():
+        _observe(model, (), token_ids, stack)
+        output: Any = model.hf(input_ids=token_ids, past_key_values=cache, use_cache=True)
     return output.logits.to(model.device, model.dtype)
 
 

@@ -308,6 +308,24 @@ class Recording:
             visible=tuple(v[one, :n, :n] for v in self.visible),
         )
 
+    def repeated(self, n: int) -> Recording:
+        """The recording of one prompt as a batch of ``n`` of it (views: nothing is copied)."""
+        if len(self) != 1:
+            raise InputError(f"The recording has {len(self)} prompts: choose one, like recording[0].")
+
+        def widened(name: str, tensor: Tensor) -> Tensor:
+            axes = self.FIELDS[name].axes
+            return (
+                tensor.expand([n if axis == "batch" else -1 for axis in axes]) if "batch" in axes else tensor
+            )
+
+        return replace(
+            self,
+            lengths=self.lengths * n,
+            tensors={name: widened(name, tensor) for name, tensor in self.tensors.items()},
+            visible=tuple(v.expand(n, -1, -1) for v in self.visible),
+        )
+
     def with_tensors(self, **changed: Tensor) -> Recording:
         """A copy with other tensors in the place of some."""
         return replace(self, tensors={**self.tensors, **changed})

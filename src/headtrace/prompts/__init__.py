@@ -24,16 +24,18 @@ from headtrace.prompts.encoding import (
     is_unknown,
     positions_of,
 )
-from headtrace.prompts.forms import Chat, as_prompts, batches, one_prompt
+from headtrace.prompts.forms import PASS_TOKENS, Chat, as_prompts, batches, cheapest_groups, one_prompt
 from headtrace.prompts.reader import PromptReader
 
 __all__ = [
+    "PASS_TOKENS",
     "Chat",
     "Encoded",
     "PromptReader",
     "Span",
     "as_prompts",
     "batches",
+    "cheapest_groups",
     "decoded",
     "encode",
     "following",

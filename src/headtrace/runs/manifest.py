@@ -22,13 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headtrace.circuits import Circuit, Edge
 from headtrace.circuits.rows import column_types, edge_table, node_table, rest_columns
 from headtrace.errors import InputError, shown
+from headtrace.mechanism.mechanism import Mechanism, mechanism_json
 from headtrace.runs.lock import LEASE, LOCK
 from headtrace.runs.store import Store, checksum
 
 SCHEMA = "headtrace.run/1"
 MANIFEST, PLAN, SHARDS = "run.json", "plan.parquet", "shards"
 TABLES = ("prompts", "nodes", "edges")
-SIGNALS = "signals"
+SIGNALS, STEPS, MECHANISMS = "signals", "steps", "mechanisms"
 LABEL, ROLE = "label:", "role:"
 """How columns begin that hold a prompt's labels, and the positions of its roles."""
 DONE, FAILED = "done", "failed"
@@ -114,7 +115,7 @@ class Manifest(_Strict):
     model: TracedModel
     """The model that is traced."""
     options: dict[str, Any]
-    """How prompts are traced: paths, method and its settings, budget, signals."""
+    """How prompts are traced: paths, method and its settings, budget, signals, mechanisms."""
     seed: int | None = None
     """The seed of the task that made the prompts."""
     task: str | None = None
@@ -130,7 +131,8 @@ class Manifest(_Strict):
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables that each shard has."""
-        return (*TABLES, SIGNALS) if self.options.get("signals") else TABLES
+        signals = (SIGNALS,) if self.options.get("signals") else ()
+        return (*TABLES, *signals, *((STEPS, MECHANISMS) if self.options.get(MECHANISMS) else ()))
 
 
 class TableFile(_Strict):
@@ -339,9 +341,63 @@ def signal_table(keys: Sequence[tuple[str, Edge]], vectors: Sequence[Any]) -> pa
     return pa.table({**columns, "signal": pa.array(vectors, pa.list_(pa.float32()))})
 
 
+_STEP = {
+    "prompt": pa.string(),
+    "step": pa.int64(),
+    "stage": pa.int64(),
+    "rule": pa.string(),
+    "text": pa.string(),
+    "heads": pa.list_(pa.string()),
+    "dest": pa.int64(),
+    "src": pa.int64(),
+    "flow": pa.float64(),
+    "root": pa.float64(),
+    "share": pa.float64(),
+    "before": pa.float64(),
+    "without": pa.float64(),
+    "random": pa.float64(),
+}
+
+
+def step_table(named: Sequence[tuple[str, Mechanism]]) -> pa.Table:
+    """Steps of mechanisms, one row each: what names it, its heads and places, its flow, and what was measured."""
+    rows = [
+        {
+            "prompt": name,
+            "rule": row["role"],
+            "share": row["flow"] / found.whole if found.whole else None,
+            **{column: row[column] for column in _STEP if column in row},
+        }
+        for name, found in named
+        for row in found.step_rows()
+    ]
+    return pa.Table.from_pylist(rows, schema=pa.schema(_STEP))
+
+
+def mechanism_table(named: Sequence[tuple[str, Mechanism]]) -> pa.Table:
+    """Mechanisms, one row each: what a mechanism file says besides the circuit, as JSON."""
+    texts = []
+    for _, found in named:
+        data = mechanism_json(found)
+        texts.append(json.dumps({name: value for name, value in data.items() if name != "circuit"}))
+    return pa.table(
+        {
+            "prompt": pa.array([name for name, _ in named], pa.string()),
+            "mechanism": pa.array(texts, pa.string()),
+        }
+    )
+
+
 def empty_table(table: str, labels: Sequence[str], roles: Sequence[str]) -> pa.Table:
     """A table of a shard without rows."""
     if table == "prompts":
         plan = {name: pa.array([], kind) for name, kind in plan_schema(labels, roles).items()}
         return prompt_table(pa.table(plan), 0, [])
-    return {"nodes": node_table([]), "edges": edge_table([]), "signals": signal_table([], [])}[table]
+    made = {
+        "nodes": lambda: node_table([]),
+        "edges": lambda: edge_table([]),
+        SIGNALS: lambda: signal_table([], []),
+        STEPS: lambda: step_table([]),
+        MECHANISMS: lambda: mechanism_table([]),
+    }
+    return made[table]()

@@ -17,6 +17,7 @@ Only shards that are done, and whole by their checksums, are read. Nothing here 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +27,17 @@ from typing import Any
 import polars as pl
 
 from headtrace.circuits import Circuit
+from headtrace.circuits.files import to_json
 from headtrace.circuits.rows import REST, circuit_of
 from headtrace.errors import InputError
+from headtrace.mechanism.mechanism import Mechanism, mechanism_from_json
 from headtrace.runs.manifest import (
     DONE,
     FAILED,
     MANIFEST,
+    MECHANISMS,
     SIGNALS,
+    STEPS,
     TABLES,
     Manifest,
     ShardRecord,
@@ -154,6 +159,33 @@ class Run:
                 f"{self.path} was made without signals. Make a run with signals=True (--signals) in another folder."
             )
         return self._frame(SIGNALS)
+
+    @property
+    def steps(self) -> pl.LazyFrame:
+        """A row per step of a mechanism: ``prompt``, ``step``, ``rule``, ``text``, ``heads``, ``dest`` and ``src``,
+        ``flow`` and its ``share`` of the whole difference, ``root``, and what was measured: the number ``before``,
+        ``without`` the step and without ``random`` components."""
+        self._require_mechanisms()
+        return self._frame(STEPS)
+
+    def mechanism(self, which: str | int) -> Mechanism:
+        """The mechanism of a prompt, which is found as ``circuit`` finds it."""
+        self._require_mechanisms()
+        row = self.find(which)
+        found = self._frame(MECHANISMS).filter(pl.col("prompt") == row["id"]).collect()
+        if not found.height:
+            raise InputError(
+                f"There is no mechanism of prompt {row['id']} (number {row['index']}): {row['reason']}"
+            )
+        said = json.loads(found["mechanism"][0])
+        return mechanism_from_json({**said, "circuit": to_json(self.circuit(row["id"]))})
+
+    def _require_mechanisms(self) -> None:
+        if STEPS not in self.manifest.tables:
+            raise InputError(
+                f"{self.path} was made without mechanisms. Make a run with mechanisms=True (--mechanisms) in another "
+                "folder."
+            )
 
     def _frame(self, table: str) -> pl.LazyFrame:
         paths = [self.store.path(shard_file(shard, table)) for shard in sorted(self._intact(table))]

@@ -27,6 +27,7 @@ from headtrace.runs.engines import Engine, Engines
 from headtrace.runs.lock import locked
 from headtrace.runs.manifest import (
     MANIFEST,
+    MECHANISMS,
     PLAN,
     SHARDS,
     Manifest,
@@ -71,6 +72,7 @@ def run(
     ray_address: str | None = None,
     seed: int | None = None,
     signals: bool = False,
+    mechanisms: bool = False,
     shard_size: int = SHARD_SIZE,
     strict: bool = False,
     progress: Progress | None = None,
@@ -83,7 +85,9 @@ def run(
     (`TraceRequest`), optionally with ``id``, ``labels`` and ``roles``. ``out`` is a folder or a URL that pyarrow or
     fsspec can write. ``options`` are those of `Tracer` (method and its options, budget, patterns) and of
     `Tracer.trace` (answer, wrong, root, paths, counterfactual, neurons ...). With ``signals`` the signals themselves
-    are kept, as vectors: this costs a further forward pass per prompt.
+    are kept, as vectors: this costs a further forward pass per prompt. With ``mechanisms`` the steps of each prompt's
+    mechanism are kept beside its circuit (`Run.steps`); ``paths`` are then those of the difference, unless others are
+    given.
 
     A prompt that fails is a row with its reason; with ``strict`` one that cannot be traced is an error before anything
     runs. ``workers`` is the number of worker processes on this machine or, with ``engine="ray"``, of a local Ray or of
@@ -98,6 +102,8 @@ def run(
         from headtrace.models import load
 
         model = load(model)
+    if mechanisms and options.get("paths") is None:
+        options["paths"] = "difference"
     known = {each.name for each in fields(TraceRequest)} | set(ROOT_OPTIONS)
     of_tracer = {n: v for n, v in options.items() if n in TRACER_SETTINGS and n != "method_options"}
     of_tracer |= options.get("method_options") or {}
@@ -120,6 +126,7 @@ def run(
             "method": plain(tracer.method.describe()),
             **({} if thresholds is None else {"thresholds": thresholds}),
             "signals": signals,
+            **({MECHANISMS: True} if mechanisms else {}),
             "max_firings": defaults.max_firings,
             "min_influence": defaults.min_influence,
             "root": {

@@ -19,19 +19,23 @@ from jaxtyping import Float
 from headtrace.circuits import Circuit, Edge
 from headtrace.circuits.rows import edge_table, node_table
 from headtrace.errors import HeadtraceError, IdentityError, InputError
+from headtrace.mechanism.mechanism import Mechanism
 from headtrace.progress import Progress, scaled
 from headtrace.request import ResolvedRequest, batch_requests
 from headtrace.runs.engines import ModelPlace, Shard, ShardJob
 from headtrace.runs.manifest import (
     MANIFEST,
+    MECHANISMS,
     PLAN,
     SIGNALS,
+    STEPS,
     Manifest,
     Outcome,
     ShardRecord,
     TableFile,
     count_failures,
     is_intact,
+    mechanism_table,
     prompt_table,
     read_manifest,
     read_record,
@@ -39,6 +43,7 @@ from headtrace.runs.manifest import (
     shard_file,
     shard_record,
     signal_table,
+    step_table,
 )
 from headtrace.runs.plan import requests_of
 from headtrace.runs.store import Store, open_store
@@ -65,7 +70,11 @@ class ShardWork:
         """Trace a shard and write it; ``progress`` is called with the number of its prompts that are done."""
         plan = self._plan.read_row_group(shard, use_threads=False)
         rows = plan.to_pylist()
-        outcomes = self._outcomes(rows, progress)
+        found = self._outcomes(rows, progress)
+        told = [
+            (row["id"], each) for row, each in zip(rows, found, strict=True) if isinstance(each, Mechanism)
+        ]
+        outcomes = [each.circuit if isinstance(each, Mechanism) else each for each in found]
         named = [
             (row["id"], found)
             for row, found in zip(rows, outcomes, strict=True)
@@ -84,6 +93,8 @@ class ShardWork:
             ]
             keys = [(name, edge) for name, edge, _ in signals]
             tables[SIGNALS] = signal_table(keys, [vector for *_, vector in signals])
+        if STEPS in self.manifest.tables:
+            tables |= {STEPS: step_table(told), MECHANISMS: mechanism_table(told)}
         return self._write(shard, tables, outcomes)
 
     def known(self, shard: int) -> ShardRecord | None:
@@ -105,9 +116,11 @@ class ShardWork:
         self.store.write(shard_record(shard), record.text().encode())
         return record
 
-    def _outcomes(self, rows: Sequence[dict[str, Any]], progress: Progress | None) -> list[Outcome]:
-        """The circuit of each prompt of the plan, or why there is none."""
-        outcomes: list[Outcome] = [row["problem"] or "" for row in rows]
+    def _outcomes(
+        self, rows: Sequence[dict[str, Any]], progress: Progress | None
+    ) -> list[Outcome | Mechanism]:
+        """The circuit or mechanism of each prompt of the plan, or why there is none."""
+        outcomes: list[Outcome | Mechanism] = [row["problem"] or "" for row in rows]
         places = [place for place, row in enumerate(rows) if row["problem"] is None]
         paths = self.manifest.options.get("paths", "attention")
         requests = requests_of([rows[place] for place in places], self.tracer, paths)
@@ -121,14 +134,27 @@ class ShardWork:
                 progress(done, len(rows))
         return outcomes
 
-    def _trace(self, batch: list[ResolvedRequest], progress: Progress | None) -> list[Outcome]:
-        """The circuits of a batch; if it fails, its prompts are traced one by one."""
+    def _trace(self, batch: list[ResolvedRequest], progress: Progress | None) -> list[Outcome | Mechanism]:
+        """The circuits of a batch, or their mechanisms; if it fails, its prompts are traced one by one."""
         try:
+            if STEPS in self.manifest.tables:
+                return [*self._mechanisms(batch, progress)]
             return [*self.tracer.trace_resolved(batch, progress)]
         except Exception as error:
             if len(batch) == 1:
                 return [_reason(error)]
         return [outcome for request in batch for outcome in self._trace([request], None)]
+
+    def _mechanisms(self, batch: list[ResolvedRequest], progress: Progress | None) -> Iterator[Mechanism]:
+        """Mechanisms: of differences measured in the model, of one run as the circuits themselves tell them."""
+        from headtrace.mechanism import tell
+
+        if batch[0].request.paths != "difference":  # a batch follows the same paths
+            yield from (circuit.mechanism() for circuit in self.tracer.trace_resolved(batch, progress))
+            return
+        for place, request in enumerate(batch):
+            compared = self.tracer.compare(request, scaled(progress, place, 1, len(batch)))
+            yield tell(self.tracer, compared)
 
 
 def signals_of(model: Model, circuit: Circuit) -> Iterator[tuple[Edge, Float[Tensor, " d_model"]]]:

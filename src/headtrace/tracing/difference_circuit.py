@@ -45,6 +45,8 @@ CARRIED = 0.9
 """The components that carry this share of all flow are enough."""
 LEAST = 0.01
 """Edges and nodes with less than this share of the whole difference are left out."""
+SWEPT_TOKENS = 512
+"""Pairs of one prompt are swept together up to so many tokens in all, longer ones one after the other."""
 MOST_CHANNELS = 8
 """Channels that an edge names, at most; as many as carry nine tenths of its flow."""
 
@@ -127,10 +129,10 @@ class PairFlow:
         def keep(
             rows: Tensor, target: Site, side: Side, flows: Tensor, channels: Tensor | None = None
         ) -> None:
-            for place, (row, value) in enumerate(zip(rows.tolist(), flows.tolist(), strict=True)):
+            by_channel = [None] * len(rows) if channels is None else channels.unbind()
+            for row, value, parts in zip(rows.tolist(), flows.tolist(), by_channel, strict=True):
                 if value != 0:
-                    by_channel = None if channels is None else channels[place]
-                    found[sites[row], target, side] = value, by_channel
+                    found[sites[row], target, side] = value, parts
 
         for read in flow.roots[prompt].residuals:
             rows = ((dests == read.position) & (height < read.layer)).nonzero()[:, 0]
@@ -192,10 +194,11 @@ def trace_pairs(model: Model, pairs: Sequence[PromptPair], patterns: PatternsKep
         same = len({tuple(pair.ids) for pair in pairs}) == 1
         others = model.record([pair.other for pair in pairs], **record)
         clean = model.record([pair.ids for pair in pairs[: 1 if same else None]], **record)
-        if same and len(pairs) > 1:
+        if same and len(pairs) > 1 and len(pairs) * clean.lengths[0] > SWEPT_TOKENS:
             flows = [difference_flow(clean, others[i], pair.root) for i, pair in enumerate(pairs)]
             places = [(flow, 0) for flow in flows]
         else:
+            clean = clean.repeated(len(pairs)) if same and len(pairs) > 1 else clean
             flow = difference_flow(clean, others, [pair.root for pair in pairs])
             places = [(flow, i) for i in range(len(pairs))]
     return [

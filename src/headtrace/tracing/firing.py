@@ -117,14 +117,13 @@ def attention_on(
 def _has_groups(model: Model, layer: int) -> bool:
     """Whether a layer has a head with nearly equal singular values: asked once for each layer."""
 
-    def found() -> bool:
+    # Not inside `cached`: a thread that makes channels holds their lock and may wait for the model's.
+    known = model.cached("layers with equal singular values", dict[int, bool])
+    if layer not in known:
         heads = torch.arange(model.n_heads, device=model.device)
-        return (
-            groups_or_none(model.channels.at(torch.full_like(heads, layer), heads).singular_values)
-            is not None
-        )
-
-    return model.cached(f"equal singular values in layer {layer}", found)
+        channels = model.channels.at(torch.full_like(heads, layer), heads)
+        known[layer] = groups_or_none(channels.singular_values) is not None
+    return known[layer]
 
 
 @dataclass(frozen=True)

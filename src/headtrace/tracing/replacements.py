@@ -31,9 +31,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.errors import InputError
-from headtrace.models.forward import forward
+from headtrace.models.forward import forward, forward_behind, forward_keeping
 from headtrace.models.observer import Observer, Rotary
 from headtrace.progress import Progress
+from headtrace.prompts import PASS_TOKENS, cheapest_groups
 from headtrace.prompts.encoding import decoded, encode
 from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.roots import Likelihood, LogitDifference
@@ -53,6 +54,8 @@ LIKELIEST = 10
 """A content word of the prompt among so many likeliest tokens is the rival of the answer."""
 LOGITS_AT_ONCE = 64_000_000
 """Output logits of changed prompts that exist at a time (256 MB in float32)."""
+COSINES_AT_ONCE = 16_000_000
+"""Cosines of tokens with the whole vocabulary that exist at a time."""
 
 WordKind = Literal["content", "function", "punctuation"]
 Source = Literal["prompt", "likely", "neighbour"]
@@ -370,18 +373,27 @@ class _Search:
 
     def _near(self, word: Word, own: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Neighbours in the embedding; of a word of several tokens, each token in turn (for numbers: any digits)."""
-        table, found = self.vocabulary.embeddings, list[tuple[int, ...]]()
-        for place, token in enumerate(own):
-            cosines = (table @ table[token]).masked_fill(~self._same_shape(token), -torch.inf)
-            cosines[token] = -torch.inf
-            if len(own) > 1 and not word.text.isdigit():
-                break  # a piece alone does not make a word
-            best = cosines.topk(min(PER_SOURCE, len(cosines)))
-            found += [
-                (*own[:place], new, *own[place + 1 :])
-                for new, cosine in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                if cosine > -torch.inf
-            ]
+        if len(own) > 1 and not word.text.isdigit():
+            return []  # a piece alone does not make a word
+        return [
+            (*own[:place], new, *own[place + 1 :])
+            for place, token in enumerate(own)
+            for new in self._neighbours[token]
+        ]
+
+    @cached_property
+    def _neighbours(self) -> dict[int, list[int]]:
+        """The nearest tokens of the same shape, of each token of the prompt."""
+        table, shapes = self.vocabulary.embeddings, self.vocabulary.shapes
+        tokens, found = torch.tensor(sorted(set(self.ids)), device=table.device), dict[int, list[int]]()
+        for some in tokens.split(max(1, COSINES_AT_ONCE // len(table))):
+            cosines = (table[some] @ table.T).masked_fill(shapes != shapes[some][:, None], -torch.inf)
+            cosines.scatter_(1, some[:, None], -torch.inf)
+            best = cosines.topk(min(PER_SOURCE, len(table)))
+            for token, near, values in zip(
+                some.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+            ):
+                found[token] = [new for new, value in zip(near, values, strict=True) if value > -torch.inf]
         return found
 
     def _make(self, word: Word, new: tuple[int, ...], source: Source) -> Replacement | None:
@@ -515,51 +527,87 @@ def _first_order(model: Model, root: Root, recording: Recording) -> Float[Tensor
 
 
 class _Runner:
-    """Runs changed prompts: their metric, their log-likelihood, and whether the answer flips."""
+    """Runs changed prompts: their metric, their log-likelihood, and whether the answer flips.
+
+    A change leaves everything before it as it is: where the metric reads logits, only tokens from the first changed one
+    on are run, behind the keys and values of the prompt itself.
+    """
 
     def __init__(self, model: Model, asked: ResolvedRequest, recording: Recording) -> None:
         self.model, self.asked = model, asked
         metric = asked.root.metric(recording)
         assert metric is not None
         self.metric = metric
-        values, likelihoods, answers = self._pass([tuple(asked.ids)])
+        self.ids = torch.tensor([asked.ids], device=model.device)
+        self.kept = None
+        self.told = torch.zeros_like(self.ids[:, 1:], dtype=model.dtype)
+        if isinstance(asked.root, LogitDifference | Likelihood):
+            self.logits, self.kept = forward_keeping(model, self.ids)
+            self.told = _told(self.logits, self.ids)
+        values, likelihoods, answers = self._pass(self.ids, 0)
         self.value, self.likelihood, self.answer = values[0], likelihoods[0], answers[0]
 
     def __call__(self, changes: Sequence[Replacement], progress: Progress | None) -> list[Replacement]:
-        step = max(1, LOGITS_AT_ONCE // (len(self.asked.ids) * self.model.d_output))
-        found: list[Replacement] = []
-        for start in range(0, len(changes), step):
-            some = changes[start : start + step]
-            for change, value, likelihood, answer in zip(
-                some, *self._pass([c.ids for c in some]), strict=True
-            ):
-                flips = answer != self.answer
-                if isinstance(self.asked.root, LogitDifference):
-                    flips = (value > 0) != (self.value > 0)
-                found.append(
-                    replace(
-                        change,
-                        text=change.text or " ".join(self.model.token_labels(change.ids)),
-                        value=value,
-                        effect=self.value - value,
-                        naturalness=likelihood - self.likelihood,
-                        flips=flips,
-                    )
-                )
-            if progress is not None:
-                progress(len(found), len(changes))
-        return found
+        found: dict[int, Replacement] = {}
+        length = len(self.asked.ids)
+        for start, members in self._groups(changes):
+            step = max(1, LOGITS_AT_ONCE // ((length - start) * self.model.d_output))
+            for first in range(0, len(members), step):
+                some = members[first : first + step]
+                ids = torch.tensor([changes[i].ids for i in some], device=self.model.device)
+                for i, *measured in zip(some, *self._pass(ids, start), strict=True):
+                    found[i] = self._measured(changes[i], *measured)
+                if progress is not None:
+                    progress(len(found), len(changes))
+        return [found[i] for i in range(len(changes))]
+
+    def _measured(self, change: Replacement, value: float, likelihood: float, answer: Any) -> Replacement:
+        flips = answer != self.answer
+        if isinstance(self.asked.root, LogitDifference):
+            flips = (value > 0) != (self.value > 0)
+        return replace(
+            change,
+            text=change.text or " ".join(self.model.token_labels(change.ids)),
+            value=value,
+            effect=self.value - value,
+            naturalness=likelihood - self.likelihood,
+            flips=flips,
+        )
+
+    def _groups(self, changes: Sequence[Replacement]) -> list[tuple[int, list[int]]]:
+        """Which changes run together, and from which token on: as few tokens in as few passes as is cheapest."""
+        if self.kept is None:
+            return [(0, list(range(len(changes))))]
+        length = len(self.asked.ids)
+        return cheapest_groups(
+            [min(change.positions) for change in changes], lambda n, start: PASS_TOKENS + n * (length - start)
+        )
 
     @torch.inference_mode()
-    def _pass(self, rows: Sequence[Sequence[int]]) -> tuple[list[float], list[float], list[Any]]:
-        ids = torch.tensor([list(row) for row in rows], device=self.model.device)
+    def _pass(
+        self, ids: Int[Tensor, "change token"], start: int
+    ) -> tuple[list[float], list[float], list[Any]]:
+        """Metric, log-likelihood and likeliest tokens of prompts that are the prompt itself before ``start``."""
         seen = self.metric.reading()
-        logits = forward(self.model, ids, seen)
-        positions = list(self.metric.positions)
+        if start and self.kept is not None:
+            logits = forward_behind(self.model, self.kept, start, ids[:, start:])
+            # What the token before the first changed one predicts is the same for all.
+            before = self.logits[:, start - 1 : start].expand(len(ids), -1, -1)
+            told = self.told[:, : start - 1].sum(-1) + _told(before, ids[:, start - 1 : start + 1]).sum(-1)
+            told = told + _told(logits, ids[:, start:]).sum(-1)
+        else:
+            logits = forward(self.model, ids, seen)
+            told = _told(logits, ids).sum(-1)
+        positions = [position - start for position in self.metric.positions]
         values = seen.value(logits[:, positions] if positions else logits)
-        told = logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] - logits[:, :-1].logsumexp(-1)
-        at = positions or [ids.shape[1] - 1]
-        return values.tolist(), told.sum(-1).tolist(), logits[:, at].argmax(-1).tolist()
+        at = positions or [logits.shape[1] - 1]
+        return values.tolist(), told.tolist(), logits[:, at].argmax(-1).tolist()
+
+
+def _told(logits: Float[Tensor, "row token vocab"], ids: Int[Tensor, "row token_or_one_more"]) -> Tensor:
+    """The log-probability of each token after the first, given those before it."""
+    logits = logits[:, : ids.shape[1] - 1]
+    return logits.gather(-1, ids[:, 1:, None])[..., 0] - logits.logsumexp(-1)
 
 
 def described(changes: Iterable[Replacement]) -> str:

@@ -243,11 +243,12 @@ class Tracer:
         resolved = request.resolve(self.model) if isinstance(request, TraceRequest) else request
         resolved = replace(resolved, root=resolved.root.measured(self.model, resolved.ids))
         asked = resolved.request
-        pairs, measured = self._pairs(resolved, progress, budget, seed)
-        flows = trace_pairs(self.model, pairs, asked.patterns)
-        circuit = self._difference_circuit(
-            resolved, model_info(self.model), flows, _flow_budget(asked), measured
-        )
+        with self.model.assume_weights_unchanged():
+            pairs, measured = self._pairs(resolved, progress, budget, seed)
+            flows = trace_pairs(self.model, pairs, asked.patterns)
+            circuit = self._difference_circuit(
+                resolved, model_info(self.model), flows, _flow_budget(asked), measured
+            )
         return PromptComparison(resolved, circuit, flows, measured)
 
     def request(self, prompt: Any, **options: Any) -> TraceRequest:

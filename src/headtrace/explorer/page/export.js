@@ -98,8 +98,13 @@ export function saveSvg(chart, title, name) {
 /** A PNG of the view at twice its size on the screen. */
 export async function savePng(chart, title, name) {
   const { width, height } = chart.viewport.view;
+  await downloadPng(name, standalone(chart, title), width, height);
+}
+
+/** SVG text as a PNG of twice its size. */
+export async function downloadPng(name, text, width, height) {
   const image = new Image();
-  image.src = URL.createObjectURL(new Blob([standalone(chart, title)], { type: "image/svg+xml" }));
+  image.src = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
   await image.decode();
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [2 * width, 2 * height];

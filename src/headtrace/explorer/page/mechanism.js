@@ -1,6 +1,7 @@
 // The mechanism of a circuit: a sentence with numbered chips, the drawing, the ledger, and the card that is chosen.
 
 import { el } from "./dom.js";
+import { download, downloadPng } from "./export.js";
 import { inert } from "./text.js";
 
 const number = (value) => `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(2)}`;
@@ -23,8 +24,30 @@ export function createMechanism(data) {
     list,
     ledger(),
     test(),
+    el("p", { class: "buttons mechanism-save" }, "Save the drawing: ", saveButton("SVG"), saveButton("PNG")),
   );
   let chosen = null;
+
+  /** The drawing as it is seen: colours of the page in the place of their names. */
+  function drawingText() {
+    const style = getComputedStyle(root);
+    const { width, height } = parsed.viewBox.baseVal;
+    const copy = figure.querySelector("svg").cloneNode(true);
+    copy.setAttribute("width", width);
+    copy.setAttribute("height", height);
+    const text = new XMLSerializer().serializeToString(copy);
+    const named = (_, name, otherwise) => style.getPropertyValue(name).trim() || otherwise;
+    return { text: text.replace(/var\((--[\w-]+),\s*([^)]+)\)/g, named), width, height };
+  }
+
+  function saveButton(form) {
+    const save = () => {
+      const { text, width, height } = drawingText();
+      if (form === "SVG") download("mechanism.svg", new Blob([text], { type: "image/svg+xml" }));
+      else downloadPng("mechanism.png", text, width, height);
+    };
+    return el("button", { type: "button", id: `save-mechanism-${form.toLowerCase()}`, "aria-label": `Save the drawing as ${form}`, onclick: save }, form);
+  }
 
   function clause({ text, step }) {
     const parts = inert(text).split("*").map((part, i) => (i % 2 ? el("em", {}, part) : part));
@@ -108,7 +131,7 @@ export function createMechanism(data) {
         ...(head.causes ?? []).map((cause) => el("div", { class: "cause" }, `because of its ${inert(cause)}`)),
       ),
     );
-    return [el("h3", {}, `${step.id}. ${title(step)}`), badge(step), el("ul", {}, ...rows)];
+    return [el("h3", { role: "heading", "aria-level": 2 }, `${step.id}. ${title(step)}`), badge(step), el("ul", {}, ...rows)];
   }
 
   function words(name, tokens) {
@@ -149,7 +172,7 @@ export function createTable(circuit) {
   const left = circuit.edges.length - rows.length;
   return el(
     "div",
-    { class: "edge-table" },
+    { class: "edge-table", tabindex: 0, role: "region", "aria-label": "All edges" },
     el(
       "table",
       {},

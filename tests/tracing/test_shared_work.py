@@ -1,0 +1,120 @@
+"""What is shared to save work changes nothing: keys of unchanged tokens, pairs that are swept together."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+import headtrace
+from headtrace.channels.svd import ModelChannels
+from headtrace.models.forward import forward, forward_behind, forward_keeping
+from headtrace.models.identities import tolerance_for
+from headtrace.tracing import Tracer, difference_circuit
+from headtrace.tracing.replacements import ask, measure
+from tests.tiny import NAMES, prompts, tiny_model, top_two
+
+MARY = "When Mary and John went to the store, John gave a drink to"
+OTHERS = (MARY.replace("Mary", "Tom"), MARY.replace("Mary", "Anna"), MARY.replace(", John", ", Mary"))
+
+
+@pytest.fixture(scope="module")
+def model() -> headtrace.Model:
+    return headtrace.load("builtin")
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_tokens_behind_a_kept_beginning_have_the_logits_of_the_whole_prompt(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float64)
+    ids = torch.tensor([list(next(iter(prompts())))])
+    whole, kept = forward_keeping(model, ids)
+    torch.testing.assert_close(whole, forward(model, ids))
+    if kept is None:
+        pytest.fail("every family that is tested hands out its keys")
+    changed = ids.repeat(2, 1)
+    start = ids.shape[1] // 2
+    changed[1, start] = (changed[1, start] + 1) % model.d_vocab
+    expected = forward(model, changed)[:, start:]
+    found = forward_behind(model, kept, start, changed[:, start:])
+    allowed = tolerance_for(torch.float64) * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
+
+
+def test_every_change_is_measured_as_if_it_ran_alone(model: headtrace.Model) -> None:
+    asked = ask(model, MARY)
+    found = measure(model, asked, budget=40)
+    answer, wrong = (model.token_id(name) for name in (" Mary", " John"))
+    clean = model.record([asked.ids]).logits[0].log_softmax(-1)
+
+    def likelihood(log_probs: torch.Tensor, ids: list[int]) -> float:
+        return float(log_probs[:-1].gather(-1, torch.tensor(ids)[1:, None]).sum())
+
+    for change in found.changes[::5]:
+        logits = forward(model, torch.tensor([change.ids]))[0]
+        assert change.value == pytest.approx(float(logits[-1, answer] - logits[-1, wrong]), abs=1e-4)
+        natural = likelihood(logits.log_softmax(-1), list(change.ids)) - likelihood(clean, asked.ids)
+        assert change.naturalness == pytest.approx(natural, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_pairs_that_are_swept_together_have_the_flows_of_each_alone(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float64)
+    first, *_ = prompts()
+    ids = list(first)
+    others = [[*ids[:-1], (ids[-1] + i) % model.d_vocab] for i in (1, 2)]
+    answer, wrong = top_two(model, ids)
+    tracer = Tracer(model)
+    together = tracer.difference_flows(ids, answer, wrong, root="linear", counterfactual=others)
+    for other, flow in zip(others, together, strict=True):
+        (alone,) = tracer.difference_flows(ids, answer, wrong, root="linear", counterfactual=other)
+        size = max(abs(alone.value), abs(alone.other_value), 1.0)
+        for site in alone.candidates():
+            assert flow.of(site) == pytest.approx(alone.of(site), abs=tolerance_for(torch.float64) * size)
+
+
+def test_long_pairs_are_swept_one_by_one_with_the_same_circuit(
+    model: headtrace.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {
+        "answer": " Mary",
+        "wrong": " John",
+        "paths": "difference",
+        "counterfactual": OTHERS,
+    }
+    together = Tracer(model).trace(MARY, **how)
+    monkeypatch.setattr(difference_circuit, "SWEPT_TOKENS", 1)
+    apart = Tracer(model).trace(MARY, **how)
+    assert [edge.source for edge in apart.edges] == [edge.source for edge in together.edges]
+    assert [e.weight for e in apart.edges] == pytest.approx([e.weight for e in together.edges], abs=1e-4)
+
+
+def test_a_batch_of_one_prompt_is_a_view(model: headtrace.Model) -> None:
+    one = model.record([model.to_ids(MARY)])
+    three = one.repeated(3)
+    assert len(three) == 3
+    assert torch.equal(three[2].residuals, one.residuals)
+    assert three.residuals.data_ptr() == one.residuals.data_ptr()
+    with pytest.raises(headtrace.errors.InputError, match="3 prompts"):
+        three.repeated(2)
+
+
+def test_channels_are_made_without_the_lock_of_the_model(
+    model: headtrace.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that makes other channels meanwhile needs it, and holds what this one waits for."""
+    model.invalidate()
+    own, waited = ModelChannels.at, list[bool]()
+
+    def at(self: ModelChannels, layer: Any, head: Any) -> Any:
+        other = Thread(target=model.refresh, daemon=True)
+        other.start()
+        other.join(20)
+        waited.append(other.is_alive())
+        return own(self, layer, head)
+
+    monkeypatch.setattr(ModelChannels, "at", at)
+    Tracer(model).trace(MARY, " Mary", " John")
+    assert waited
+    assert not any(waited)

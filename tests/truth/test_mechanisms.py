@@ -1,0 +1,55 @@
+"""The steps of a mechanism are the program's: on every compiled model no head is named that the program does not use,
+every head that gives its output is, and what they are called is what they were compiled to do."""
+
+from __future__ import annotations
+
+import pytest
+
+import headtrace
+from headtrace.vocabulary import ROOT, Site
+from tests.truth.compiled import ABOUT, compiled_model, true_edges, weights
+from tests.truth.programs import Question, questions
+from tests.truth.test_compiled import ONE_RUN_CANNOT_TELL
+
+SPEAKS = {"copies", "raises", "lowers"}
+ROLES: dict[str, dict[str, set[str]]] = {
+    "previous token": {"L0H0": SPEAKS},
+    "shift by two": {"L0H0": {"previous"}, "L1H0": SPEAKS},
+    "induction": {"L0H0": {"previous", "finds"}, "L1H0": SPEAKS},
+    "after pair": {"L0H0": {"previous", "finds"}, "L1H0": {"previous", "finds"}, "L2H0": SPEAKS},
+    "fraction of previous": {"L1H0": SPEAKS},
+    "from length": {"L2H0": SPEAKS},
+}
+"""What heads may be called: one that looks one token back finds the same token where that is repeated."""
+
+
+def heads_of(program: str, ids: list[int], question: Question) -> tuple[set[Site], set[Site]]:
+    """The head components of the program on a prompt: all, and those that speak to the output."""
+    edges = true_edges(weights(program, rotated=True), ids, question.answer, question.wrong)
+    every = {end for source, target, _ in edges for end in (source, target) if end.kind == "head"}
+    return every, {source for source, target, _ in edges if target == ROOT and source.kind == "head"}
+
+
+@pytest.mark.parametrize("program", ABOUT)
+def test_the_steps_are_the_programs(program: str) -> None:
+    model = compiled_model(program, rotated=True)
+    for question in questions(program, 2):
+        found = headtrace.why(model, question.ids, question.answer, question.wrong, measure=False, budget=60)
+        compared = found.circuit.difference
+        assert compared is not None
+        assert sum(line.amount for line in found.ledger) == pytest.approx(found.whole, rel=1e-6)
+        named = {head.site: step for step in found.steps for head in step.heads}
+        true, speaking = heads_of(program, question.ids, question)
+        # A difference has the components of both runs: a head may have read another token in the other one.
+        for other in compared.prompts:
+            true |= heads_of(program, list(other.token_ids), question)[0]
+        if program in ONE_RUN_CANNOT_TELL:
+            assert {(site.layer, site.head) for site in named} <= {(site.layer, site.head) for site in true}
+        else:
+            assert set(named) <= true
+        assert speaking <= set(named)
+        for site, step in named.items():
+            allowed = ROLES.get(program, {}).get(f"L{site.layer}H{site.head}")
+            assert allowed is None or step.role in allowed, (site, step.role)
+        order = [step.stage for _, step in sorted(named.items(), key=lambda item: item[0].layer or 0)]
+        assert order == sorted(order), "what is computed first stands below"

@@ -277,13 +277,16 @@ class EvidenceExample:
 class Evidence:
     """How the words of an edge came about, and whether they are right.
 
-    A judge who knows nothing but the words labels pairs of tokens that the signal scores highest, and random ones.
+    A judge who knows nothing but the words labels pairs of tokens that the signal scores highest, and random ones, in
+    two corpora.
     """
 
     supported: Flag
-    """Whether the words passed: at a false-discovery rate of 5 % among all signals that were tested with this one."""
+    """Whether the words passed: they tell the highest pairs from random ones in both corpora (AUROC above 0.75, with
+    95 % confidence), at a false-discovery rate of 5 % among all signals that were tested with this one."""
     p_value: Share | None = None
-    """How likely labels as good as the judge's would be if the words said nothing; null where there was no test."""
+    """How likely labels as good as the judge's would be at an AUROC of 0.75, in the corpus where that is likelier; null
+    where there was no test."""
     accuracy: Share | None = None
     """The share of labels that are right."""
     interval: tuple[Share, Share] | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headtrace.interpret.atlas import Atlas
 
 OPENAI = "openai"
-MEASURES = ("sink", "previous", "duplicate", "induction", "entropy", "top_share")
+MEASURES = ("sink", "previous", "duplicate", "induction", "copying", "entropy", "top_share")
 """Measures of heads for which the highest heads are listed."""
 
 
@@ -90,6 +90,8 @@ def _show_atlas(found: Atlas) -> None:
     say(repr(found))
     columns = {"measure": lambda name: name.replace("_", " "), "heads": highest}
     show_table(MEASURES, columns, title="The heads that do it most", left=2)
+    named = [f"{row['head']}: {row['roles']}" for row in found.heads.iter_rows(named=True) if row["roles"]]
+    say(f"{len(named)} of {found.heads.height} heads have roles with names (column roles of heads.parquet)")
 
 
 # -- headtrace interpret -----------------------------------------------------------------------------------------

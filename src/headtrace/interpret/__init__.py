@@ -3,7 +3,8 @@
 - ``corpus.py`` reads text as chunks; ``scored_signals.py`` says what signals are and scores them at pairs of tokens;
   ``scan.py`` keeps the pairs that matter, ``scan_run.py`` resumes a scan and spreads it over workers.
 - ``head_measures.py`` measures heads, ``head_roles.py`` gives names to what they do, ``embedding_reads.py`` reads
-  channels through the embedding; ``atlas.py`` makes tables of what every head and its strongest channels attend to.
+  channels through the embedding, ``writes.py`` what heads say through the unembedding; ``atlas.py`` makes tables of
+  what every head and its strongest channels attend to.
 - ``explainers.py`` says what explainers and judges are; ``lexical.py`` (with the relations of ``relations.py``,
   the classes of ``word_classes.py`` and the rules of ``rules.py``), ``embedding_reads.py`` and ``endpoint.py`` propose
   descriptions. ``judging.py`` has them judged on pairs that the explainer did not see, in two corpora; ``verdicts.py``
@@ -34,6 +35,14 @@ from headtrace.interpret.relations import RELATIONS, PairView, Relation, registe
 from headtrace.interpret.scan import Scan
 from headtrace.interpret.scan_run import scan
 from headtrace.interpret.scored_signals import Pair, ScoredSignal, SignalExamples, find_signals
+from headtrace.interpret.writes import (
+    HeadSays,
+    OutputChannel,
+    SaysTest,
+    check_head_says,
+    head_says,
+    output_channels,
+)
 from headtrace.statistics import Proportion
 
 __all__ = [
@@ -49,28 +58,34 @@ __all__ = [
     "Failure",
     "HeadEntry",
     "HeadRole",
+    "HeadSays",
     "Interpretation",
     "Judge",
     "Judged",
     "Lexical",
     "LiteralJudge",
+    "OutputChannel",
     "Pair",
     "PairView",
     "Proportion",
     "Relation",
+    "SaysTest",
     "Scan",
     "ScoredSignal",
     "SignalExamples",
     "Vocabulary",
     "annotate",
+    "check_head_says",
     "find_signals",
     "head_roles",
+    "head_says",
     "interpret",
     "interpret_examples",
     "make_explainer",
     "make_judge",
     "open_atlas",
     "open_corpus",
+    "output_channels",
     "register_explainer",
     "register_judge",
     "register_relation",

@@ -192,7 +192,8 @@ def copying_by_source(
     model, length = recording.model, recording.lengths[prompt]
     ids, weights = recording.token_ids[prompt, :length], recording.model.weights
     if not copying_is_defined(model):
-        return (recording.queries.new_zeros(model.n_heads, length),) * 2
+        nothing = recording.queries.new_zeros(model.n_heads, length)
+        return nothing, nothing
     readout = model.architecture.centred(weights.W_U[ids] * weights.final_gain)
     says = weights.W_O[layer] @ readout.T
     values = recording.values[layer, prompt, :, :length] - weights.b_V[layer][:, None]

@@ -9,6 +9,7 @@ and the paired test is also made with one number per prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,48 @@ class Proportion:
     def __str__(self) -> str:
         low, high = self.interval
         return f"{'-' if self.value is None else f'{self.value:.3f}'} [{low:.3f}, {high:.3f}]"
+
+
+def difference_interval(
+    one: tuple[int, int], other: tuple[int, int], z: float = NORMAL_975
+) -> tuple[float, float]:
+    """Newcombe's interval of the difference of two proportions, each as (count, total): 95 % with the default ``z``.
+
+    >>> [round(end, 4) for end in difference_interval((56, 70), (48, 80))]     # Newcombe 1998, table II, (a) 10
+    [0.0524, 0.3339]
+    """
+    (p, low, high), (q, q_low, q_high) = (_wilson_at(*each, z) for each in (one, other))
+    return p - q - math.hypot(p - low, q_high - q), p - q + math.hypot(high - p, q - q_low)
+
+
+def _wilson_at(count: int, total: int, z: float) -> tuple[float, float, float]:
+    """A proportion and the ends of its Wilson interval; nothing is known of none."""
+    if not total:
+        return 0.5, 0.0, 1.0
+    share = count / total
+    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return share, max(0.0, middle - half), min(1.0, middle + half)
+
+
+def difference_p_value(one: tuple[int, int], other: tuple[int, int], least: float) -> float:
+    """One-sided p that a difference of two proportions is above ``least``: the level of the interval that ends there.
+
+    >>> round(difference_p_value((56, 70), (48, 80), least=0.0524), 3)
+    0.025
+    """
+    from scipy import optimize, stats
+
+    def excess(z: float) -> float:
+        # A negative z is the upper end, of the interval on the other side.
+        ends = difference_interval(one, other, abs(z))
+        return (ends[0] if z >= 0 else ends[1]) - least
+
+    if not one[1] or not other[1]:
+        return 1.0
+    if excess(-40.0) <= 0 or excess(40.0) >= 0:
+        return 1.0 if excess(-40.0) <= 0 else 0.0
+    return float(stats.norm.sf(optimize.brentq(excess, -40.0, 40.0)))
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from random import Random
 
 from headtrace.interpret import Pair, ScoredSignal, SignalExamples
 
-WORDS = (" the", " a", " cat", " dog", " Mary", " John", ",", ".", " 12", " 7", "ing", " ran", " saw", " and")
+KNOWN = (" the", " a", " cat", " dog", " Mary", " John", ",", ".", " 12", " 7", "ing", " ran", " saw", " and")
+WORDS = (
+    *KNOWN,
+    *(f" {a}{b}" for a in ("bl", "gr", "tw", "sn") for b in ("orp", "ixt", "unk", "alm", "eft", "isp")),
+)
 
 
-def texts(count: int = 30, length: int = 16, seed: int = 0) -> list[tuple[int, ...]]:
+def texts(count: int = 40, length: int = 24, seed: int = 0) -> list[tuple[int, ...]]:
     random = Random(seed)
     return [tuple(random.randrange(len(WORDS)) for _ in range(length)) for _ in range(count)]
 
 
+@cache
 def all_pairs(seed: int = 0) -> list[Pair]:
     return [
         Pair(f"text {number}", dest, src, 0.0, ids, tuple(WORDS[i] for i in ids))
@@ -40,7 +46,14 @@ def signal_by(
     )
     signal = ScoredSignal(name, layer, number, "channel", (int(channel),))
     middle = tuple(random.sample(others, min(20, len(others))))
-    return SignalExamples(signal, scored, tuple(random.sample(pairs, 40)), middle)
+    return SignalExamples(signal, scored, tuple(random.sample(pairs, 80)), middle)
+
+
+def two_corpora(
+    holds: Callable[[Pair], bool], name: str = "L0H0:0", noise: float = 0.0, seed: int = 0
+) -> tuple[SignalExamples, SignalExamples]:
+    """The same signal in two corpora."""
+    return signal_by(holds, name, noise, seed), signal_by(holds, name, noise, seed + 1000)
 
 
 def same_token(pair: Pair) -> bool:

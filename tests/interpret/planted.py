@@ -58,11 +58,11 @@ def scored(
     return SignalExamples(signal, tuple(pairs[:kept]), tuple(others), n_pairs=len(pairs))
 
 
-def of_known(name: str, head: str, channels: Sequence[int] | None = None) -> SignalExamples:
+def of_known(name: str, head: str, channels: Sequence[int] | None = None, seed: int = 0) -> SignalExamples:
     """A head of a model of the truth suite, over its own prompts."""
     known = KNOWN[name]
     layer, number = (int(part) for part in head[1:].split("H"))
-    return scored(known.model, layer, number, [case.ids for case in known.cases(80)], channels, first=1)
+    return scored(known.model, layer, number, [case.ids for case in known.cases(80, seed)], channels, first=1)
 
 
 @cache

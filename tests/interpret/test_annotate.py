@@ -58,8 +58,9 @@ def test_edges_say_what_their_signals_look_for(model, circuit, tmp_path):
             assert edge.description == each.description.text
             assert edge.evidence.p_value == each.p_value
             assert edge.evidence.supported == each.supported
-            assert edge.evidence.judged == each.counts.labelled
-            assert edge.evidence.interval == each.counts.accuracy.interval
+            both = each.counts + each.in_second
+            assert edge.evidence.judged == both.labelled
+            assert edge.evidence.interval == both.accuracy.interval
     assert headtrace.load_circuit(tmp_path / "circuit.json") == words
     saved = json.loads((tmp_path / "interpretation.json").read_text())
     assert saved == json.loads(json.dumps(found.to_dict()))
@@ -71,9 +72,9 @@ def test_unsupported_words_are_marked_and_not_hidden(circuit):
     number = next(i for i, edge in enumerate(circuit.edges) if edge.side == "query" and edge.channels)
     scan = made_up_scan(None, None, signals=[circuit])
     signal = next(each for each in scan.signals if each.id.endswith(f":{number}"))
-    weak = Judged(signal, "described", Description("Names."), Counts(3, 7, 3, 7))
+    weak = Judged(signal, "described", Description("Names."), Counts(3, 7, 3, 7), Counts(30, 10, 3, 7))
     edge = annotate(circuit, [weak], "someone", "another").edges[number]
-    assert words_text(edge) == "Names. (unsupported, p 0.69)"
+    assert words_text(edge) == "Names. (unsupported, p 1)"
     assert (edge.evidence.explainer, edge.evidence.judge) == ("someone", "another")
     failed = Judged(signal, "failed", Description("Half \ud800 a letter."), Counts(failed=20))
     edge = annotate(circuit, [failed]).edges[number]
@@ -149,7 +150,7 @@ def test_the_command_writes_everything_and_show_prints_the_words(scanned, circui
     line = ["interpret", str(file), "--corpus", "text", "--out", str(out), "--limit", "4"]
     result = CliRunner().invoke(app, [*line, "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["schema"] == "headtrace.interpretation/1"
+    assert json.loads(result.stdout)["schema"] == "headtrace.interpretation/2"
     assert "Explaining and judging 4 signals: about" in result.stderr
     shown = CliRunner().invoke(app, ["show", str(out / "circuit.json"), "--depth", "30"]).stdout
     assert "earlier occurrence of the destination token" in shown or "just before" in shown

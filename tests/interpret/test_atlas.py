@@ -15,10 +15,15 @@ from headtrace.errors import InputError
 from headtrace.interpret.atlas import atlas, open_atlas
 from headtrace.interpret.embedding_reads import channel_reads
 from headtrace.interpret.head_measures import MEASURES, RECORDED, HeadSums
+from headtrace.interpret.head_roles import roles_of_sums
 from headtrace.interpret.rules import PairStatistics
 from headtrace.interpret.scored_signals import Pair
+from headtrace.vocabulary import head_name
+from tests.interpret.planted import any_texts
 from tests.rounding import rounding
 from tests.tiny import NAMES, prompts, tiny_model
+from tests.truth.blueprint import Features, Head, as_gpt2
+from tests.truth.known import KNOWN, blueprint
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +70,77 @@ def test_measures_of_heads_are_what_they_say(model) -> None:
     for layer, head in ((0, 1), (1, 2), (2, 3)):
         expected = by_hand(recording.patterns[layer, 0, head], recording.token_ids[0].tolist())
         for name, table in sums.measures().items():
+            if name == "copying":
+                continue
             terms = expected[name]
             allowed = rounding(torch.float32, 64 * len(recording.token_ids[0]))
             assert float(table[layer, head]) == pytest.approx(sum(terms) / len(terms), abs=allowed), name
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_copying_is_the_rank_of_the_token_read_by_what_the_head_adds_to_the_logits(name) -> None:
+    """By the definition: what the head writes for one source, through the final norm's gain and the unembedding."""
+    model = tiny_model(name)
+    recording = model.record(prompts(lengths=(9,)))
+    sums = HeadSums.empty(model)
+    sums.add(recording)
+    ids, weights = recording.token_ids[0].tolist(), model.weights
+    for layer, head in ((0, 1), (1, 0)):
+        total = weight = 0.0
+        for src in range(1, len(ids)):
+            value = recording.bare_values[layer, head, 0, src].double()
+            write = model.architecture.centred(value @ weights.W_O[layer, head].double())
+            logits = (write * weights.final_gain.double()) @ weights.W_U.double().T
+            others = [float(logits[token] < logits[ids[src]]) for token in ids if token != ids[src]]
+            read = float(recording.patterns[layer, 0, head, :, src].sum())
+            total, weight = total + read * (2 * sum(others) / len(others) - 1), weight + read
+        found = float(sums.measures()["copying"][layer, head])
+        assert found == pytest.approx(total / weight, abs=rounding(torch.float32, 64 * len(ids)))
+
+
+def test_by_chance_is_what_even_attention_would_give(model) -> None:
+    recording = model.record(["When Mary and John went to the store, John gave a drink to Mary. Mary gave"])
+    sums = HeadSums.empty(model)
+    sums.add(recording)
+    ids = recording.token_ids[0].tolist()
+    even = torch.tril(torch.ones(len(ids), len(ids)))
+    expected = by_hand(even / even.sum(-1, keepdim=True), ids)
+    for name in ("sink", "previous", "duplicate", "induction"):
+        terms = expected[name]
+        found = sums.chances()[name]
+        allowed = rounding(torch.float32, 64 * len(ids))
+        assert float((found - sum(terms) / len(terms)).abs().max()) <= allowed, name
+
+
+def _roles(model, texts) -> dict[str, set[str]]:
+    sums = HeadSums.empty(model)
+    for ids in texts:
+        sums.add(model.record([list(ids)], keep=RECORDED))
+    return {head_name(*place): {role.name for role in found} for place, found in roles_of_sums(sums).items()}
+
+
+def test_planted_heads_have_the_roles_that_they_were_built_for() -> None:
+    """Copying means that the token itself is said: the other models' heads write features that say another."""
+    induction = KNOWN["induction"]
+    found = _roles(induction.model, [case.ids for case in induction.cases(20)])
+    assert "previous token" in found["L0H1"]
+    assert {"induction", "copying"} <= found["L1H0"]
+    assert "suppressing" not in found["L1H0"] | found["L0H1"]
+    repeat = KNOWN["before repeat"]
+    assert {"same token", "first token"} <= _roles(repeat.model, [c.ids for c in repeat.cases(20)])["L0H1"]
+
+
+def test_a_head_that_writes_against_what_it_reads_is_suppressing() -> None:
+    f = Features(token=12, position=12, previous=12, answer=12)
+    heads = {
+        (0, 0): Head(f["position"][1:], f["position"][:-1], f["token"], -f["answer"]),
+        (0, 1): Head(f["position"][1:], f["position"][:-1], f["token"], f["answer"]),
+        (0, 2): Head(f["position"][1:], f["position"][:-1], f["token"], f["answer"].roll(1, 0)),
+    }
+    found = _roles(headtrace.load(as_gpt2(blueprint(f, 1, heads))), any_texts(20))
+    assert found["L0H0"] == {"previous token", "suppressing"}
+    assert found["L0H1"] == {"previous token", "copying"}
+    assert found["L0H2"] == {"previous token"}, "it says another token than it reads"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,6 +219,7 @@ def test_one_head_and_one_channel_are_what_the_tables_say(made, model) -> None:
     head = again.head(1, 2)
     row = made.heads.filter(pl.col("head") == "L1H2").row(0, named=True)
     assert head.measures == {name: row[name] for name in MEASURES}
+    assert row["roles"] == ", ".join(role.name for role in head.roles)
     assert len(head.channels) == 3
     assert [head.shares[each] for each in head.channels] == sorted(head.shares, reverse=True)[:3]
     for number in head.channels:

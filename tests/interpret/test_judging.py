@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import pytest
+from sklearn.metrics import roc_auc_score
+
 from headtrace.interpret import Description, Explainer, Failure, Judge, Pair, interpret_examples
 from headtrace.interpret.explainers import Explanation, Labels
-from headtrace.interpret.judging import blind_question, labels_by_group, split
-from tests.interpret.made_up_signals import first, previous, same_token, signal_by, to_animal
+from headtrace.interpret.judging import LEAST_AUROC, Counts, blind_question, labels_by_group, split
+from headtrace.interpret.rules import Rules
+from tests.interpret.made_up_signals import first, previous, same_token, signal_by, to_animal, two_corpora
 
-SIGNALS = [
-    signal_by(rule, f"L{layer}H0:{channel}", seed=channel)
+BOTH = [
+    two_corpora(rule, f"L{layer}H0:{channel}", seed=channel)
     for layer in (0, 1)
     for channel, rule in enumerate((same_token, previous, to_animal, first))
 ]
+SIGNALS, SECOND = ([pair[corpus] for pair in BOTH] for corpus in (0, 1))
 
 
 def _place(pair: Pair) -> tuple[str, int, int]:
@@ -110,7 +115,7 @@ def test_a_signal_that_never_scores_above_zero_is_told_and_not_counted():
     below = tuple(replace(pair, score=-1.0) for pair in SIGNALS[0].top)
     found = interpret_examples([replace(SIGNALS[0], top=below), SIGNALS[1]])
     assert found.signals[0].status == "too few"
-    assert "above zero" in found.signals[0].reason
+    assert "score high" in found.signals[0].reason
     assert found.fraction.total == 1
     assert "1 with fewer" in found.summary()
 
@@ -121,7 +126,7 @@ def test_a_signals_halves_do_not_depend_on_its_company():
 
 
 def test_fractions_are_told_by_layer_and_controls_are_near_none():
-    found = interpret_examples(SIGNALS)
+    found = interpret_examples(SIGNALS, second=SECOND)
     assert set(found.by_layer) == {0, 1}
     assert found.fraction.count == sum(each.count for each in found.by_layer.values()) == 8
     assert found.controls.shuffled_labels.count <= 1
@@ -131,4 +136,48 @@ def test_fractions_are_told_by_layer_and_controls_are_near_none():
 
 def test_noise_without_a_rule_is_not_interpretable():
     noise = [signal_by(lambda _: True, f"L0H{head}:0", seed=head) for head in range(20)]
-    assert interpret_examples(noise).fraction.count <= 1
+    again = [signal_by(lambda _: True, f"L0H{head}:0", seed=head + 100) for head in range(20)]
+    assert interpret_examples(noise, second=again).fraction.count == 0
+
+
+def test_nothing_is_supported_by_one_corpus_alone():
+    found = interpret_examples(SIGNALS)
+    assert found.fraction.count == 0
+    assert all(each.fisher_p < 0.001 for each in found.signals), "the weaker test passes all of them"
+
+
+def test_words_that_hold_in_one_corpus_only_are_not_supported():
+    """In the second corpus the same signals respond to something else."""
+    found = interpret_examples(
+        SIGNALS[:4],
+        second=[replace(b, signal=a.signal) for a, b in zip(SIGNALS[:4], SECOND[1:5], strict=True)],
+    )
+    assert found.fraction.count == 0 < found.fraction.total
+
+
+def test_forty_pairs_of_one_token_are_no_evidence():
+    """One source token again and again with one destination: a list of them has no new pair to be tested on."""
+
+    def cup(pair: Pair) -> bool:
+        return pair.tokens[pair.src] == " cat" and pair.tokens[pair.dest] == " blorp"
+
+    first, second = two_corpora(cup)
+    found = interpret_examples([first], second=[second])
+    words = found.signals[0].description
+    assert words is not None
+    assert words.structure is not None
+    assert Rules.from_dict(words.structure).listed_sides
+    assert not found.signals[0].supported
+    assert found.signals[0].counts.recall.total == 0
+
+
+def test_an_auroc_is_the_mean_of_both_rates_and_its_p_the_level_of_its_interval():
+    counts = Counts(17, 3, 8, 72)
+    assert counts.auroc == pytest.approx((17 / 20 + 72 / 80) / 2)
+    low, high = counts.auroc_interval
+    assert low < counts.auroc < high
+    for hits in range(10, 21):
+        counts = Counts(hits, 20 - hits, 8, 72)
+        assert (counts.p_above < 0.025) == (counts.auroc_interval[0] > LEAST_AUROC)
+    labels, truth = [1] * 17 + [0] * 3 + [1] * 8 + [0] * 72, [1] * 20 + [0] * 80
+    assert roc_auc_score(truth, labels) == pytest.approx(Counts(17, 3, 8, 72).auroc)

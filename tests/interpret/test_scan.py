@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from headtrace.channels.terms import exact_channels
 from headtrace.errors import InputError
 from headtrace.interpret import Scan, ScoredSignal, find_signals, scan
 from headtrace.interpret.corpus import open_corpus
-from headtrace.interpret.scan import Drawn, Hits, Tally
+from headtrace.interpret.scan import PER_PAIR, PER_TEXT, PER_TOKEN, Drawn, Hits, Tally
 from headtrace.interpret.scan_run import SAMPLE
 from headtrace.interpret.scored_signals import score_blocks
 from tests.rounding import rounding
@@ -108,19 +109,66 @@ def brute_force(model, found, row):
 @pytest.mark.parametrize("row", range(len(CHANNELS)))
 def test_the_highest_pairs_are_those_of_brute_force(model, found, row) -> None:
     pairs = brute_force(model, found, row)
-    distinct = {tokens: score for score, _, tokens in sorted(pairs) if score > 0}
-    expected = sorted(distinct.values(), reverse=True)[:40]
-    examples = found.examples(CHANNELS[row])
     size = max(abs(pair[0]) for pair in pairs)
     allowed = rounding(torch.float32, 4 * 32, size)
-    assert [p.score for p in examples.top] == pytest.approx(expected, abs=allowed)
+    examples = found.examples(CHANNELS[row])
+    assert [p.score for p in examples.top] == pytest.approx(highest_by_definition(pairs), abs=allowed)
+    assert examples.top[0].score == pytest.approx(max(score for score, *_ in pairs), abs=allowed)
     scores = {where: score for score, where, _ in pairs}
-    tally = found.tally
-    for place in range(len(examples.top)):
-        where = tuple(int(each[row, place]) for each in (tally.top_chunk, tally.top_dest, tally.top_src))
-        assert scores[where] == pytest.approx(tally.top_score[row, place], abs=allowed)
+    for score, *where in found._highest(row):
+        assert scores[tuple(where)] == pytest.approx(score, abs=allowed)
     assert examples.n_pairs == len(pairs)
     assert found.n_tokens == 640
+
+
+def highest_by_definition(pairs) -> list[float]:
+    """The best of each destination and source, four of either per text, in two pools of 80, then within all limits."""
+    chosen = {}
+    for chunk in {where[0] for _, where, _ in pairs}:
+        own = sorted((pair for pair in pairs if pair[1][0] == chunk and pair[0] > 0), reverse=True)
+        for side in (1, 2):
+            best = {}
+            for pair in own:
+                best.setdefault(pair[1][side], pair)
+            chosen |= {pair[1]: pair for pair in sorted(best.values(), reverse=True)[:PER_TEXT]}
+    pooled = {}
+    for side in (0, 1):
+        limits = [
+            lambda t: (t, 1),
+            lambda t: (t[2:], PER_PAIR),
+            lambda t, side=side: (("one side", t[2 + side]), PER_TOKEN),
+        ]
+        pooled |= {pair[1]: pair for pair in within(limits, chosen.values())[: 2 * 40]}
+    both = [
+        lambda t: (t, 1),
+        lambda t: (t[2:], PER_PAIR),
+        lambda t: (("source", t[2]), PER_TOKEN),
+        lambda t: (("to", t[3]), PER_TOKEN),
+    ]
+    found = [score for score, *_ in within(both, pooled.values())[:40]]
+    return [score for score in found if score >= found[0] / 10]
+
+
+def within(limits, pairs) -> list:
+    """The highest pairs that keep all limits: functions from (prefix, source, its token, destination's) to a group."""
+    seen, kept = Counter(), []
+    for pair in sorted(pairs, key=lambda pair: (-pair[0], pair[1])):
+        prefix, src = pair[2]
+        groups = dict(limit((prefix, src, prefix[src], prefix[-1])) for limit in limits)
+        if all(seen[group] < most for group, most in groups.items()):
+            kept.append(pair)
+            seen.update(groups.keys())
+    return kept
+
+
+def test_the_highest_pairs_are_of_many_tokens_and_texts(found) -> None:
+    for channel in CHANNELS:
+        top = found.examples(channel).top
+        ends = [(pair.token_ids[pair.src], pair.token_ids[pair.dest]) for pair in top]
+        assert max(Counter(ends).values()) <= PER_PAIR
+        for side in zip(*ends, strict=True):
+            assert max(Counter(side).values()) <= PER_TOKEN
+        assert max(Counter(pair.text for pair in top).values()) <= 2 * PER_TEXT
 
 
 def test_examples_show_the_pairs_in_their_texts(model, found) -> None:
@@ -132,7 +180,7 @@ def test_examples_show_the_pairs_in_their_texts(model, found) -> None:
         assert 1 <= pair.src <= pair.dest < len(pair.token_ids)
         assert pair.token_ids == ids[pair.text][: len(pair.token_ids)]
         assert pair.tokens == model.token_labels(pair.token_ids)
-    assert len(examples.random) == 40
+    assert len(examples.random) == 80
     assert not {(p.text, p.dest, p.src) for p in examples.random} & {
         (p.text, p.dest, p.src) for p in examples.middle
     }
@@ -228,17 +276,17 @@ def test_saved_and_loaded_it_is_the_same(found, tmp_path) -> None:
 
 def test_the_tally_is_the_same_in_whatever_order_and_parts_chunks_come() -> None:
     generator = np.random.default_rng(0)
-    hits = [
-        Hits(
+    hits: list[Hits] = []
+    for chunk in range(6):
+        src, prefix = generator.integers(0, 50, 200), generator.integers(0, 40, 200)
+        rows, scores = (
             generator.integers(0, 5, 200),
-            generator.integers(0, 30, 200).astype(float),  # many are equal
-            chunk,
-            generator.integers(0, 50, 200),
-            generator.integers(0, 50, 200),
-            generator.integers(0, 40, 200),  # many are the same pair in the same text
+            generator.integers(0, 30, 200).astype(float),
+        )  # many are equal
+        # Many are the same pair in the same text, and of the same tokens.
+        hits.append(
+            Hits(rows, scores, chunk, generator.integers(0, 50, 200), src, prefix, src % 4, prefix % 4)
         )
-        for chunk in range(6)
-    ]
 
     def counted(order):
         tally = Tally.empty(5, 1, 8, 16)
@@ -259,7 +307,11 @@ def test_the_tally_is_the_same_in_whatever_order_and_parts_chunks_come() -> None
         for other in others:
             assert np.array_equal(array, vars(other)[name]), name
     for row in range(5):
-        assert len(set(zip(whole.top_prefix[row], whole.top_src[row], strict=True))) == 8
+        for pool, limited in enumerate((whole.top_source_token, whole.top_dest_token)):
+            filled = whole.top_chunk[row, pool] >= 0
+            places = zip(whole.top_prefix[row, pool, filled], whole.top_src[row, pool, filled], strict=True)
+            assert len(set(places)) == filled.sum() > 8
+            assert max(Counter(limited[row, pool, filled].tolist()).values()) <= PER_TOKEN
 
 
 def test_the_sample_is_uniform_over_all_pairs() -> None:

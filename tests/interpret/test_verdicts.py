@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headtrace.interpret import Counts, Proportion
-from headtrace.interpret.judging import discoveries, q_values, shuffled_places
+from headtrace.interpret.verdicts import discoveries, q_values, shuffled_places
 
 small = st.integers(0, 30)
 

@@ -210,7 +210,7 @@ def test_the_table_of_file_forms_is_what_the_code_writes() -> None:
             r'^_?[A-Z]+ = "(headtrace\.[a-z]+/\d)"$', file.read_text(encoding="utf-8"), re.MULTILINE
         )
         written |= set(found)
-    reports = {f"headtrace.{name}" for name in ("verification/2", "sufficiency/1", "interpretation/1")}
+    reports = {f"headtrace.{name}" for name in ("verification/2", "sufficiency/1", "interpretation/2")}
     reports |= {
         f"headtrace.{name}"
         for name in ("comparison/1", "runcomparison/1", "signals/1", "importance/1", "bench/1", "steps/1")

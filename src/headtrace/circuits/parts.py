@@ -285,13 +285,16 @@ class EvidenceExample:
 class Evidence:
     """How the words of an edge were found, and whether they passed their test.
 
-    A judge that sees only the words labels pairs of tokens: those that the signal scores highest, and random ones.
+    A judge that sees only the words labels pairs of tokens from two corpora: those that the signal scores highest, and
+    random ones.
     """
 
     supported: Flag
-    """Whether the words passed, at a false-discovery rate of 5 % over all signals tested together."""
+    """Whether the words passed: they tell the highest pairs from random ones in both corpora (AUROC above 0.75 with 95 %
+    confidence), at a false-discovery rate of 5 % over all signals tested together."""
     p_value: Share | None = None
-    """The probability of labels at least as good as the judge's if the words were meaningless; null without a test."""
+    """The probability of labels at least as good as the judge's at an AUROC of 0.75, in the corpus where it is larger;
+    null without a test."""
     accuracy: Share | None = None
     """The share of the judge's labels that are right."""
     interval: tuple[Share, Share] | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headtrace.interpret.atlas import Atlas
 
 OPENAI = "openai"
-MEASURES = ("sink", "previous", "duplicate", "induction", "entropy", "top_share")
+MEASURES = ("sink", "previous", "duplicate", "induction", "copying", "entropy", "top_share")
 """Measures of heads for which the highest heads are listed."""
 
 
@@ -90,6 +90,8 @@ def _show_atlas(found: Atlas) -> None:
     say(repr(found))
     columns = {"measure": lambda name: name.replace("_", " "), "heads": highest}
     show_table(MEASURES, columns, title="The heads that do it most", left=2)
+    named = [f"{row['head']}: {row['roles']}" for row in found.heads.iter_rows(named=True) if row["roles"]]
+    say(f"{len(named)} of {found.heads.height} heads have roles with names (column roles of heads.parquet)")
 
 
 # -- headtrace interpret -----------------------------------------------------------------------------------------
@@ -98,7 +100,10 @@ def _show_atlas(found: Atlas) -> None:
 def interpret(
     *,
     circuit: options.CircuitSource,
-    corpus: str = typer.Option(help="Text to look in: a text, JSONL or Parquet file, or sampled:N tokens."),
+    corpus: list[str] = typer.Option(
+        help="Text to look in: a text, JSONL or Parquet file, or sampled:N tokens. Words are found in the first and "
+        "tested in two: give the option twice, or the second is text that the model makes up."
+    ),
     out: str = typer.Option(
         help="Folder for interpretation.json, descriptions.parquet and the circuit with words."
     ),
@@ -134,15 +139,17 @@ def interpret(
     Examples:
 
       headtrace interpret circuit.json --corpus text.txt --out words
+      headtrace interpret circuit.json --corpus novel.txt --corpus manual.txt --out words
       headtrace interpret runs/ioi --corpus text.jsonl --limit 300 --out words --json
       headtrace interpret circuit.json --corpus sampled:20000 --explainer openai --judge openai
           --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
     """
     from headtrace.circuits import named_circuits
-    from headtrace.interpret.interpretation import count_signals, estimate, scan
+    from headtrace.interpret.interpretation import count_signals, estimate, scan, two_corpora
     from headtrace.interpret.interpretation import interpret as put_into_words
 
     processes = engine.check()
+    corpora = two_corpora(corpus)
     output = Output(json, out)
     endpoint = {
         "base_url": base_url,
@@ -155,12 +162,16 @@ def interpret(
     circuits = [each for _, each in named_circuits(circuit)]
     n_signals = count_signals(circuits, limit)
     _note_cost(n_signals, estimate(n_signals, explains, judges), budget)
+    if len(corpus) == 1:
+        note(
+            f"The second corpus is {corpora[1]}: text that the model makes up. Give --corpus twice for another."
+        )
     loaded = models.of(circuits[0])
     with progress_bar("Scan and words") as progress:
         found = put_into_words(
             circuits,
             loaded,
-            corpus,
+            corpora,
             explainer=explains,
             judge=judges,
             out=out,
@@ -211,4 +222,5 @@ def _show_words(found: Interpretation, count: int) -> None:
     described = [(each, each.description) for each in found.signals if each.description is not None]
     for each, description in sorted(described, key=lambda pair: pair[0].p_value)[:count]:
         mark = "supported  " if each.supported else "unsupported"
-        say(f"{mark}  p = {each.p_value:.1g}  {each.signal.name}: {description.text}")
+        aurocs = " and ".join(f"{counts.auroc or 0:.2f}" for counts in (each.counts, each.in_second))
+        say(f"{mark}  AUROC {aurocs}  {each.signal.name}: {description.text}")

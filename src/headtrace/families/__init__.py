@@ -3,8 +3,8 @@
 ``population.py`` turns circuits into sets of items at three grains, ``clustering.py`` has Jaccard distances and average
 linkage, ``choosing.py`` the number of families and their stability, ``result.py`` the families themselves, their
 agreement with labels and their exclusive edges, ``ablation.py`` the causal test of those edges. ``head_signals.py``
-compares what heads read, ``compare.py`` circuits item by item, ``compare_runs.py`` runs and models, ``mechanisms.py`` the
-steps that prompts share; ``files.py`` reads and writes.
+compares what heads read, ``compare.py`` circuits item by item, ``compare_runs.py`` runs and models, ``mechanisms.py``
+the steps that prompts share; ``files.py`` reads and writes.
 """
 
 from headtrace.families.ablation import ExclusiveAblation

@@ -2,11 +2,13 @@
 
 - ``corpus.py`` reads text as chunks; ``scored_signals.py`` says what signals are and scores them at pairs of tokens;
   ``scan.py`` keeps the pairs that matter, ``scan_run.py`` resumes a scan and spreads it over workers.
-- ``head_measures.py`` measures heads, ``embedding_reads.py`` reads channels through the embedding; ``atlas.py`` makes
-  tables of what every head and its strongest channels attend to.
-- ``explainers.py`` says what explainers and judges are; ``lexical.py`` (with the rules of ``rules.py``),
-  ``embedding_reads.py`` and ``endpoint.py`` propose descriptions. ``judging.py`` has them judged on pairs that the
-  explainer did not see, and tests them against controls. ``interpretation.py`` does it all; ``annotate.py`` writes the
+- ``head_measures.py`` measures heads, ``head_roles.py`` gives names to what they do, ``embedding_reads.py`` reads
+  channels through the embedding, ``writes.py`` what heads say through the unembedding; ``atlas.py`` makes tables of
+  what every head and its strongest channels attend to.
+- ``explainers.py`` says what explainers and judges are; ``lexical.py`` (with the relations of ``relations.py``,
+  the classes of ``word_classes.py`` and the rules of ``rules.py``), ``embedding_reads.py`` and ``endpoint.py`` propose
+  descriptions. ``judging.py`` has them judged on pairs that the explainer did not see, in two corpora; ``verdicts.py``
+  says which are supported, and measures controls. ``interpretation.py`` does it all; ``annotate.py`` writes the
   descriptions on circuits.
 """
 
@@ -25,15 +27,26 @@ from headtrace.interpret.explainers import (
     register_explainer,
     register_judge,
 )
+from headtrace.interpret.head_roles import HeadRole, head_roles
 from headtrace.interpret.interpretation import Interpretation, interpret, interpret_examples
 from headtrace.interpret.judging import Counts, Judged
 from headtrace.interpret.lexical import Lexical, LiteralJudge
+from headtrace.interpret.relations import RELATIONS, PairView, Relation, register_relation
 from headtrace.interpret.scan import Scan
 from headtrace.interpret.scan_run import scan
 from headtrace.interpret.scored_signals import Pair, ScoredSignal, SignalExamples, find_signals
+from headtrace.interpret.writes import (
+    HeadSays,
+    OutputChannel,
+    SaysTest,
+    check_head_says,
+    head_says,
+    output_channels,
+)
 from headtrace.statistics import Proportion
 
 __all__ = [
+    "RELATIONS",
     "Atlas",
     "ChannelEntry",
     "Counts",
@@ -44,26 +57,37 @@ __all__ = [
     "Explainer",
     "Failure",
     "HeadEntry",
+    "HeadRole",
+    "HeadSays",
     "Interpretation",
     "Judge",
     "Judged",
     "Lexical",
     "LiteralJudge",
+    "OutputChannel",
     "Pair",
+    "PairView",
     "Proportion",
+    "Relation",
+    "SaysTest",
     "Scan",
     "ScoredSignal",
     "SignalExamples",
     "Vocabulary",
     "annotate",
+    "check_head_says",
     "find_signals",
+    "head_roles",
+    "head_says",
     "interpret",
     "interpret_examples",
     "make_explainer",
     "make_judge",
     "open_atlas",
     "open_corpus",
+    "output_channels",
     "register_explainer",
     "register_judge",
+    "register_relation",
     "scan",
 ]

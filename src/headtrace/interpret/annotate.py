@@ -6,11 +6,12 @@
 >>> from headtrace.interpret.scored_signals import circuit_signals
 >>> circuit = example()
 >>> signal = circuit_signals(circuit)[0]                                 # of edge 1
->>> counts = Counts(true_positive=9, false_negative=1, false_positive=0, true_negative=10)
->>> found = Judged(signal, "described", Description("The source is a name."), counts, supported=True)
+>>> counts = Counts(true_positive=19, false_negative=1, false_positive=0, true_negative=40)
+>>> words = Description("The source is a name.")
+>>> found = Judged(signal, "described", words, counts, in_second=counts, supported=True)
 >>> edge = annotate(circuit, [found], judge="lexical").edges[1]
 >>> edge.description, edge.evidence.verdict, edge.evidence.accuracy, edge.evidence.judge
-('The source is a name.', 'supported, p 6e-05', 0.95, 'lexical')
+('The source is a name.', 'supported, p 0.00025', 0.983..., 'lexical')
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def annotate(
 
 def evidence_of(found: Judged) -> Evidence:
     """How a description was tested, small enough for a circuit file; without a p-value if it was not judged."""
-    tested, accuracy = found.status == "described", found.counts.accuracy
+    both = found.counts + found.in_second
+    tested, accuracy = found.status == "described", both.accuracy
     examples: dict[tuple[str, ...], EvidenceExample] = {}
     for pair, label in sorted(found.examples, key=lambda each: -each[0].score):
         if len(examples) < EXAMPLES:
@@ -66,7 +68,7 @@ def evidence_of(found: Judged) -> Evidence:
         p_value=found.p_value if tested else None,
         accuracy=accuracy.value if tested else None,
         interval=accuracy.interval if tested and accuracy.total else None,
-        judged=found.counts.labelled,
+        judged=both.labelled,
         examples=tuple(examples.values()) or None,
     )
 

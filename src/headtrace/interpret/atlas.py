@@ -37,7 +37,8 @@ import pyarrow.parquet as pq
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError, shown
 from headtrace.interpret.embedding_reads import channel_reads
-from headtrace.interpret.head_measures import MEASURES
+from headtrace.interpret.head_measures import CHANCES, MEASURES
+from headtrace.interpret.head_roles import HeadRole, roles_by_measure, roles_of_sums
 from headtrace.interpret.rules import PairStatistics, StandsOut
 from headtrace.interpret.scan import Scan
 from headtrace.interpret.scan_run import scan
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from headtrace.progress import Progress
     from headtrace.runs.engines import Engine
 
-SCHEMA = "headtrace.atlas/2"
+SCHEMA = "headtrace.atlas/3"
 TABLES = ("heads", "channels", "pairs")
 ROWS_PER_GROUP = 2000
 """Rows of a Parquet row group: what has to be read to find the pairs of a channel."""
@@ -61,6 +62,8 @@ REQUIRED = ("model", "weights_sha256", "corpus", "tokens", "sinks")
 """Keys of ``atlas.json`` that are read."""
 READS = ("query", "key", "opposite_query", "opposite_key")
 PAIR_FIELDS = ("text", "dest", "src", "score", "token_ids", "tokens")
+NOT_MEASURED = ("head", "layer", "number", "roles", "shares")
+"""Columns of ``heads.parquet`` that are no measure."""
 SUMMARISED = 3
 """Relations, and tokens of either side, that ``ChannelEntry.words`` names."""
 Row = dict[str, Any]
@@ -78,6 +81,8 @@ class HeadEntry:
     """Of all its channels; they sum to one."""
     channels: tuple[int, ...]
     """The channels that the atlas describes, strongest first."""
+    roles: tuple[HeadRole, ...] = ()
+    """What it does, as far as that has a name."""
 
     @property
     def name(self) -> str:
@@ -177,7 +182,7 @@ class Atlas:
 
     def find(self, measure: str, k: int = 10, *, lowest: bool = False) -> pl.DataFrame:
         """The ``k`` heads with the highest (or lowest) values of a measure."""
-        known = [name for name in self.heads.columns if name not in ("head", "layer", "number", "shares")]
+        known = [name for name in self.heads.columns if name not in NOT_MEASURED]
         if measure not in known:
             raise InputError(f"Heads have no measure {shown(measure)}: they have {', '.join(known)}.")
         return self.heads.sort(measure, descending=not lowest, nulls_last=True).head(k)
@@ -194,7 +199,9 @@ class Atlas:
         row = found.row(0, named=True)
         own = self.channels.filter(pl.col("head") == head_name(layer, head)).sort("share", descending=True)
         measures = {name: row[name] for name in MEASURES}
-        return HeadEntry(layer, head, measures, tuple(row["shares"]), tuple(own["number"].to_list()))
+        chances = {name: row[f"{name}_by_chance"] for name in CHANCES}
+        roles = roles_by_measure(measures, chances)
+        return HeadEntry(layer, head, measures, tuple(row["shares"]), tuple(own["number"].to_list()), roles)
 
     def channel(self, layer: int, head: int, channel: int) -> ChannelEntry:
         """What the atlas says of one channel, with its highest pairs; the pairs of others are not read."""
@@ -354,18 +361,22 @@ def atlas(
 
 def _head_rows(found: Scan) -> list[Row]:
     assert found.heads is not None, "an atlas measures heads"
-    measures, shares = found.heads.measures(), found.heads.shares()
+    measures, shares, chances = found.heads.measures(), found.heads.shares(), found.heads.chances()
+    roles = roles_of_sums(found.heads)
     descending = shares.sort(dim=-1, descending=True).values
     rows: list[Row] = []
     for layer in range(shares.shape[0]):
         for head in range(shares.shape[1]):
             values = {name: float(measures[name][layer, head]) for name in MEASURES}
+            values |= {f"{name}_by_chance": float(chances[name][layer, head]) for name in CHANCES}
+            own = roles[layer, head]
             rows.append(
                 {"head": head_name(layer, head), "layer": layer, "number": head}
                 | {
                     name: value if value == value else None for name, value in values.items()
                 }  # NaN: no occasion
                 | {
+                    "roles": ", ".join(role.name for role in own),
                     "top_share": float(descending[layer, head, 0]),
                     "top_4_share": float(descending[layer, head, :4].sum()),
                     "shares": shares[layer, head].tolist(),

@@ -500,6 +500,12 @@ class EndpointJudge(EndpointOptions, Judge):
 
     batch: int = 10
     """How many pairs to ask about at a time. A small model gives the right number of labels only for one or two."""
+    pairs: int = 20
+    """How many pairs of a kind (highest, random, ... of each corpus) to ask about for a signal, at most."""
+
+    @property
+    def per_group(self) -> int | None:
+        return self.pairs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -175,6 +175,11 @@ class Judge(_Registered):
     needs_rules: ClassVar[bool] = False
     """Whether it can only apply rules, not read text."""
 
+    @property
+    def per_group(self) -> int | None:
+        """How many pairs of a kind it is asked about at most; None for all that there are."""
+        return None
+
     @abstractmethod
     def judge(self, description: Description, pairs: Sequence[Pair]) -> Labels:
         """Whether the description holds for each pair; None where there was no answer."""

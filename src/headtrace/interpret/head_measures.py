@@ -1,11 +1,13 @@
-"""What heads do over a corpus, as running sums: where they attend, and which of their channels make them do so.
+"""What heads do over a corpus, as running sums: where they attend, what they say, and which channels make them attend.
 
 >>> import headtrace
 >>> model = headtrace.load("builtin")
 >>> sums = HeadSums.empty(model)
 >>> sums.add(model.record(["When Mary and John went to the store, John gave a drink to"], keep=RECORDED))
 >>> sorted(sums.measures())
-['distance', 'duplicate', 'entropy', 'induction', 'previous', 'self', 'sink']
+['copying', 'distance', 'duplicate', 'entropy', 'induction', 'previous', 'self', 'sink']
+>>> sorted(sums.chances())
+['copying', 'duplicate', 'induction', 'previous', 'sink']
 >>> sums.shares().shape, float(sums.shares()[0, 0].sum().round(decimals=6))
 (torch.Size([3, 4, 32]), 1.0)
 
@@ -16,6 +18,14 @@ All measures are means of attention over destinations after the first token, in 
 - ``previous``, ``self``: to the preceding token, to the token itself;
 - ``duplicate``: to earlier occurrences of the same token, where there are any;
 - ``induction``: to tokens that come right after an earlier occurrence of it, where there are any.
+
+``copying`` is about what a head writes: how much more it raises the output logit of the token it reads, through the
+unembedding, than those of the other tokens of the text. 1 if more than all of them, 0 if it is in their middle, -1 if
+it lowers the token below all others; the mean over what the head attends to, weighted by attention, the first token
+left out. Layers between the head and the output are left out, too.
+
+What would come out by **chance** is measured beside it: for attention, that of a head that attends evenly to all it
+sees; for ``copying``, the same for a token from elsewhere in the text.
 
 The first token counts neither as a duplicate nor as the token before one: it is a sink. These measures are taken on
 natural text; `headtrace.tasks.head_scores` scores heads on repeated random tokens.
@@ -41,19 +51,22 @@ from headtrace.models.devices import exact, on_host
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
-RECORDED = ("queries", "keys", "patterns")
+RECORDED = ("queries", "keys", "values", "patterns")
 """What a recording must keep for ``HeadSums.add``."""
-TENSORS = ("sums", "weights", "parts")
-MEASURES = ("sink", "previous", "self", "duplicate", "induction", "entropy", "distance")
+TENSORS = ("sums", "weights", "parts", "by_chance")
+MEASURES = ("sink", "previous", "self", "duplicate", "induction", "entropy", "distance", "copying")
+CHANCES = ("sink", "previous", "duplicate", "induction", "copying")
+"""Measures whose value by chance is known."""
 
 
 @dataclass(eq=False)
 class HeadSums:
-    """Sums of each measure and the weights to divide them by; and sums of the channels' parts."""
+    """Sums of each measure, the weights to divide them by, and sums by chance; and sums of the channels' parts."""
 
     sums: Float[Tensor, "*batch measure layer head"]
     weights: Float[Tensor, "*batch measure layer head"]
     parts: Float[Tensor, "*batch layer head channel"]
+    by_chance: Float[Tensor, "*batch chance layer head"]
 
     @classmethod
     def empty(cls, model: Model) -> HeadSums:
@@ -62,6 +75,7 @@ class HeadSums:
             torch.zeros(len(MEASURES), *shape, dtype=torch.float64),
             torch.zeros(len(MEASURES), *shape, dtype=torch.float64),
             torch.zeros(*shape, model.d_head, dtype=torch.float64),
+            torch.zeros(len(CHANCES), *shape, dtype=torch.float64),
         )
 
     @classmethod
@@ -79,6 +93,11 @@ class HeadSums:
         """Each measure by name; NaN where the corpus had no occasion for it."""
         return dict(zip(MEASURES, self.sums / self.weights, strict=True))
 
+    def chances(self) -> dict[str, Float[Tensor, "layer head"]]:
+        """What some measures would be by chance; NaN where the corpus had no occasion for it."""
+        weights = self.weights[[MEASURES.index(name) for name in CHANCES]]
+        return dict(zip(CHANCES, self.by_chance / weights, strict=True))
+
     def shares(self) -> Float[Tensor, "layer head channel"]:
         """The share of each channel; those of a head sum to one."""
         positive = self.parts.clamp_min(0)
@@ -94,24 +113,32 @@ class HeadSums:
         }
         for layer in range(recording.model.n_layers):
             patterns = recording.patterns[layer]
-            for prompt, (same, after, distance, n_same, n_after) in relations.items():
+            for prompt, known in relations.items():
                 length = recording.lengths[prompt]
                 pattern = patterns[prompt, :, :length, :length]
                 rest = pattern[:, 1:]  # destinations after the first token
-                totals = {
-                    "sink": rest[..., 0].sum(-1),
-                    "previous": pattern.diagonal(-1, -2, -1)[:, 1:].sum(-1),
+                copying, elsewhere = copying_by_source(recording, layer, prompt)
+                read = pattern.sum(-2)
+                read[:, 0] = 0
+                totals = known.attended(pattern) | {
                     "self": pattern.diagonal(0, -2, -1)[:, 1:].sum(-1),
-                    "duplicate": (pattern * same).sum((-2, -1)),
-                    "induction": (pattern * after).sum((-2, -1)),
                     "entropy": -torch.special.xlogy(rest, rest).sum((-2, -1)),
-                    "distance": (rest * distance[1:]).sum((-2, -1)),
+                    "distance": (rest * known.distance[1:]).sum((-2, -1)),
+                    "copying": (read * copying).sum(-1),
                 }
+                seen = recording.visible[layer][prompt, :length, :length].to(pattern)
+                even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
+                chance = known.attended(even[None].expand(len(pattern), -1, -1))
+                chance["copying"] = (read * elsewhere).sum(-1)
                 not_first = rest[..., 1:].sum((-2, -1))
-                on_cpu = on_host(torch.stack([*(totals[name] for name in MEASURES), not_first]))
-                self.sums[:, layer] += on_cpu[:-1]
+                copied = read.sum(-1) if copying_is_defined(recording.model) else torch.zeros_like(not_first)
+                stacked = [*(totals[n] for n in MEASURES), *(chance[n] for n in CHANCES), not_first, copied]
+                on_cpu = on_host(torch.stack(stacked))
+                self.sums[:, layer] += on_cpu[: len(MEASURES)]
+                self.by_chance[:, layer] += on_cpu[len(MEASURES) : -2]
                 n = length - 1
-                for row, weight in enumerate((n, n - 1, n, n_same, n_after, n, on_cpu[-1])):  # as in MEASURES
+                counts = (n, n - 1, n, known.n_same, known.n_after, n, *on_cpu[-2:])  # as in MEASURES
+                for row, weight in enumerate(counts):
                     self.weights[row, layer] += weight
                 self.parts[layer] += channel_parts(recording, layer, prompt, pattern).cpu()
 
@@ -128,6 +155,15 @@ class _Relations(NamedTuple):
     n_after: int
     """How many destinations have any such source."""
 
+    def attended(self, pattern: Float[Tensor, "head dest src"]) -> dict[str, Float[Tensor, " head"]]:
+        """Attention to the first token, to the one before, to earlier occurrences and to what came after them."""
+        return {
+            "sink": pattern[:, 1:, 0].sum(-1),
+            "previous": pattern.diagonal(-1, -2, -1)[:, 1:].sum(-1),
+            "duplicate": (pattern * self.same).sum((-2, -1)),
+            "induction": (pattern * self.after).sum((-2, -1)),
+        }
+
 
 def _relations(ids: Int[Tensor, " token"]) -> _Relations:
     positions = torch.arange(len(ids), device=ids.device)
@@ -138,6 +174,38 @@ def _relations(ids: Int[Tensor, " token"]) -> _Relations:
     after[:, 1:] = same[:, :-1]
     distance[:, 0] = 0
     return _Relations(same, after, distance, *torch.stack((same, after)).any(-1).sum(-1).tolist())
+
+
+def copying_is_defined(model: Model) -> bool:
+    """Whether the tokens that a model reads are those that it says."""
+    return model.d_output == model.d_vocab
+
+
+@torch.inference_mode()
+def copying_by_source(
+    recording: Recording, layer: int, prompt: int
+) -> tuple[Float[Tensor, "head src"], Float[Tensor, "head src"]]:
+    """For every source, where its token is among the tokens of the text by what the head adds to their logits.
+
+    1 is above all others, -1 below. Second: the same for another token of the text, half of it further on.
+    """
+    model, length = recording.model, recording.lengths[prompt]
+    ids, weights = recording.token_ids[prompt, :length], recording.model.weights
+    if not copying_is_defined(model):
+        nothing = recording.queries.new_zeros(model.n_heads, length)
+        return nothing, nothing
+    readout = model.architecture.centred(weights.W_U[ids] * weights.final_gain)
+    says = weights.W_O[layer] @ readout.T
+    values = recording.values[layer, prompt, :, :length] - weights.b_V[layer][:, None]
+    effects = values.repeat_interleave(weights.group, dim=0) @ says  # (head, source, token of the text)
+    own = torch.arange(length, device=ids.device)
+    found: list[Tensor] = []
+    for token in (own, (own + length // 2) % length):
+        others = (ids[token][:, None] != ids).to(effects)
+        effect = effects[:, own, token][..., None]
+        above = (effect > effects).to(effects) + 0.5 * (effect == effects).to(effects)
+        found.append(2 * (above * others).sum(-1) / others.sum(-1).clamp_min(1) - 1)
+    return found[0], found[1]
 
 
 @torch.inference_mode()

@@ -1,12 +1,13 @@
-"""Signals in words, end to end: scan a corpus, explain, judge blind, give verdicts, write the words on the circuits.
+"""Signals in words, end to end: scan two corpora, explain, judge blind, give verdicts, write the words on the circuits.
 
 >>> from headtrace.interpret.scored_signals import Pair
->>> def pairs(back):
-...     ids, tokens = tuple(range(30)), tuple(f" t{i}" for i in range(30))
-...     return tuple(Pair(f"text {i}", i + back, i, 1.0, ids, tokens) for i in range(20))
+>>> def pairs(back, first=0):
+...     ids = tuple(range(first, first + 50))
+...     return tuple(Pair(f"text {i}", i + back, i, 1.0, ids, tuple(f" t{id}" for id in ids)) for i in range(40))
 >>> others = tuple(pair for back in (2, 5, 7) for pair in pairs(back)[::2])
 >>> signal = ScoredSignal("L0H0:0", 0, 0, "channel", (0,))
->>> found = interpret_examples([SignalExamples(signal, pairs(1), others)])
+>>> one, other = (SignalExamples(signal, pairs(1, first), others) for first in (0, 50))     # two corpora
+>>> found = interpret_examples([one], second=[other])
 >>> found.signals[0].description.text, found.signals[0].supported
 ('The source is the token just before the destination.', True)
 >>> print(found.fraction)
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits import Circuit, write_parquet
-from headtrace.errors import InputError
+from headtrace.errors import InputError, shown
 from headtrace.interpret.annotate import annotate
 from headtrace.interpret.explainers import (
     Description,
@@ -34,20 +35,19 @@ from headtrace.interpret.explainers import (
     TokenBudget,
     make_both,
 )
-from headtrace.interpret.judging import (
+from headtrace.interpret.judging import LEAST_AUROC, Counts, Judged, judge_all, split, with_other_tokens
+from headtrace.interpret.scan import RANDOM
+from headtrace.interpret.scan_run import TOP, scan
+from headtrace.interpret.scored_signals import ScoredSignal, SignalExamples, circuit_signals
+from headtrace.interpret.verdicts import (
     FALSE_DISCOVERY_RATE,
     Controls,
-    Counts,
     Exchange,
-    Judged,
+    discoveries,
     exchange_words,
-    judge_all,
     measure_controls,
-    split,
     with_verdicts,
 )
-from headtrace.interpret.scan_run import scan
-from headtrace.interpret.scored_signals import ScoredSignal, SignalExamples, circuit_signals
 from headtrace.progress import Progress, scaled
 from headtrace.statistics import Proportion
 from headtrace.writing import replacing, write_report
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
     from headtrace.models import Model
 
-SCHEMA = "headtrace.interpretation/1"
-PAIRS = 40
-"""The highest pairs, and the random ones, that a scan keeps of a signal."""
+SCHEMA = "headtrace.interpretation/2"
+SECOND_CORPUS = "sampled:8192"
+"""Text drawn from the model itself is the second corpus where only one is given."""
 FEWEST_TOP = 8
-"""A signal with fewer pairs above zero is not judged: half of them would say nothing."""
+"""A signal with fewer pairs of different tokens above zero is not judged: half of them would say nothing."""
 
 
 def interpret(
@@ -78,10 +78,12 @@ def interpret(
     progress: Progress | None = None,
     scanning: Callable[..., Any] | None = None,
 ) -> Interpretation:
-    """Describe what the signals of circuits respond to in a corpus, and test the descriptions.
+    """Describe what the signals of circuits respond to in a corpus, and test the descriptions there and in another.
 
-    ``limit`` takes the strongest signals only. With ``out``, the scan and the answers of an endpoint are kept there,
-    and the same call resumes an interrupted run. ``scanning`` replaces ``headtrace.interpret.scan``.
+    ``corpus`` is one corpus or two, as in ``open_corpus``; with one alone, the second is text that the model makes up
+    (``SECOND_CORPUS``). The explainer only sees the first. ``limit`` takes the strongest signals. With ``out``, the
+    scans and the answers of an endpoint are kept there, and the same call resumes an interrupted run. ``scanning``
+    replaces ``headtrace.interpret.scan``.
     """
     from headtrace.causal.opening import require_own_model
 
@@ -89,19 +91,23 @@ def interpret(
     chosen = {signal.id for signal in _strongest(several, limit)}
     for circuit in several:
         require_own_model(circuit, model)
+    corpora = two_corpora(corpus)
     explains, judges = make_both(explainer, judge)
     folder = None if out is None else Path(out)
     context = RunContext(model, folder, TokenBudget(budget))
     explains, judges = explains.prepare(context), judges.prepare(context)
-    scanned = (scanning or scan)(
-        model,
-        corpus,
-        signals=list(several),
-        seed=seed,
-        out=None if folder is None else folder / "scan",
-        progress=scaled(progress, 0, 100, 200),
-    )
-    examples = [scanned.examples(signal) for signal in scanned.signals]
+    scans = [
+        (scanning or scan)(
+            model,
+            text,
+            signals=list(several),
+            seed=seed,
+            out=None if folder is None else folder / name,
+            progress=scaled(progress, 100 * place, 100, 300),
+        )
+        for place, (name, text) in enumerate(zip(("scan", "second-scan"), corpora, strict=True))
+    ]
+    examples, second = ([scanned.examples(signal) for signal in scanned.signals] for scanned in scans)
     # Edges into the same channels of the same head are one signal: described and counted once.
     distinct: dict[Any, SignalExamples] = {}
     for each in examples:
@@ -109,11 +115,12 @@ def interpret(
             distinct.setdefault(each.signal.reads, each)
     found = interpret_examples(
         list(distinct.values()),
+        second=second,
         explainer=explains,
         judge=judges,
         siblings=examples,
         seed=seed,
-        progress=scaled(progress, 100, 100, 200),
+        progress=scaled(progress, 200, 100, 300),
     )
     judged = {each.signal.reads: each for each in found.signals}
     edges = [
@@ -129,12 +136,32 @@ def interpret(
             "model": model.name,
             "weights_sha256": model.weights_sha256,
             "computation_sha256": model.computation_sha256,
-            "corpus": str(corpus),
+            "corpora": [str(getattr(text, "source", text)) for text in corpora],
         },
     )
     if folder is not None:
         found.save(folder)
     return found
+
+
+def two_corpora(corpus: Any) -> tuple[Any, Any]:
+    """The two corpora of a test: those that are given, or the one that is, and text drawn from the model.
+
+    >>> two_corpora("book.txt")
+    ('book.txt', 'sampled:8192')
+    """
+    given = list(corpus) if isinstance(corpus, (list, tuple)) else [corpus]
+    if len(given) == 1:
+        given.append(
+            SECOND_CORPUS if str(getattr(given[0], "source", given[0])) != SECOND_CORPUS else "sampled:8193"
+        )
+    names = [str(getattr(each, "source", each)) for each in given]
+    if len(given) != 2 or names[0] == names[1]:
+        raise InputError(
+            f"Words are tested in two different corpora, and {shown(names)} was given. Give two, or one: the second "
+            f"is then {SECOND_CORPUS}, text that the model makes up."
+        )
+    return given[0], given[1]
 
 
 def _strongest(circuits: Sequence[Circuit], limit: int | None) -> list[ScoredSignal]:
@@ -170,16 +197,19 @@ def estimate(n_signals: int, explainer: str | Explainer, judge: str | Judge) -> 
     0
     """
     explains, judges = make_both(explainer, judge)
-    half = PAIRS // 2
-    # Held out are half of the highest and of the random pairs, and as many hard negatives of two kinds; the control
-    # with the description of another signal uses the first two.
-    cost = explains.estimate(n_signals, half) + judges.estimate(n_signals, 4 * half)
-    return cost + judges.estimate(n_signals, 2 * half)
+    # Held out are half of what the first corpus has, as many hard negatives of two kinds, and what the second has; the
+    # control with the description of another signal has no hard negatives.
+    held = {"top": TOP // 2, "random": RANDOM // 2, "second_top": TOP, "second_random": RANDOM}
+    sizes = [min(size, judges.per_group or size) for size in held.values()]
+    hard = 2 * min(TOP // 2, judges.per_group or TOP)
+    cost = explains.estimate(n_signals, TOP // 2) + judges.estimate(n_signals, sum(sizes) + hard)
+    return cost + judges.estimate(n_signals, sum(sizes))
 
 
 def interpret_examples(
     examples: Sequence[SignalExamples],
     *,
+    second: Sequence[SignalExamples] = (),
     explainer: str | Explainer = "lexical",
     judge: str | Judge = "lexical",
     siblings: Sequence[SignalExamples] | None = None,
@@ -188,21 +218,25 @@ def interpret_examples(
 ) -> Interpretation:
     """Describe signals from the examples of a scan, and test the descriptions.
 
-    ``siblings`` are searched for other channels of the same heads (default: ``examples``).
+    ``second`` has examples of the same signals in another corpus: without it nothing is supported. ``siblings`` are
+    searched for other channels of the same heads (default: ``examples``).
     """
     explains, judges = make_both(explainer, judge)
     before = _questions_asked(explains, judges)
 
     # Hold out half of each signal's pairs. Signals with too few of them are not explained.
-    parts = [split(each, examples if siblings is None else siblings, seed) for each in examples]
+    elsewhere = {each.signal.reads: each for each in second}
+    rivals = examples if siblings is None else siblings
+    parts = [split(each, rivals, seed, elsewhere.get(each.signal.reads)) for each in examples]
+    parts = [(seen, held_out.at_most(judges.per_group)) for seen, held_out in parts]
     judged: dict[int, Judged] = {}
     usable: list[int] = []
-    for place, (shown, held) in enumerate(parts):
-        if len(shown.top) + len(held.top) >= FEWEST_TOP and shown.random and held.random:
+    for place, (seen, held_out) in enumerate(parts):
+        if len(seen.top) + len(held_out.top) >= FEWEST_TOP and seen.random and held_out.random:
             usable.append(place)
             continue
         positive = sum(pair.score > 0 for pair in examples[place].top)
-        reason = f"Only {positive} pairs score above zero, and {FEWEST_TOP} are needed."
+        reason = f"Only {positive} pairs of different tokens score high, and {FEWEST_TOP} are needed."
         reason = "; ".join(examples[place].notes) or reason
         judged[place] = Judged(examples[place].signal, "too few", reason=reason)
 
@@ -224,9 +258,13 @@ def interpret_examples(
             judged[place] = Judged(signal, "failed", reason=words.reason, examples=pairs)
 
     # Judge each description by the pairs held out, and give verdicts over all signals together.
-    signals, held = [examples[place].signal for place in described], [parts[place][1] for place in described]
+    signals = [examples[place].signal for place in described]
+    held = [parts[place][1] for place in described]
+    tested = [
+        with_other_tokens(parts[place][1], parts[place][0], words) for place, words in described.items()
+    ]
     with_words = judge_all(
-        judges, signals, list(described.values()), held, seed, scaled(progress, steps, steps, 3 * steps)
+        judges, signals, list(described.values()), tested, seed, scaled(progress, steps, steps, 3 * steps)
     )
     judged |= zip(described, with_words, strict=True)
     verdicts = with_verdicts([judged[place] for place in range(len(examples))])
@@ -336,9 +374,12 @@ class Interpretation:
         """A few lines: the fraction, its controls, what failed."""
         failed, controls, asked = self.failures, self.controls, self.asked
         described = sum(each.description is not None for each in self.signals)
+        weaker = discoveries([each.fisher_p for each in self.signals if each.tested])
+        in_one = Proportion(sum(weaker), len(weaker))
         lines = [
-            f"{len(self.signals)} signals, {described} with words; supported: {self.fraction.count} of "
-            f"{self.fraction.total} = {self.fraction} (Wilson 95%; false-discovery rate {FALSE_DISCOVERY_RATE:.0%})",
+            f"{len(self.signals)} signals, {described} with words; supported in two corpora: {self.fraction.count} of "
+            f"{self.fraction.total} = {self.fraction} (AUROC above {LEAST_AUROC}, 95%; false-discovery rate "
+            f"{FALSE_DISCOVERY_RATE:.0%}); better than chance in the first alone: {in_one}",
             f"With the words of another signal: {controls.shuffled_words} pass; with words of another that have "
             f"nothing in common with their own: {controls.different_words} of {controls.different_words.total}; with "
             f"labels dealt at random: {controls.shuffled_labels}; words shared by several signals: "
@@ -347,10 +388,14 @@ class Interpretation:
             f"{self.counts.false_positive_rate} of random ones, {self.against_middle.false_positive_rate} of those "
             f"that score in the middle, {self.against_sibling.false_positive_rate} of another channel's highest",
         ]
+        lines += [
+            f"Do not trust this run: the control {name.replace('_', ' ')} passes in {each}, above the rate"
+            for name, each in controls.above_rate.items()
+        ]
         if any(failed.values()):
             lines.append(
                 f"Not counted: {failed['signals']} signals without an answer, {failed['too few examples']} with fewer "
-                f"than {FEWEST_TOP} pairs above zero; {failed['pairs']} pairs without a label"
+                f"than {FEWEST_TOP} high pairs of different tokens; {failed['pairs']} pairs without a label"
             )
         if asked.questions:
             lines.append(
@@ -388,6 +433,8 @@ class Interpretation:
             row = each.to_dict()
             row |= {name: getattr(each.counts, name).value for name in ("accuracy", "precision", "recall")}
             row |= {"channels": "+".join(map(str, each.signal.channels)), "failed": each.counts.failed}
+            for name, counts in (("auroc", each.counts), ("second_auroc", each.in_second)):
+                row |= {name: counts.auroc, f"{name}_low": counts.auroc_interval[0]}
             rows.append({name: row[name] for name in COLUMNS})
         return pl.DataFrame(rows, schema=COLUMNS)
 
@@ -416,6 +463,11 @@ COLUMNS: dict[str, Any] = {
     "supported": bool,
     "p_value": float,
     "q_value": float,
+    "fisher_p": float,
+    "auroc": float,
+    "auroc_low": float,
+    "second_auroc": float,
+    "second_auroc_low": float,
     "accuracy": float,
     "precision": float,
     "recall": float,

@@ -1,41 +1,23 @@
-"""Are descriptions right? Blind labels of pairs that the explainer did not see, verdicts on them, and controls.
+"""Do descriptions hold? Blind labels of pairs that the explainer did not see, in two corpora.
 
-The explainer sees one half of the highest and of the random pairs. The judge gets the other half, shuffled, without
-scores, together with hard negatives: pairs that score in the middle, and the highest pairs of other channels of the
-same head. How often a description holds for hard negatives is reported separately: it may be right about a head and
-yet not about this channel.
+The explainer sees one half of the highest and of the random pairs of the first corpus. The judge gets the other half
+and the pairs of a second corpus, shuffled, without scores, together with hard negatives: pairs that score in the
+middle, and the highest pairs of other channels of the same head. How often a description holds for hard negatives is
+reported separately: it may be right about a head and yet not about this channel.
 
 >>> counts = Counts(true_positive=18, false_negative=2, false_positive=3, true_negative=17)
 >>> counts.accuracy.value, counts.recall.value, round(counts.p_value, 7)
 (0.875, 0.9, 1.7e-06)
 >>> print(counts.precision)
 0.857 [0.654, 0.950]
+>>> counts.auroc, [round(end, 3) for end in counts.auroc_interval], round(counts.p_above, 3)
+(0.875, [0.729, 0.936], 0.042)
 
-A description is supported if the judge labels the signal's highest pairs with it more often than random ones: Fisher's
-exact test for each signal, then Benjamini-Hochberg over all of them at a false-discovery rate of 5 %.
-
-Controls repeat the test with the descriptions of other signals, and with labels dealt to the pairs at random. The
-description of another signal is rightly supported where both respond to the same thing, and many do. So that control
-is reported twice: over all signals, and over those whose own description has nothing in common with the one they were
-given (``differ``): no token, no kind of condition, no shape. The second must come out near the false-discovery rate.
-
->>> discoveries([0.001, 0.02, 0.03, 0.9])
-[True, True, True, False]
->>> from headtrace.interpret.rules import PairCondition, Rule
->>> def words(*conditions):
-...     rules = Rules((Rule(conditions),))
-...     return Description(str(rules), rules.to_dict())
->>> comma = words(PairCondition("source_token", ids=(5,), tokens=(",",)))
->>> near, next_to = words(PairCondition("distance", high=3)), words(PairCondition("distance", low=1, high=1))
->>> [differ(comma, near), differ(near, next_to), differ(comma, words(PairCondition("source_punctuation")))]
-[True, False, False]
->>> differ(Description("Names of people."), Description("The source is a name of a town."))
-False
+`headtrace.interpret.verdicts` decides by these numbers which descriptions are supported.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -47,14 +29,13 @@ from headtrace.interpret.explainers import BlindQuestion, Description, Judge, La
 from headtrace.interpret.rules import Rules
 from headtrace.interpret.scored_signals import Pair, ScoredSignal, SignalExamples
 from headtrace.progress import Progress
-from headtrace.statistics import Proportion
+from headtrace.statistics import Proportion, difference_interval, difference_p_value
 
-Group = Literal["top", "random", "middle", "sibling"]
-GROUPS: tuple[Group, ...] = ("top", "random", "middle", "sibling")
+Group = Literal["top", "random", "middle", "sibling", "second_top", "second_random"]
+GROUPS: tuple[Group, ...] = ("top", "random", "middle", "sibling", "second_top", "second_random")
 Status = Literal["described", "none", "failed", "too few"]
-FALSE_DISCOVERY_RATE = 0.05
-_STOP_WORDS = {"source", "destination", "token", "pair", "example", "text", "the", "and"}
-"""Words that say nothing about a signal in particular."""
+LEAST_AUROC = 0.75
+"""What the lower end of the interval of the AUROC must be above, in both corpora."""
 
 
 # -- What the explainer sees, and what is held out ---------------------------------------------------------------
@@ -69,18 +50,38 @@ class HeldOut:
     middle: tuple[Pair, ...] = ()
     sibling: tuple[Pair, ...] = ()
     """The highest pairs of other channels of the same head, none of which is among this signal's own."""
+    second_top: tuple[Pair, ...] = ()
+    second_random: tuple[Pair, ...] = ()
+    """The pairs of the same signal in the second corpus."""
+
+    def at_most(self, count: int | None) -> HeldOut:
+        """At most so many pairs of each group, spread evenly over it; all of them for None."""
+        if count is None:
+            return self
+        groups = {group: getattr(self, group) for group in GROUPS}
+        places = {
+            group: np.linspace(0, len(each) - 1, min(count, len(each))).round()
+            for group, each in groups.items()
+        }
+        return HeldOut(
+            **{group: tuple(each[int(i)] for i in places[group]) for group, each in groups.items()}
+        )
 
     def pool(self) -> list[tuple[Group, Pair]]:
         return [(group, pair) for group in GROUPS for pair in getattr(self, group)]
 
 
 def split(
-    examples: SignalExamples, siblings: Iterable[SignalExamples] = (), seed: int = 0
+    examples: SignalExamples,
+    siblings: Iterable[SignalExamples] = (),
+    seed: int = 0,
+    second: SignalExamples | None = None,
 ) -> tuple[SignalExamples, HeldOut]:
     """What the explainer sees, and what is held out for the judge.
 
-    Pairs of one text stay in one half where possible. There are at most as many hard negatives of a kind as there are
-    highest pairs to tell from them. ``siblings`` may hold signals of any head; those that qualify are found.
+    Pairs of one text stay in one half where possible. ``second`` has the signal's pairs in another corpus, all of which
+    are held out. There are at most as many hard negatives of a kind as there are highest pairs to tell from them.
+    ``siblings`` may hold signals of any head; those that qualify are found.
     """
     signal, random = examples.signal, _generator(seed, examples.signal.id)
     positive = [pair for pair in examples.top if pair.score > 0]
@@ -100,7 +101,39 @@ def split(
             if rank < len(pairs) and len(sibling) < len(held_top):
                 sibling.setdefault(pairs[rank].place, pairs[rank])
     shown = replace(examples, top=tuple(top), random=tuple(others), middle=())
-    return shown, HeldOut(tuple(held_top), tuple(held_others), tuple(middle), tuple(sibling.values()))
+    elsewhere = [pair for pair in second.top if pair.score > 0] if second is not None else []
+    high = {pair.place for pair in elsewhere}
+    low = [pair for pair in second.random if pair.place not in high] if second is not None else []
+    held = HeldOut(
+        tuple(held_top),
+        tuple(held_others),
+        tuple(middle),
+        tuple(sibling.values()),
+        tuple(elsewhere),
+        tuple(low),
+    )
+    return shown, held
+
+
+def with_other_tokens(held: HeldOut, shown: SignalExamples, description: Description) -> HeldOut:
+    """What is held out against words that may list tokens: pairs of tokens that the explainer did not see.
+
+    A relation says nothing of tokens, and is tested on all that is held out. A list of tokens of one side is tested on
+    pairs whose token of the other side is new: otherwise it could have been named for the tokens that it was seen with.
+    Lists on both sides, and words without rules, are tested on pairs that are new as pairs.
+    """
+    listed = None if description.structure is None else Rules.from_dict(description.structure).listed_sides
+    if listed == set():
+        return held
+
+    def tokens(pair: Pair) -> tuple[int, ...]:
+        source, destination = pair.token_ids[pair.src], pair.token_ids[pair.dest]
+        if listed == {"source"}:
+            return (destination,)
+        return (source,) if listed == {"destination"} else (source, destination)
+
+    known = set(map(tokens, shown.top))
+    return replace(held, top=tuple(pair for pair in held.top if tokens(pair) not in known))
 
 
 def _generator(seed: int, name: str) -> np.random.Generator:
@@ -178,6 +211,28 @@ class Counts:
         return Proportion(self.false_positive, self.false_positive + self.true_negative)
 
     @property
+    def auroc(self) -> float | None:
+        """The area under the ROC curve of the labels: the mean of recall and of the share of others labelled no."""
+        recall, alarms = self.recall.value, self.false_positive_rate.value
+        return None if recall is None or alarms is None else (recall + 1 - alarms) / 2
+
+    @property
+    def auroc_interval(self) -> tuple[float, float]:
+        """Its 95 % interval: Newcombe's, of the difference of two proportions."""
+        low, high = difference_interval(*self._shares)
+        return (1 + max(-1.0, low)) / 2, (1 + min(1.0, high)) / 2
+
+    @property
+    def p_above(self) -> float:
+        """One-sided p that the AUROC is above ``LEAST_AUROC``: at 0.025 the interval ends there."""
+        return difference_p_value(*self._shares, least=2 * LEAST_AUROC - 1)
+
+    @property
+    def _shares(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        recall, alarms = self.recall, self.false_positive_rate
+        return (recall.count, recall.total), (alarms.count, alarms.total)
+
+    @property
     def p_value(self) -> float:
         """One-sided Fisher exact test: do the highest pairs fit the description more often than the others?"""
         from scipy import stats
@@ -191,7 +246,9 @@ class Counts:
     def to_dict(self) -> dict[str, Any]:
         """Counts, proportions with their intervals, and the p-value, as plain values."""
         proportions = {name: getattr(self, name).to_dict() for name in ("accuracy", "precision", "recall")}
-        return {**vars(self), **proportions, "p_value": self.p_value}
+        low, high = self.auroc_interval
+        auroc = {"value": self.auroc, "low": low, "high": high, "p_above": self.p_above}
+        return {**vars(self), **proportions, "auroc": auroc, "p_value": self.p_value}
 
 
 @dataclass(frozen=True)
@@ -203,7 +260,9 @@ class Judged:
     """``none``: the explainer found nothing. ``failed``: there was no answer. ``too few``: few pairs above zero."""
     description: Description | None = None
     counts: Counts = field(default=Counts())
-    """Held-out highest pairs against random ones: the verdict depends on these."""
+    """Held-out highest pairs against random ones, in the corpus that the explainer saw the other half of."""
+    in_second: Counts = field(default=Counts())
+    """Highest pairs against random ones in the second corpus. The verdict depends on these two."""
     against_middle: Counts = field(default=Counts())
     """The same highest pairs against those that score in the middle."""
     against_sibling: Counts = field(default=Counts())
@@ -219,8 +278,19 @@ class Judged:
 
     @property
     def p_value(self) -> float:
-        """1 where there is no description."""
+        """That the AUROC is above 0.75 in both corpora: the larger of the two p. 1 where there is no description."""
+        return max(self.counts.p_above, self.in_second.p_above) if self.status == "described" else 1.0
+
+    @property
+    def fisher_p(self) -> float:
+        """That the description holds more often for high than for random pairs of the first corpus: a weak test."""
         return self.counts.p_value if self.status == "described" else 1.0
+
+    @property
+    def separates(self) -> bool:
+        """Whether the lower end of the interval of the AUROC is above 0.75 in both corpora."""
+        ends = (each.auroc_interval[0] for each in (self.counts, self.in_second))
+        return self.status == "described" and all(low > LEAST_AUROC for low in ends)
 
     @property
     def tested(self) -> bool:
@@ -244,7 +314,9 @@ class Judged:
             "supported": self.supported,
             "p_value": self.p_value if self.tested else None,
             "q_value": self.q_value,
+            "fisher_p": self.fisher_p if self.tested else None,
             "against_random": self.counts.to_dict(),
+            "in_second": self.in_second.to_dict(),
             "against_middle": self.against_middle.to_dict(),
             "against_sibling": self.against_sibling.to_dict(),
             "labels": {group: letters(each) for group, each in self.labels.items()},
@@ -311,6 +383,7 @@ def judge_all(
                 "failed" if missing else "described",
                 question.description,
                 counts,
+                Counts.of(labels["second_top"], labels["second_random"]),
                 Counts.of(labels["top"], labels["middle"]),
                 Counts.of(labels["top"], labels["sibling"]),
                 reason="The judge did not answer for most of the pairs." if missing else "",
@@ -319,147 +392,3 @@ def judge_all(
             )
         )
     return found
-
-
-# -- Verdicts ----------------------------------------------------------------------------------------------------
-
-
-def q_values(p_values: Sequence[float]) -> list[float]:
-    """Benjamini-Hochberg: for each test, the lowest false-discovery rate at which it passes."""
-    if not p_values:
-        return []
-    from scipy import stats
-
-    return [float(q) for q in stats.false_discovery_control(np.asarray(p_values, float), method="bh")]
-
-
-def discoveries(p_values: Sequence[float], rate: float = FALSE_DISCOVERY_RATE) -> list[bool]:
-    """Which tests pass at a false-discovery rate."""
-    return [q <= rate for q in q_values(p_values)]
-
-
-def with_verdicts(judged: Sequence[Judged]) -> list[Judged]:
-    """The same signals with q-values and verdicts. A signal without a description counts with p = 1."""
-    found = iter(q_values([each.p_value for each in judged if each.tested]))
-    verdicts: list[Judged] = []
-    for each in judged:
-        q_value = next(found) if each.tested else None
-        passes = q_value is not None and q_value <= FALSE_DISCOVERY_RATE and each.status == "described"
-        verdicts.append(replace(each, q_value=q_value, supported=passes))
-    return verdicts
-
-
-# -- Controls ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A signal judged by the description of another."""
-
-    judged: Judged
-    words_of: str
-    """The id of the signal that the description was found for."""
-    differ: bool
-    """Whether it has nothing in common with the signal's own."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.judged.signal.id,
-            "words_of": self.words_of,
-            "differ": self.differ,
-            "status": self.judged.status,
-            "p_value": self.judged.p_value,
-            "labels": {group: letters(self.judged.labels[group]) for group in ("top", "random")},
-        }
-
-
-@dataclass(frozen=True)
-class Controls:
-    """How often a description passes that should not."""
-
-    shuffled_words: Proportion
-    """Signals that pass with the description of another. Signals that respond to the same thing pass rightly."""
-    different_words: Proportion
-    """The same over signals given a description that has nothing in common with their own."""
-    shuffled_labels: Proportion
-    """Signals that pass when their labels are dealt to the pairs at random: near none, whatever the description."""
-    shared_words: Proportion
-    """Signals whose description is that of another signal, too."""
-
-
-def exchange_words(
-    judge: Judge, judged: Sequence[Judged], held: Sequence[HeldOut], seed: int, progress: Progress | None
-) -> list[Exchange]:
-    """Judge every signal that has a description by that of another, without hard negatives."""
-    words = [each.description for each in judged if each.description is not None]
-    order = shuffled_places([each.text for each in words], seed)
-    bare = [HeldOut(each.top, each.random) for each in held]
-    signals = [each.signal for each in judged]
-    found = judge_all(judge, signals, [words[place] for place in order], bare, seed, progress)
-    return [
-        Exchange(each, signals[place].id, differ(words[own], words[place]))
-        for own, (each, place) in enumerate(zip(found, order, strict=True))
-    ]
-
-
-def measure_controls(judged: Sequence[Judged], exchanged: Sequence[Exchange], seed: int) -> Controls:
-    """What passes the controls. Signals without a description count with p = 1, as they do in the verdicts."""
-
-    def passing(p_values: Sequence[float]) -> Proportion:
-        return Proportion(sum(discoveries(p_values)), len(p_values))
-
-    without = [1.0] * sum(each.status == "none" for each in judged)
-    texts = [each.description.text for each in judged if each.description is not None]
-    tested = [(each.judged.p_value, each.differ) for each in exchanged if each.judged.tested]
-    dealt: list[float] = []
-    for place, each in enumerate(judged):
-        if each.tested:
-            counts = each.counts
-            top = counts.true_positive + counts.false_negative
-            yes = counts.true_positive + counts.false_positive
-            no = counts.labelled - yes
-            random = np.random.default_rng((seed, place))
-            hits = int(random.hypergeometric(yes, no, top)) if top else 0
-            dealt.append(Counts(hits, top - hits, yes - hits, no - (top - hits)).p_value)
-    return Controls(
-        shuffled_words=passing([p_value for p_value, _ in tested] + without),
-        different_words=passing([p_value for p_value, differs in tested if differs]),
-        shuffled_labels=passing(dealt),
-        shared_words=Proportion(sum(texts.count(text) > 1 for text in texts), len(texts)),
-    )
-
-
-def shuffled_places(texts: Sequence[str], seed: int = 0) -> list[int]:
-    """A random order of descriptions in which as few signals as possible keep their own text.
-
-    Each place that would keep the same text is swapped with one where both texts change.
-
-    >>> shuffled_places(["a", "b", "c"], seed=3) != [0, 1, 2]
-    True
-    """
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    for place, text in enumerate(texts):
-        if texts[order[place]] != text:
-            continue
-        for other, own in enumerate(texts):
-            if texts[order[other]] != text and texts[order[place]] != own:
-                order[place], order[other] = order[other], order[place]
-                break
-    return order
-
-
-def differ(one: Description, other: Description) -> bool:
-    """Whether two descriptions have nothing in common: by their rules, or by their words if they have none."""
-    (said, implied), (others_said, others_implied) = _themes(one), _themes(other)
-    return not (said & others_implied or implied & others_said)
-
-
-def _themes(description: Description) -> tuple[set[str], set[str]]:
-    """What a description is about, and that together with what it implies."""
-    if description.structure is None:
-        words = {each.rstrip("s") for each in re.findall(r"\w{3,}", description.text.lower())}
-        return words - _STOP_WORDS, words - _STOP_WORDS
-    rules = Rules.from_dict(description.structure).either
-    conditions = [condition for rule in rules for condition in rule.conditions]
-    said = set[str]().union(*(each.themes for each in conditions))
-    return said, said.union(*(each.implied for each in conditions))

@@ -1,8 +1,9 @@
-"""Descriptions without a language model: the rules that separate a signal's pairs from random ones.
+"""Descriptions without a language model: relations, or else tokens, that tell a signal's pairs from random ones.
 
-Conditions on tokens, positions and relations (``rules.py``) are combined greedily: the condition that separates best,
-then one that makes it stricter, then another rule for what is left. How many there may be is chosen by
-cross-validation; if the rules fail on the examples left out, there is no description.
+Relations (`headtrace.interpret.relations`) and distances come first: one, two joined by "and", or one of two. Rules
+with lists of tokens are only named if they separate examples that were left out clearly better than the best relation
+(``MARGIN``). How many conditions there may be is chosen in the same cross-validation; if the rules fail there, there is
+no description.
 
 This is the baseline that a language model has to beat: it knows no meaning, only what can be seen in the tokens.
 
@@ -21,9 +22,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, ClassVar
+from itertools import compress
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -38,7 +40,8 @@ from headtrace.interpret.explainers import (
     register_judge,
 )
 from headtrace.interpret.judging import Counts
-from headtrace.interpret.rules import RELATIONS, SHAPES, TOKENS, PairCondition, Rule, Rules
+from headtrace.interpret.relations import RELATIONS, PairView
+from headtrace.interpret.rules import TOKENS, PairCondition, Rule, Rules
 from headtrace.interpret.scored_signals import Pair, SignalExamples
 
 LEAST_GAIN = 0.05
@@ -49,11 +52,17 @@ ALPHA = 0.01
 """Significance that rules must reach on the examples left out: strict, since several lengths are tried."""
 MORE_PER_RANDOM = 8
 """How many further pairs are drawn from the context of each random one."""
+MARGIN = 0.1
+"""How much better than relations a list of tokens must separate the examples left out."""
+MOST_RELATIONS = 2
+"""How many relations a description may combine if it lists no tokens."""
+MOST_BACK = 8
+"""The largest distance that is told exactly."""
 LONGEST_LIST = 6
 """How many tokens a condition may list at most."""
 LONGEST_RULE = 3
 """How many conditions a rule may have."""
-DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+DISTANCES = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -78,28 +87,48 @@ class Lexical(Explainer):
         top, others = shown.top, shown.random
         if min(len(top), len(others)) < self.folds:
             return None
-        more = [_more_pairs(pair, top) for pair in others]
-        searches: list[RuleSearch] = []
-        for fold in range(self.folds):
-            kept = [i for i in range(len(others)) if i % self.folds != fold]
-            negatives = [pair for i in kept for pair in (others[i], *more[i])]
-            searches.append(RuleSearch([p for i, p in enumerate(top) if i % self.folds != fold], negatives))
-        # The shortest rules that separate the examples left out almost as well as any.
-        tried: list[tuple[int, float, float]] = []
-        for limit in [*(limit for limit in (1, 2, 3, 4, 6) if limit < self.most), self.most]:
-            rules = [search.rules(limit) for search in searches]
-            hits, alarms = (
-                [rules[i % self.folds].holds(pair) for i, pair in enumerate(pairs)] for pairs in (top, others)
-            )
-            further = [rules[i % self.folds].holds(pair) for i, pairs in enumerate(more) for pair in pairs]
-            separation = float(np.mean(hits) - np.mean([*alarms, *further]))
-            tried.append((limit, separation, Counts.of(hits, alarms).p_value))
-        best = max(separation for _, separation, _ in tried)
-        limit, _, p_value = next(each for each in tried if each[1] >= best - CLOSE)
-        if p_value > ALPHA:
+        pairs, folds = list[Pair](top), _folds(top, self.folds)
+        for place, pair in enumerate(others):
+            near = [pair, *_more_pairs(pair, top)]
+            pairs += near
+            folds += [place % self.folds] * len(near)
+        fold, positive = np.array(folds), np.arange(len(pairs)) < len(top)
+        relations = ConditionTable(pairs, relation_conditions())
+        related = self._tried(relations, positive, fold, MOST_RELATIONS, lists=False)
+        listed = self._tried(relations, positive, fold, self.most, lists=True)
+        chosen = listed if listed.separation >= related.separation + MARGIN else related
+        if chosen.p_value > ALPHA:
             return None
-        rules = RuleSearch(top, [*others, *chain.from_iterable(more)]).rules(limit)
+        lists = chosen is listed
+        table = relations.with_lists(positive) if lists else relations
+        rules, _ = RuleSearch(table, positive).rules(chosen.limit)
         return Description(str(rules), rules.to_dict()) if rules.either else None
+
+    def _tried(
+        self,
+        relations: ConditionTable,
+        positive: Bool[np.ndarray, " pair"],
+        fold: Any,
+        most: int,
+        *,
+        lists: bool,
+    ) -> Tried:
+        """The shortest rules that separate the examples left out almost as well as any."""
+        searches: list[tuple[Any, ConditionTable, RuleSearch]] = []
+        for number in range(self.folds):
+            kept = fold != number
+            table = relations.with_lists(positive & kept, kept) if lists else relations
+            searches.append((kept, table, RuleSearch(table, positive, kept)))
+        found: list[Tried] = []
+        for limit in [*(limit for limit in (1, 2, 3, 4, 6) if limit < most), most]:
+            holds = np.zeros(len(positive), dtype=bool)
+            for kept, table, search in searches:
+                holds[~kept] = _hold(table.holds, search.rules(limit)[1])[~kept]
+            separation = float(holds[positive].mean() - holds[~positive].mean())
+            counts = Counts.of(holds[positive].tolist(), holds[~positive].tolist())
+            found.append(Tried(limit, separation, counts.p_value))
+        best = max(each.separation for each in found)
+        return next(each for each in found if each.separation >= best - CLOSE)
 
 
 @dataclass(frozen=True)
@@ -116,7 +145,7 @@ class LiteralJudge(Judge):
                 "judge that reads (--judge openai), or an explainer that states rules (lexical, vocabulary)."
             )
         rules = Rules.from_dict(description.structure)
-        return tuple(rules.holds(pair) for pair in pairs)
+        return tuple(rules.holds(pairs).tolist()) if pairs else ()
 
 
 register_explainer(Lexical.name, Lexical)
@@ -137,32 +166,81 @@ def _more_pairs(pair: Pair, top: Sequence[Pair]) -> list[Pair]:
     return [replace(pair, dest=d, src=s) for d, s in places if (pair.text, d, s) not in own]
 
 
+def _folds(pairs: Sequence[Pair], folds: int) -> list[int]:
+    """A fold for each pair; pairs of one text are in one fold."""
+    texts = {text: number % folds for number, text in enumerate(dict.fromkeys(pair.text for pair in pairs))}
+    return (
+        [texts[pair.text] for pair in pairs]
+        if len(texts) >= folds
+        else [i % folds for i in range(len(pairs))]
+    )
+
+
 # -- Searching for rules -----------------------------------------------------------------------------------------
 
 
-class RuleSearch:
-    """Searches greedily for the rules that separate some pairs from others."""
+class Tried(NamedTuple):
+    """How well rules of a length separate examples that were left out."""
 
-    def __init__(self, top: Sequence[Pair], others: Sequence[Pair]) -> None:
-        self.conditions = candidates(top, others)
-        pairs = [*top, *others]
-        self.table: Bool[np.ndarray, "pair condition"] = np.array(
-            [[each.holds(pair) for each in self.conditions] for pair in pairs], dtype=bool
+    limit: int
+    separation: float
+    """Recall minus false-positive rate."""
+    p_value: float
+
+
+class ConditionTable:
+    """Which conditions are true of which pairs."""
+
+    def __init__(self, pairs: Sequence[Pair], conditions: Sequence[PairCondition]) -> None:
+        self.pairs, self.view = pairs, PairView(pairs)
+        self.conditions = list(conditions)
+        self.holds: Bool[np.ndarray, "pair condition"] = self._table(conditions)
+
+    def _table(self, conditions: Sequence[PairCondition]) -> Bool[np.ndarray, "pair condition"]:
+        empty = np.zeros((0, len(self.pairs)), dtype=bool)
+        return (
+            np.array([each.holds(self.view) for each in conditions] or empty, dtype=bool)
+            .reshape(-1, len(self.pairs))
+            .T
         )
-        self.positive: Bool[np.ndarray, " pair"] = np.arange(len(pairs)) < len(top)
+
+    def with_lists(
+        self, positive: Bool[np.ndarray, " pair"], kept: Bool[np.ndarray, " pair"] | None = None
+    ) -> ConditionTable:
+        """The same with the lists of tokens that may separate ``positive`` from the rest of ``kept``."""
+        others = ~positive if kept is None else kept & ~positive
+        found = copy(self)
+        lists = token_lists(self.pairs, self.view, positive, others)
+        found.conditions = [*self.conditions, *lists]
+        found.holds = np.concatenate([self.holds, self._table(lists)], axis=1)
+        return found
+
+
+class RuleSearch:
+    """Searches greedily for the rules that separate positive pairs from others, among those that are kept."""
+
+    def __init__(
+        self,
+        table: ConditionTable,
+        positive: Bool[np.ndarray, " pair"],
+        kept: Bool[np.ndarray, " pair"] | None = None,
+    ) -> None:
+        self.conditions = table.conditions
+        self.table = table.holds if kept is None else table.holds[kept]
+        self.positive = positive if kept is None else positive[kept]
         self.costs = np.array([condition.cost for condition in self.conditions])
 
-    def rules(self, limit: int) -> Rules:
-        """Rules of at most ``limit`` conditions and listed tokens; none where nothing separates."""
-        covered, rules = np.zeros(len(self.positive), dtype=bool), list[Rule]()
+    def rules(self, limit: int) -> tuple[Rules, list[list[int]]]:
+        """Rules of at most ``limit`` conditions and listed tokens, also as columns; none where nothing separates."""
+        covered, columns = np.zeros(len(self.positive), dtype=bool), list[list[int]]()
         while limit > 0:
             chosen, holds = self._next_rule(covered, limit)
             if not chosen:
                 break
-            rules.append(Rule(tuple(self.conditions[i] for i in chosen)))
-            limit -= rules[-1].cost
+            columns.append(chosen)
+            limit -= int(self.costs[chosen].sum())
             covered = covered | holds
-        return Rules(tuple(rules))
+        return Rules(tuple(Rule(tuple(self.conditions[i] for i in rule)) for rule in columns)), columns
 
     def _next_rule(
         self, covered: Bool[np.ndarray, " pair"], limit: int
@@ -187,30 +265,43 @@ class RuleSearch:
         return labels[self.positive].mean(axis=0) - labels[~self.positive].mean(axis=0)
 
 
-def candidates(top: Sequence[Pair], others: Sequence[Pair]) -> list[PairCondition]:
-    """Conditions that may separate these pairs: relations, distances, shapes, then lists of tokens.
+def _hold(table: Bool[np.ndarray, "pair condition"], rules: list[list[int]]) -> Bool[np.ndarray, " pair"]:
+    """Whether one of some rules, each a list of columns, is true of a pair."""
+    return np.any([np.zeros(len(table), dtype=bool), *(table[:, rule].all(axis=1) for rule in rules)], axis=0)
 
-    The lists have the tokens most over-represented in ``top`` at a position: the first, the first two, and so on.
-    """
-    found = [PairCondition(name) for name in RELATIONS]
-    found += [PairCondition("distance", low=n, high=n) for n in DISTANCES[:6]]
-    found += [PairCondition("distance", high=n) for n in DISTANCES[1:]]
-    found += [PairCondition("distance", low=n) for n in DISTANCES]
-    found += [PairCondition(f"{side}_{shape}") for side in ("source", "destination") for shape in SHAPES]
-    for feature, (position_of, _) in TOKENS.items():
-        here, there = (
-            Counter(pair.token_ids[at] for pair in pairs if (at := position_of(pair)) >= 0)
-            for pairs in (top, others)
-        )
-        names = {pair.token_ids[at]: pair.tokens[at] for pair in top if (at := position_of(pair)) >= 0}
+
+def relation_conditions() -> list[PairCondition]:
+    """All relations, and distances: so many back, at most, at least."""
+    back = [PairCondition("distance", low=n, high=n) for n in range(1, MOST_BACK + 1)]
+    found = [PairCondition("same_place"), *back]
+    found += [PairCondition(name) for name in RELATIONS if name != "same_place"]
+    found += [PairCondition("distance", high=n) for n in DISTANCES]
+    return found + [PairCondition("distance", low=n) for n in DISTANCES]
+
+
+def token_lists(
+    pairs: Sequence[Pair], view: PairView, top: Bool[np.ndarray, " pair"], others: Bool[np.ndarray, " pair"]
+) -> list[PairCondition]:
+    """Lists of the tokens most over-represented in ``top`` at a position: the first, the first two, and so on."""
+    found = list[PairCondition]()
+    labels = {
+        pair.token_ids[at]: pair.tokens[at]
+        for pair in compress(pairs, top)
+        for at in (pair.src, pair.dest, max(0, pair.src - 1), max(0, pair.dest - 1))
+    }
+    for feature, (side, what, _) in TOKENS.items():
+        ids = view.at(side, what)
+        here, there = Counter(ids[top].tolist()), Counter(ids[others].tolist())
         excess = {
-            token: n / len(top) - there[token] / max(1, len(others)) for token, n in here.items() if n > 1
+            token: n / top.sum() - there[token] / max(1, others.sum())
+            for token, n in here.items()
+            if n > 1 and token >= 0
         }
-        ids = sorted(
+        ranked = sorted(
             (token for token in excess if excess[token] > 0), key=lambda token: (-excess[token], token)
         )
         found += [
-            PairCondition(feature, tuple(ids[:n]), tuple(names[token] for token in ids[:n]))
-            for n in range(1, min(len(ids), LONGEST_LIST) + 1)
+            PairCondition(feature, tuple(ranked[:n]), tuple(labels[token] for token in ranked[:n]))
+            for n in range(1, min(len(ranked), LONGEST_LIST) + 1)
         ]
     return found

@@ -5,78 +5,38 @@
 >>> print(words)
 The source is an earlier occurrence of the destination token and the source token is " a".
 >>> pair = Pair("", dest=2, src=0, score=1.0, token_ids=(5, 7, 5), tokens=(" a", " b", " a"))
->>> words.holds(pair), Rules.from_dict(words.to_dict()) == words
-(True, True)
+>>> words.holds([pair]).tolist(), Rules.from_dict(words.to_dict()) == words
+([True], True)
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+from jaxtyping import Bool
+
 from headtrace.errors import InputError, shown
+from headtrace.interpret.relations import RELATIONS, PairView, Side
 from headtrace.interpret.scored_signals import Pair
+from headtrace.interpret.word_classes import CLASSES, of_class
 
-SHAPES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "capitalised": (lambda token: token.strip()[:1].isupper(), "begins with a capital letter"),
-    "number": (lambda token: token.strip().isdigit(), "is a number"),
-    "punctuation": (
-        lambda token: bool(token.strip()) and not any(map(str.isalnum, token)),
-        "is punctuation",
-    ),
-    "begins_word": (
-        lambda token: token[:1] == " " and token.strip()[:1].isalpha(),
-        "begins a word after a space",
-    ),
-    "continues_word": (lambda token: token[:1].isalpha(), "has letters without a space before them"),
-    "line_break": (lambda token: "\n" in token, "has a line break"),
+TOKENS: dict[str, tuple[Side, str, str]] = {
+    "source_token": ("source", "ids", "the source token is"),
+    "destination_token": ("destination", "ids", "the destination token is"),
+    "before_source": ("source", "before", "the token before the source is"),
+    "before_destination": ("destination", "before", "the token before the destination is"),
 }
-"""What a token looks like: a test of its text, and its wording after "the source token"."""
+"""Positions whose token may be one of a list: the side and property of a ``PairView``, and the wording."""
+Pairs = PairView | Sequence[Pair]
 
 
-def _same_token(pair: Pair) -> bool:
-    return pair.src < pair.dest and pair.token_ids[pair.src] == pair.token_ids[pair.dest]
-
-
-def _after_same(pair: Pair) -> bool:
-    return 0 < pair.src <= pair.dest and pair.token_ids[pair.src - 1] == pair.token_ids[pair.dest]
-
-
-RELATIONS: dict[str, tuple[Callable[[Pair], bool], str]] = {
-    "same_place": (lambda pair: pair.src == pair.dest, "the source is the destination itself"),
-    "same_token": (_same_token, "the source is an earlier occurrence of the destination token"),
-    "after_same": (
-        _after_same,
-        "the source comes right after an earlier occurrence of the destination token",
-    ),
-    "first": (lambda pair: pair.src == 0, "the source is the first token of the text"),
-    "source_repeated": (
-        lambda pair: pair.token_ids[pair.src] in pair.token_ids[: pair.src],
-        "the source token has occurred before in the text",
-    ),
-    "destination_repeated": (
-        lambda pair: pair.token_ids[pair.dest] in pair.token_ids[: pair.dest],
-        "the destination token has occurred before in the text",
-    ),
-}
-"""Relations of destination, source and context: a test of the pair, and its wording."""
-
-TOKENS: dict[str, tuple[Callable[[Pair], int], str]] = {
-    "source_token": (lambda pair: pair.src, "the source token is"),
-    "destination_token": (lambda pair: pair.dest, "the destination token is"),
-    "before_source": (lambda pair: pair.src - 1, "the token before the source is"),
-    "before_destination": (lambda pair: pair.dest - 1, "the token before the destination is"),
-}
-"""Positions whose token may be one of a list: where they are (-1 if there is none), and the wording."""
-
-_SHAPE_FEATURES = {f"{side}_{shape}": (side, shape) for side in ("source", "destination") for shape in SHAPES}
-_THEMES = {"same_place": "distance"} | dict.fromkeys(
-    ("same_token", "after_same", "source_repeated", "destination_repeated"), "repetition"
-)
-"""Relations that have their theme in common with other conditions."""
+def _view(pairs: Pairs) -> PairView:
+    return pairs if isinstance(pairs, PairView) else PairView(pairs)
 
 
 @dataclass(frozen=True)
@@ -84,7 +44,7 @@ class PairCondition:
     """Something that is true or false of a pair."""
 
     feature: str
-    """A relation, a shape (``source_capitalised``), a position whose token is listed, or ``distance``."""
+    """A relation of `headtrace.interpret.relations`, a position whose token is listed, or ``distance``."""
     ids: tuple[int, ...] = ()
     """For a position: the token ids that it may have."""
     tokens: tuple[str, ...] = ()
@@ -110,37 +70,35 @@ class PairCondition:
         """
         if self.feature in TOKENS:
             return {f"token {token.strip().lower()}" for token in self.tokens}
-        if self.feature in _SHAPE_FEATURES:
-            return {_SHAPE_FEATURES[self.feature][1]}
-        return {_THEMES.get(self.feature, self.feature)}
+        return {"distance"} if self.feature == "distance" else set(RELATIONS[self.feature].themes)
 
     @property
     def implied(self) -> set[str]:
-        """Shapes that the listed tokens have."""
-        return {shape for shape, (test, _) in SHAPES.items() if any(map(test, self.tokens))}
+        """Classes that the listed tokens are of."""
+        return {name for name in CLASSES if any(of_class(token, name) for token in self.tokens)}
 
-    def holds(self, pair: Pair) -> bool:
-        if self.feature in RELATIONS:
-            return RELATIONS[self.feature][0](pair)
+    @property
+    def lists(self) -> Side | None:
+        """The side whose tokens, or the tokens before it, are listed; None where none are."""
+        return TOKENS[self.feature][0] if self.feature in TOKENS else None
+
+    def holds(self, pairs: Pairs) -> Bool[np.ndarray, " pair"]:
+        """Whether it is true of each pair."""
+        view = _view(pairs)
         if self.feature in TOKENS:
-            position = TOKENS[self.feature][0](pair)
-            return position >= 0 and pair.token_ids[position] in self.ids
+            return np.isin(view.at(*TOKENS[self.feature][:2]), self.ids)
         if self.feature == "distance":
-            distance = pair.dest - pair.src
-            return self.low <= distance and (self.high is None or distance <= self.high)
-        side, shape = _SHAPE_FEATURES[self.feature]
-        return SHAPES[shape][0](pair.tokens[pair.src if side == "source" else pair.dest])
+            distance = view.dest - view.src
+            return (distance >= self.low) & (distance <= (distance if self.high is None else self.high))
+        return RELATIONS[self.feature].test(view)
 
     def __str__(self) -> str:
         if self.feature in RELATIONS:
-            return RELATIONS[self.feature][1]
+            return RELATIONS[self.feature].words
         if self.feature in TOKENS:
             *most, last = [f'"{token}"' for token in self.tokens]
             listed = f"{', '.join(most)} or {last}" if most else last
-            return f"{TOKENS[self.feature][1]} {listed}"
-        if self.feature in _SHAPE_FEATURES:
-            side, shape = _SHAPE_FEATURES[self.feature]
-            return f"the {side} token {SHAPES[shape][1]}"
+            return f"{TOKENS[self.feature][2]} {listed}"
         if (self.low, self.high) == (1, 1):
             return "the source is the token just before the destination"
         if self.high is None:
@@ -163,7 +121,7 @@ class PairCondition:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> PairCondition:
         feature, high = given["feature"], given.get("high")
-        if not any(feature in known for known in (RELATIONS, TOKENS, _SHAPE_FEATURES, ("distance",))):
+        if not any(feature in known for known in (RELATIONS, TOKENS, ("distance",))):
             raise ValueError(f"unknown feature {feature!r}")
         ids, tokens = tuple(map(int, given.get("ids", ()))), tuple(map(str, given.get("tokens", ())))
         if feature in TOKENS and (not ids or len(ids) != len(tokens)):
@@ -181,8 +139,10 @@ class Rule:
     def cost(self) -> int:
         return sum(condition.cost for condition in self.conditions)
 
-    def holds(self, pair: Pair) -> bool:
-        return all(condition.holds(pair) for condition in self.conditions)
+    def holds(self, pairs: Pairs) -> Bool[np.ndarray, " pair"]:
+        """Whether all conditions are true, per pair."""
+        view = _view(pairs)
+        return np.all([condition.holds(view) for condition in self.conditions], axis=0)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.conditions))
@@ -198,8 +158,16 @@ class Rules:
     def cost(self) -> int:
         return sum(rule.cost for rule in self.either)
 
-    def holds(self, pair: Pair) -> bool:
-        return any(rule.holds(pair) for rule in self.either)
+    @property
+    def listed_sides(self) -> set[str]:
+        """The sides of which tokens are listed."""
+        sides = (each.lists for rule in self.either for each in rule.conditions)
+        return {side for side in sides if side is not None}
+
+    def holds(self, pairs: Pairs) -> Bool[np.ndarray, " pair"]:
+        """Whether one of the rules is true, per pair."""
+        view = _view(pairs)
+        return np.any([rule.holds(view) for rule in self.either], axis=0)
 
     def __str__(self) -> str:
         text = "; or ".join(map(str, self.either))
@@ -279,8 +247,9 @@ class PairStatistics:
         self.n = len(pairs)
         self.dest = Counter(pair.tokens[pair.dest] for pair in pairs)
         self.src = Counter(pair.tokens[pair.src] for pair in pairs)
+        view = PairView(pairs)
         self.relations = Counter(
-            name for pair in pairs for name, condition in _RELATIONS_LISTED.items() if condition.holds(pair)
+            {name: int(condition.holds(view).sum()) for name, condition in _RELATIONS_LISTED.items()}
         )
 
     def tokens_beyond(self, others: PairStatistics, most: int = 6) -> list[StandsOut]:

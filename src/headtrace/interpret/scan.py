@@ -2,13 +2,21 @@
 
 Of every signal are kept:
 
-- the ``top`` pairs with the highest positive scores;
-- ``random``: the first 40 of a uniform sample of 1,024 pairs, which all signals share;
+- ``top``: the pairs with the highest positive scores, of many tokens and texts: at most two with the same source and
+  destination token, four with the same source token, four with the same destination token, and eight of one text;
+  none below a tenth of the highest;
+- ``random``: the first 80 of a uniform sample of 1,024 pairs, which all signals share;
 - ``middle``: of the rest of that sample, the pairs nearest to the median of the positive scores;
 - ``quantiles`` of the scores in that sample.
 
 Pairs whose source is the first token are left out unless ``sinks=True``: nearly every head attends there when it has
 nothing else to attend to, so they would fill every list.
+
+Of one text, the destinations with the four highest scores count, each with its best source, and the sources with the
+four highest, each with its best destination. Two pools keep the highest of these: one with at most four pairs per
+source token, the other with at most four per destination token. Limits that are nested in each other can be applied to
+parts of a corpus and again to what they kept; both at once could not. So both at once are applied at the end, to the
+pairs of both pools.
 
 Memory does not grow with the corpus, and the result does not depend on the order in which chunks are read or on how
 they are divided among workers: pairs are ordered by score, chunk, destination and source; every pair draws a random
@@ -21,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
@@ -30,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -53,9 +62,17 @@ if TYPE_CHECKING:
     from headtrace.interpret.corpus import Chunk
     from headtrace.models import Model, Recording
 
-SCHEMA = "headtrace.scan/2"
+SCHEMA = "headtrace.scan/3"
 FILE = "scan.safetensors"
-RANDOM = 40
+RANDOM = 80
+PER_PAIR, PER_TOKEN = 2, 4
+"""How many of the highest pairs may have the same source and destination token; the same token on one side."""
+PER_TEXT = 4
+"""How many destinations, and how many sources, of one text are looked at."""
+LEAST_SHARE = 0.1
+"""A pair that scores less than this share of the highest is not among the highest, however few there are."""
+POOLED = 2
+"""Each pool keeps this many times the pairs that are wanted, to choose from."""
 QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 TOKENS_AT_ONCE = 2048
 """Tokens of the chunks that go through the model together."""
@@ -65,7 +82,9 @@ FURTHER = 8
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 _PLACE = ("chunk", "dest", "src")
-_TOP = ("score", *_PLACE, "prefix")
+_TOP = ("score", *_PLACE, "prefix", "source_token", "dest_token")
+POOLS = ("source_token", "dest_token")
+"""The tokens that are limited in each of the two pools."""
 
 
 # -- The pairs that are kept -------------------------------------------------------------------------------------
@@ -81,6 +100,8 @@ class Hits(NamedTuple):
     src: Indices
     prefix: Indices
     """Hash of the tokens up to the destination (``prefixes``): all that a causal score depends on."""
+    source_token: Indices
+    dest_token: Indices
 
 
 class Drawn(NamedTuple):
@@ -97,10 +118,10 @@ class Tally:
     """The highest pairs of every signal and one uniform sample of pairs, as arrays of fixed size.
 
     >>> tally = Tally.empty(n_signals=1, n_layers=1, top=2, sample=3)
-    >>> rows, scores = np.array([0, 0, 0]), np.array([1.0, 3.0, 2.0])
-    >>> tally.add_hits([Hits(rows, scores, 7, np.array([4, 5, 6]), np.array([1, 1, 1]), np.array([40, 50, 60]))])
-    >>> tally.top_score[0].tolist(), tally.top_dest[0].tolist()
-    ([3.0, 2.0], [5, 6])
+    >>> rows, scores, ones = np.array([0, 0, 0]), np.array([1.0, 3.0, 2.0]), np.array([1, 1, 1])
+    >>> tally.add_hits([Hits(rows, scores, 7, np.array([4, 5, 6]), ones, np.array([40, 50, 60]), ones, 7 * ones)])
+    >>> tally.top_score[0, 0, :3].tolist(), tally.top_dest[0, 0, :2].tolist()    # two of the same tokens, no more
+    ([3.0, 2.0, -inf], [5, 6])
 
     Among the highest, pairs with the same source and the same tokens up to the destination count once: otherwise a text
     that the corpus repeats would show twice, and the judge would see pairs that the explainer has seen. The sample
@@ -108,11 +129,13 @@ class Tally:
     """
 
     top_score: Numbers
-    """(signal, rank), highest first; minus infinity where there are fewer."""
+    """(signal, pool, rank), highest first; minus infinity where there are fewer."""
     top_chunk: Indices
     top_dest: Indices
     top_src: Indices
     top_prefix: Indices
+    top_source_token: Indices
+    top_dest_token: Indices
     sample_key: Numbers
     """(sample), lowest first; infinity where there are fewer."""
     sample_chunk: Indices
@@ -127,10 +150,11 @@ class Tally:
 
     @classmethod
     def empty(cls, n_signals: int, n_layers: int, top: int, sample: int) -> Tally:
-        places = {f"top_{name}": np.full((n_signals, top), -1) for name in (*_PLACE, "prefix")}
+        pools = (n_signals, len(POOLS), POOLED * top)
+        places = {f"top_{name}": np.full(pools, -1) for name in _TOP if name != "score"}
         places |= {f"sample_{name}": np.full(sample, -1) for name in _PLACE}
         return cls(
-            top_score=np.full((n_signals, top), -np.inf),
+            top_score=np.full(pools, -np.inf),
             sample_key=np.full(sample, np.inf),
             sample_score=np.full((n_signals, sample), np.nan),
             n_pairs=np.zeros(n_layers, dtype=np.int64),
@@ -150,25 +174,36 @@ class Tally:
         if any(map(len, chunks)):
             names = [name for name in Hits._fields if name != "chunk"]
             columns = {name: np.concatenate([getattr(each, name) for each in hits]) for name in names}
-            self._add_top({**columns, "chunk": np.concatenate(chunks)})
+            new = {**columns, "chunk": np.concatenate(chunks)}
+            for pool in range(len(POOLS)):
+                self._add_top(pool, new)
 
-    def _add_top(self, new: dict[str, NDArray]) -> None:
-        """Keep the highest of old and new pairs, for each signal that has new ones."""
-        touched, size = np.unique(new["signal"]), self.top_score.shape[1]
+    def _add_top(self, pool: int, new: dict[str, NDArray]) -> None:
+        """Keep the highest of old and new pairs in a pool, for each signal that has new ones not below its lowest."""
+        enters = new["score"] >= self.top_score[new["signal"], pool, -1]
+        new = {name: column[enters] for name, column in new.items()}
+        touched, size = np.unique(new["signal"]), self.top_score.shape[-1]
         both = {
-            name: np.concatenate([getattr(self, f"top_{name}")[touched].ravel(), new[name]]) for name in _TOP
+            name: np.concatenate([getattr(self, f"top_{name}")[touched, pool].ravel(), new[name]])
+            for name in _TOP
         }
         both["signal"] = np.concatenate([np.repeat(touched, size), new["signal"]])
         order = np.lexsort((both["src"], both["dest"], both["chunk"], -both["score"], both["signal"]))
         order = order[both["chunk"][order] >= 0]
-        order = order[_first_of_each(*(both[name][order] for name in ("signal", "prefix", "src")))]
+        # From the innermost limit to the outermost, the pairs that remain are the highest that keep all of them.
+        for names, most in (
+            (("prefix", "src"), 1),
+            (("source_token", "dest_token"), PER_PAIR),
+            ((POOLS[pool],), PER_TOKEN),
+            ((), size),
+        ):
+            order = order[_rank(*(both[name][order] for name in ("signal", *names))) < most]
         row = np.searchsorted(touched, both["signal"][order])
         rank = np.arange(len(order)) - np.searchsorted(row, row)
-        kept = rank < size
         for name in _TOP:
             table = np.full((len(touched), size), -np.inf if name == "score" else -1)
-            table[row[kept], rank[kept]] = both[name][order[kept]]
-            getattr(self, f"top_{name}")[touched] = table
+            table[row, rank] = both[name][order]
+            getattr(self, f"top_{name}")[touched, pool] = table
 
     def draw(self, seed: int, chunk: int, length: int, first: int) -> Drawn:
         """The pairs of a chunk that enter the sample as it is now; sources before ``first`` are left out."""
@@ -197,10 +232,11 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Add what another tally has counted over other chunks."""
-        signal, rank = np.nonzero(other.top_chunk >= 0)
-        if len(signal):
-            tops = {name: getattr(other, f"top_{name}")[signal, rank] for name in _TOP}
-            self._add_top({**tops, "signal": signal})
+        for pool in range(len(POOLS)):
+            signal, rank = np.nonzero(other.top_chunk[:, pool] >= 0)
+            if len(signal):
+                tops = {name: getattr(other, f"top_{name}")[signal, pool, rank] for name in _TOP}
+                self._add_top(pool, {**tops, "signal": signal})
         filled = other.sample_chunk >= 0
         places = [getattr(other, f"sample_{name}")[filled] for name in _PLACE]
         self._add_sample(other.sample_key[filled], places, other.sample_score[:, filled])
@@ -222,14 +258,19 @@ def prefixes(token_ids: Sequence[int]) -> Indices:
     return np.frombuffer(b"".join(found), dtype=np.int64)
 
 
-def _first_of_each(*columns: NDArray) -> NDArray[np.bool_]:
-    """Whether a row is the first of those equal to it."""
+def _rank(*columns: NDArray) -> Indices:
+    """For every row, how many rows before it are equal to it.
+
+    >>> _rank(np.array([5, 5, 6, 5]), np.array([1, 1, 1, 2])).tolist()
+    [0, 1, 0, 0]
+    """
     order = np.lexsort(columns)  # stable: equal rows stay in their order
-    differs = np.ones(len(order), dtype=bool)
-    differs[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)
-    first = np.empty(len(order), dtype=bool)
-    first[order] = differs
-    return first
+    starts = np.ones(len(order), dtype=bool)
+    starts[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)
+    places = np.arange(len(order))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = places - np.maximum.accumulate(np.where(starts, places, 0))
+    return rank
 
 
 @lru_cache(maxsize=4)
@@ -290,8 +331,7 @@ class Scan:
     def examples(self, signal: str | ScoredSignal, random: int = RANDOM) -> SignalExamples:
         """The pairs kept of a signal, in their contexts."""
         row, tally = self.row(signal), self.tally
-        top = np.flatnonzero(np.isfinite(tally.top_score[row]))
-        columns = (tally.top_score, tally.top_chunk, tally.top_dest, tally.top_src)
+        top = self._highest(row)
         scores = tally.sample_score[row]
         sampled = np.flatnonzero(np.isfinite(scores))
         # Of the rest of the sample, those whose positive scores are nearest in rank to their median.
@@ -302,19 +342,34 @@ class Scan:
         notes: list[str] = []
         if not len(top):
             notes.append("no pair of the corpus scores above zero")
-        elif len(top) < tally.top_score.shape[1]:
-            notes.append(f"only {len(top)} pairs of the corpus score above zero")
+        elif len(top) < self.options["top"]:
+            notes.append(f"only {len(top)} pairs of different tokens score high")
         if not self.options["sinks"]:
             notes.append(FIRST_LEFT_OUT)
         return SignalExamples(
             signal=self.signals[row],
-            top=tuple(map(self._pair, *(column[row, top].tolist() for column in columns))),
+            top=tuple(self._pair(*each) for each in top),
             random=self._sampled(row, sampled[:random]),
             middle=self._sampled(row, positive[start : start + random]),
             quantiles=tuple(zip(QUANTILES, quantiles, strict=False)),
             n_pairs=int(tally.n_pairs[self.signals[row].layer]),
             notes=tuple(notes),
         )
+
+    def _highest(self, row: int) -> list[tuple[float, int, int, int]]:
+        """Score, chunk, destination and source of the highest pairs of both pools within all limits, highest first."""
+        tally = self.tally
+        columns = (getattr(tally, f"top_{name}")[row].ravel() for name in ("score", *_PLACE, *POOLS))
+        pooled = {each for each in zip(*(column.tolist() for column in columns), strict=True) if each[1] >= 0}
+        kept, seen = list[tuple[float, int, int, int]](), Counter[tuple[int | None, int | None]]()
+        for score, *place, source, dest in sorted(pooled, key=lambda each: (-each[0], *each[1:4])):
+            limits = {(source, dest): PER_PAIR, (source, None): PER_TOKEN, (None, dest): PER_TOKEN}
+            if (kept and score < LEAST_SHARE * kept[0][0]) or len(kept) == self.options["top"]:
+                break
+            if all(seen[group] < most for group, most in limits.items()):
+                kept.append((score, *place))
+                seen.update(limits.keys())
+        return kept
 
     def sample(self, layer: int) -> tuple[Pair, ...]:
         """The uniform sample of pairs, as far as a layer may attend to them; scores are of its first signal."""
@@ -454,6 +509,7 @@ class BatchScorer:
         sums.add(recording)
         return sums
 
+    @torch.inference_mode()
     def _read_chunk(
         self, recording: Recording, place: int, chunk: Chunk, blocks: list[SignalBlock]
     ) -> list[Hits]:
@@ -463,31 +519,38 @@ class BatchScorer:
         visible = [layer[place, :length, :length].clone() for layer in recording.visible]
         for mask in visible:
             mask[:, : self.first] = False
+        hidden = [torch.where(mask, 0.0, -torch.inf) for mask in visible]
         drawn = tally.draw(self.scan.options["seed"], chunk.index, length, self.first)
         drawn_scores = np.full((len(self.scan.signals), len(drawn.key)), np.nan)
-        hits, prefix = list[Hits](), prefixes(chunk.token_ids)
+        hits, prefix, ids = list[Hits](), prefixes(chunk.token_ids), np.array(chunk.token_ids)
         for block in blocks:
             scores, mask, rows = block.scores(recording, place), visible[block.layer], block.rows.numpy()
             dest, src = (torch.from_numpy(each).to(scores.device) for each in (drawn.dest, drawn.src))
             at_drawn = scores[:, dest, src].masked_fill(~mask[dest, src], torch.nan)
             drawn_scores[rows] = on_host(at_drawn).numpy()
-            above = self._above(scores, mask, rows)
-            signal, dest, src = above.nonzero().cpu().numpy().T
-            values = on_host(scores[above]).numpy()
-            hits.append(Hits(rows[signal], values, chunk.index, dest, src, prefix[dest]))
+            signal, dest, src, values = self._best_of_text(scores.add_(hidden[block.layer]), rows)
+            tokens = {"source_token": ids[src], "dest_token": ids[dest]}
+            hits.append(Hits(rows[signal], values, chunk.index, dest, src, prefix[dest], **tokens))
         tally.add_drawn(drawn, drawn_scores)
         tally.n_pairs += torch.stack([mask.sum() for mask in visible]).cpu().numpy()
         return hits
 
-    def _above(
-        self, scores: Float[Tensor, "signal dest src"], visible: Bool[Tensor, "dest src"], rows: Indices
-    ) -> Bool[Tensor, "signal dest src"]:
-        """Pairs above the lowest of their signal's top; where they are many, only as many as could be kept."""
-        top = self.scan.tally.top_score[rows]
-        least = rounded(torch.from_numpy(np.maximum(top[:, -1], 0.0)), like=scores)
-        above = (scores > least[:, None, None]) & visible
-        if int(above.sum()) > 2 * top.size:
-            flat = scores.masked_fill(~above, -torch.inf).flatten(1)
-            lowest = flat.topk(min(top.shape[1], flat.shape[1]), dim=1).values[:, -1]
-            above &= scores >= lowest[:, None, None]
-        return above
+    def _best_of_text(
+        self, scores: Float[Tensor, "signal dest src"], rows: Indices
+    ) -> tuple[Indices, Indices, Indices, Numbers]:
+        """Signal, destination, source and score of the pairs of a text that may enter a pool.
+
+        They are the best of the destinations, and of the sources, with the highest scores.
+        """
+        lowest = np.maximum(self.scan.tally.top_score[rows, :, -1].min(axis=1), 0.0)
+        least = rounded(torch.from_numpy(lowest), like=scores)[:, None]
+        found: list[tuple[Tensor, ...]] = []
+        for axis in (-1, -2):
+            best, place = scores.amax(axis).topk(min(PER_TEXT, scores.shape[1]), dim=1)
+            signal, rank = (best > least).nonzero().T
+            here = place[signal, rank]
+            there = (scores[signal, here] if axis == -1 else scores[signal, :, here]).argmax(-1)
+            dest, src = (here, there) if axis == -1 else (there, here)
+            found.append((signal, dest, src, best[signal, rank]))
+        signal, dest, src, values = (torch.cat(each) for each in zip(*found, strict=True))
+        return signal.cpu().numpy(), dest.cpu().numpy(), src.cpu().numpy(), on_host(values).numpy()

@@ -2,12 +2,12 @@
 
 >>> import headtrace
 >>> model = headtrace.load("builtin")
->>> found = scan(model, "sampled:300", signals=["L1H2:0", "L1H2:1"], length=60)
+>>> found = scan(model, "sampled:900", signals=["L1H2:0", "L1H2:1"], length=60)
 >>> found
-Scan('builtin', 2 signals over 300 tokens of sampled:300)
+Scan('builtin', 2 signals over 900 tokens of sampled:900)
 >>> examples = found.examples("L1H2:0")
 >>> len(examples.top), len(examples.random), examples.top[0].score >= examples.top[1].score
-(40, 40, True)
+(40, 80, True)
 
 With ``out=``, the scan is saved to that folder every few batches, in one step, and resumed from there when called again
 with the same options.
@@ -322,7 +322,7 @@ def open_work(model: dict[str, Any], shards: dict[str, Any]) -> Shard:
             rows = table.read_row_group(shard, use_threads=False).to_pylist()
             pairs = zip(indices, rows, strict=True)
             chunks = iter([Chunk(index, row["id"], tuple(row["token_ids"])) for index, row in pairs])
-        sizes = (begun.tally.top_score.shape[1], len(begun.tally.sample_key))
+        sizes = (begun.options["top"], len(begun.tally.sample_key))
         tally = Tally.empty(len(begun.signals), loaded.n_layers, *sizes)
         part = Scan(begun.signals, begun.options, tally, heads=begun.heads)
         with loaded.assume_weights_unchanged():

@@ -290,8 +290,8 @@ class Evidence:
     """
 
     supported: Flag
-    """Whether the words passed: they tell the highest pairs from random ones in both corpora (AUROC above 0.75 with 95 %
-    confidence), at a false-discovery rate of 5 % over all signals tested together."""
+    """Whether the words passed: they tell the highest pairs from random ones in both corpora (AUROC above 0.75 with
+    95 % confidence), at a false-discovery rate of 5 % over all signals tested together."""
     p_value: Share | None = None
     """The probability of labels at least as good as the judge's at an AUROC of 0.75, in the corpus where it is larger;
     null without a test."""

@@ -135,7 +135,7 @@ def test_a_head_that_compares_order_has_no_sparse_channels_and_says_so(rotated: 
         )
         why = model.decompose(recording, firing)
         assert why.is_sparse == sparse, program
-        assert ("No few channels stand for this" in str(why)) != sparse
+        assert ("This score is not sparse" in str(why)) != sparse
 
 
 # -- every method, and what is made of circuits ----------------------------------------------------------------

@@ -437,17 +437,17 @@ class Decomposition:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether few channels stand for what the head matches here: two, or a share of ``NOT_SPARSE`` at most."""
+        """Whether a few channels make up the score: effectively two, or a share of at most ``NOT_SPARSE``."""
         return self.n_effective <= max(2.0, NOT_SPARSE * int(self.batch.n_channels[0]))
 
     @property
     def note(self) -> str | None:
-        """What must be said where few channels do not tell: None where they do."""
+        """A warning if the score is spread over many channels; None if a few make it up."""
         if self.is_sparse:
             return None
         return (
-            f"No few channels stand for this: the score is spread over {self.n_effective:.0f} of "
-            f"{int(self.batch.n_channels[0])} in effect, as in heads that compare order or size."
+            f"This score is not sparse: it is spread over effectively {self.n_effective:.0f} of "
+            f"{int(self.batch.n_channels[0])} channels, as in heads that compare order or size."
         )
 
     def __repr__(self) -> str:

@@ -37,7 +37,6 @@ class Finding:
 
 def doctor(
     *,
-    device: str = typer.Option("auto", help="Where to run the self-test: auto, cpu, cuda, cuda:1, mps."),
     json: options.Json = False,
 ) -> None:
     """
@@ -48,13 +47,12 @@ def doctor(
     Examples:
 
       headtrace doctor
-      headtrace doctor --device cuda
       headtrace doctor --json
     """
     check_output(json)
     findings = [*_versions(), *_extras(), *_cache(), *_models()]
     with notes.status("Loading the built-in model and testing its numbers"):
-        findings += _device(device) + _self_test(device)
+        findings += _device() + _self_test()
     well = all(each.ok for each in findings)
     emit(
         {"headtrace": __version__, "ok": well, "findings": [asdict(each) for each in findings]},
@@ -131,12 +129,12 @@ def _models() -> list[Finding]:
     ]
 
 
-def _device(device: str) -> list[Finding]:
+def _device() -> list[Finding]:
     import torch
 
     from headtrace.models.devices import find_device
 
-    chosen = find_device(device)
+    chosen = find_device("auto")
     capability = torch.backends.cpu.get_cpu_capability()
     threads = f"{torch.get_num_threads()} threads, {capability}"
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else threads
@@ -146,13 +144,13 @@ def _device(device: str) -> list[Finding]:
 # -- is it exact here? ---------------------------------------------------------------------------------------
 
 
-def _self_test(device: str) -> list[Finding]:
+def _self_test() -> list[Finding]:
     """Three claims of headtrace, tested on the built-in model: each with its error and the error allowed."""
     import headtrace
     from headtrace.errors import HeadtraceError
     from headtrace.models.identities import tolerance_for
 
-    model = headtrace.load("builtin", device=device)
+    model = headtrace.load("builtin")
     tracer = headtrace.Tracer(model)
     allowed = tolerance_for(model.dtype)
     found: list[Finding] = []

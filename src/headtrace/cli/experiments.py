@@ -96,7 +96,9 @@ def edges(
     require_edges_into(circuits, head)
     loaded = [models.of(each) for each in circuits]
     if any(each is not loaded[0] for each in loaded):
-        raise InputError(f"{circuit!r} holds circuits of several models: a head is one model's. Give one's.")
+        raise InputError(
+            f"{circuit!r} holds circuits of several models, but a head belongs to one. Give circuits of one model."
+        )
     with progress_bar("Interventions") as progress:
         found = edges_into_head(
             circuits,

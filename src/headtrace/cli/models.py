@@ -135,7 +135,9 @@ def _agree(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InputError("Nothing was downloaded: nobody is there to ask. Add --yes to agree.")
+        raise InputError(
+            "Nothing was downloaded: this is not a terminal, so nobody can confirm. Add --yes to agree."
+        )
     typer.confirm("Download it?", abort=True, err=True)
 
 

@@ -267,7 +267,7 @@ def _file_text(file: str) -> str:
         raise InputError(f"The prompt file {file!r} cannot be read: {reason}. Give a text file.") from None
     if len(content) > _LONGEST:
         raise InputError(
-            f"The prompt file {file!r} holds more than {_LONGEST // 10**6} MB: that is no prompt."
+            f"The prompt file {file!r} holds more than {_LONGEST // 10**6} MB: too much for a prompt, give less."
         )
     return _decoded(content, f"The prompt file {file!r}")
 

@@ -213,7 +213,9 @@ def _save(tested: Sequence[Tested], folder: Path) -> None:
 def _files_of(source: str, names: Sequence[str]) -> list[str]:
     """The files that hold these circuits, all of which can be written."""
     if source == "-":
-        raise InputError("--update writes into the circuit file, and standard input is none: give the file.")
+        raise InputError(
+            "--update writes into the circuit file, and this one came from standard input: give the file instead of -."
+        )
     files = list(dict.fromkeys(_file_of(name) for name in names))
     for file in files:
         check_writable(file)

@@ -265,7 +265,7 @@ class RatioTermView(View):
     value: float
 
 
-class PairView(View):
+class WriterPair(View):
     query: str
     key: str
     value: float
@@ -282,7 +282,7 @@ class PairsView(View):
     key: list[RatioTermView]
     query_rest: float
     key_rest: float
-    pairs: list[PairView]
+    pairs: list[WriterPair]
     total: float
     remainder: float
     python: str
@@ -311,7 +311,7 @@ def pairs(session: Session, request: PairsRequest) -> PairsView:
         query_rest=rest["query"],
         key_rest=rest["key"],
         pairs=[
-            PairView(
+            WriterPair(
                 query=listed.query_name(pair.query),
                 key=listed.key_name(pair.key),
                 value=pair.value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 from xml.etree import ElementTree
 
@@ -132,3 +133,14 @@ def test_a_difference_circuit_alone_opens_on_its_mechanism(open_page, mechanism)
     circuit: Circuit = mechanism.circuit
     page = open_page(circuit, width=1440, height=900).page
     assert page.locator(".badge.hollow").count() >= 1, "nothing was measured, and that is said"
+
+
+def test_where_nothing_can_be_told_buttons_say_what_to_do(open_page, mechanism) -> None:
+    circuit = replace(
+        mechanism.circuit, nodes=mechanism.circuit.nodes[:1], edges=(), reason="nothing differs"
+    )
+    page = open_page(circuit, width=1440, height=900, mechanism=circuit.mechanism()).page
+    assert page.locator(".sentence").inner_text().strip() == "nothing differs"
+    button = page.get_by_role("button", name="compare with natural changes")
+    button.click()
+    expect(page.locator(".advice code").first).to_have_text(f"headtrace why builtin -p '{MARY}'")

@@ -90,6 +90,25 @@ def test_mlps_fold_exactly_in_every_family(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("prompt", "answer", "wrong"),
+    [
+        ("While Amy and Anne were busy at the office, Anne passed a guitar to", " Amy", " Anne"),
+        (
+            "While Jennifer and Helen were walking to the store, Jennifer gave a book to",
+            " Helen",
+            " Jennifer",
+        ),
+    ],
+)
+def test_readings_that_take_next_to_nothing_are_no_failure(
+    model: headtrace.Model, prompt: str, answer: str, wrong: str
+) -> None:
+    """Of large parts that cancel, rounding is left: it is judged by the size of what was added up."""
+    found = headtrace.why(model, prompt, answer, wrong, measure=False)
+    assert sum(line.amount for line in found.ledger) == pytest.approx(found.whole, rel=1e-6)
+
+
 def test_a_folded_flow_is_the_sum_over_all_paths_through_mlps(model: headtrace.Model) -> None:
     """Against the edges of the unfolded flow: straight, and through one MLP, two, ... at the same token."""
     (pair,) = Tracer(model).difference_flows(MARY, " Mary", " John", counterfactual=OTHER)

@@ -8,6 +8,7 @@ Text from circuits is only ever shown as text.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import cache
 from html import escape
@@ -66,7 +67,24 @@ def mechanism_data(mechanism: Mechanism) -> dict[str, Any]:
         "whole": mechanism.whole,
         "chosen": list(mechanism.chosen),
         "svg": mechanism.to_svg(),
+        "advice": [] if mechanism.steps else _advice(mechanism.circuit),
     }
+
+
+def _advice(circuit: Circuit) -> list[dict[str, str]]:
+    """Where a mechanism has no steps: commands that may find some, with what each does."""
+    prompt = circuit.prompt.text
+    given = (
+        ["-p", prompt] if prompt is not None else ["--tokens", ",".join(map(str, circuit.prompt.token_ids))]
+    )
+    name = circuit.model.name
+    return [
+        {
+            "does": "compare with natural changes of one word",
+            "command": shlex.join(["headtrace", "why", name, *given]),
+        },
+        {"does": "see which words matter", "command": shlex.join(["headtrace", "matters", name, *given])},
+    ]
 
 
 @cache

@@ -145,8 +145,8 @@ class SharedSteps:
 def _line(row: dict[str, Any]) -> str:
     lost = ""
     if row["lost"] is not None:
-        control = "" if row["lost_random"] is None else f"; random {row['lost_random']:.2f}"
-        lost = f"  without it -{row['lost']:.2f}{control}"
+        control = "" if row["lost_random"] is None else f"; random {-row['lost_random']:+.2f}"
+        lost = f"  without it {-row['lost']:+.2f}{control}"
     heads = ", ".join(row["heads"])
     return (
         f"  {row['share']:.2f} [{row['share_low']:.2f}, {row['share_high']:.2f}]  {row['flow']:+.2f} "

@@ -219,13 +219,14 @@ def _pull_back(flow: DifferenceFlow, reads: Sequence[FlowRead]) -> dict[int, Flo
             written[active] += through
         found[layer] = written
         wrote = (behind[0] - ends[0]) - (behind[1] - ends[1])
-        amount = (wrote[prompts, place] * written).sum(-1) * (heights > layer)
-        total, size = total + amount, size + amount.abs()
+        amount = wrote[prompts, place] * written * (heights > layer)[:, None]
+        total, size = total + amount.sum(-1), size + amount.abs().sum(-1)
         g[active] += through
     found[-1] = g
-    amount = ((run.embedding - other.embedding)[prompts, t] * g).sum(-1)
-    total, size = total + amount, size + amount.abs()
+    amount = (run.embedding - other.embedding)[prompts, t] * g
+    total, size = total + amount.sum(-1), size + amount.abs().sum(-1)
     if not model.half:
+        # Relative to the size of all numbers that are added up: what is left of them may be as small as their rounding.
         whole = _entering(flow, reads)
         changes = g.new_tensor([root.value - root.other_value for root in flow.roots])[prompts]
         error = (total - whole).abs() / torch.maximum(

@@ -20,6 +20,7 @@ export function createMechanism(data) {
     { class: "mechanism", tabindex: 0, "aria-label": "Mechanism; arrow keys go from step to step" },
     el("p", { class: "origin" }, inert([data.origin, ...data.chosen].join(". ").replaceAll("..", "."))),
     sentence,
+    ...advice(),
     el("div", { class: "mechanism-row" }, figure, details),
     list,
     ledger(),
@@ -56,6 +57,20 @@ export function createMechanism(data) {
     const whole = el("span", { class: "clause", "data-step": step }, chip, " ", ...parts, " ");
     chip.addEventListener("click", () => choose(step));
     return whole;
+  }
+
+  /** Where nothing can be told: what to do instead, as buttons that copy the command for it. */
+  function advice() {
+    if (!data.advice?.length) return [];
+    const copy = async ({ command }, said) => {
+      await navigator.clipboard?.writeText(command).catch(() => {});
+      said.textContent = command;
+    };
+    const rows = data.advice.map((each) => {
+      const said = el("code", { role: "status" });
+      return el("p", {}, el("button", { type: "button", onclick: () => copy(each, said) }, `Copy the command: ${each.does}`), " ", said);
+    });
+    return [el("div", { class: "advice" }, ...rows)];
   }
 
   function badge(step) {

@@ -60,7 +60,8 @@ def explained(session: Session, prompt: PromptRequest, forward: Callable[[], obj
         recorded = session.record(prompt)
         partial(explain(session, QuestionRequest(recording=recorded.id), partial=partial)[0])
     names = {
-        "heads": "typing to heads that matter",
+        "run": "typing to heads that matter, by this run",
+        "heads": "typing to heads that matter, by flow",
         "cards": "typing to the mechanism's cards",
         "badges": "typing to its badges",
     }

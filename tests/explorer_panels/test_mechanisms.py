@@ -14,7 +14,8 @@ from headtrace.explorer.panels import Session
 from headtrace.explorer.panels.mechanisms import QuestionRequest, explain, question, thumbnail
 from headtrace.explorer.panels.requests import FiringRequest, PromptRequest
 from headtrace.explorer.panels.starters import starter
-from headtrace.explorer.panels.why import PairsRequest, pairs
+from headtrace.explorer.panels.why import PairsRequest, WhyRequest, pairs
+from headtrace.explorer.panels.why import why as why_of
 from tests.rounding import rounding
 from tests.tiny import tiny_model
 
@@ -66,10 +67,10 @@ def test_the_question_is_the_one_that_why_chooses(session, recorded) -> None:
 def test_the_mechanism_is_that_of_the_library_and_comes_in_parts(session, recorded, model, run_lines) -> None:
     parts = []
     view, found = explain(session, QuestionRequest(recording=recorded.id), partial=parts.append)
-    assert [part.stage for part in (*parts, view)] == ["heads", "cards", "badges"]
-    assert parts[0].mechanism is None
-    assert parts[0].heads
-    assert not any("measured" in step for step in parts[1].mechanism["steps"])
+    assert [part.stage for part in (*parts, view)] == ["run", "heads", "cards", "badges"]
+    assert parts[1].mechanism is None
+    assert parts[1].heads
+    assert not any("measured" in step for step in parts[2].mechanism["steps"])
     expected = run_lines(view.python)["why"]
     assert found.sentence == expected.sentence
     assert found.steps == expected.steps
@@ -84,6 +85,27 @@ def test_the_mechanism_is_that_of_the_library_and_comes_in_parts(session, record
     copies = next(head for head in view.heads if head.role and "copies *Mary*" in head.role)
     assert copies.raises[0] == "Mary"
     assert "'Mary'" in view.python or "' Mary'" in view.python
+
+
+def test_heads_are_there_at_once_by_what_they_contribute_in_this_run(session, recorded) -> None:
+    parts = []
+
+    def stop(view) -> None:
+        parts.append(view)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        explain(session, QuestionRequest(recording=recorded.id), partial=stop)
+    (first,) = parts
+    asked = {"answer": " Mary", "wrong": " John", "recording": recorded.id}
+    for head in first.heads[:4]:
+        firing = FiringRequest(layer=head.layer, head=head.head, dest=head.dest, src=head.src)
+        why = why_of(session, WhyRequest(firing=firing, **asked))
+        assert head.attention == pytest.approx(why.attention, abs=rounding(torch.float32, 1000))
+        assert why.moved.contribution == pytest.approx(head.flow, abs=rounding(torch.float32, 10_000))
+    sizes = [abs(head.flow) for head in first.heads]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(head.src > 0 for head in first.heads)
 
 
 def test_a_likelihood_is_explained_alone(session, recorded) -> None:

@@ -17,6 +17,8 @@ const HELP = [
   "Click a head to see why it attends there, and to change it in the running model.",
 ];
 
+const NARROW = 860; // pixels of a window where everything stands below each other
+
 export function createExplain(app) {
   const said = notice();
   const bar = el("progress", { max: 1, hidden: true, "aria-label": "Progress" });
@@ -42,10 +44,12 @@ export function createExplain(app) {
     starters.update().then((any) => {
       if (!any && !app.state.text) said.busy("Type a prompt above.");
     }, said.failed);
+    const closed = drawer.hidden;
     drawer.hidden = !state.head || !state.cell;
     heads.place.hidden = !drawer.hidden;
     why.update(state);
     heads.update(state);
+    if (closed && !drawer.hidden && place.clientWidth < NARROW) right.scrollIntoView({ block: "start" });
     if (!state.text) return skeleton();
     const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.alone]);
     if (wanted !== key) begin(wanted, state);
@@ -85,7 +89,7 @@ export function createExplain(app) {
     if (name === "queued") said.busy(data.ahead ? `Waiting: ${data.ahead} before this one.` : "Exchanging words, to see what matters…");
     else if (name === "partial") {
       show(data, recording);
-      said.busy(data.stage === "heads" ? "Naming what they do…" : "Removing each step in the model, to see whether it counts…");
+      said.busy(data.stage === "run" ? "Exchanging words, to see what matters…" : data.stage === "heads" ? "Naming what they do…" : "Removing each step in the model, to see whether it counts…");
     } else if (data.of) bar.value = data.done / data.of;
   }
 
@@ -105,7 +109,7 @@ export function createExplain(app) {
   function show(view, recording) {
     found = { view, recording };
     stale(false);
-    app.matters(recording, view);
+    if (view.stage !== "run") app.matters(recording, view);
     heads.show(view, recording);
     why.refresh();
     if (view.mechanism) {

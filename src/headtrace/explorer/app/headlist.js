@@ -17,8 +17,9 @@ export const SORTS = {
 export function createHeadList(app) {
   const sort = select("by", Object.entries(SORTS).map(([name, { label }]) => [name, label]), "flow", (value) => app.go({ sort: value === "flow" ? undefined : value }, { replace: true }));
   const list = el("ol", { class: "head-list" });
+  const note = el("p", { class: "hint" });
   const all = el("a", { class: "all-heads", href: "#" }, "all heads");
-  const place = el("section", { class: "heads-that-matter", "aria-label": "Heads that matter" }, el("div", { class: "panel-head" }, el("h2", {}, "Heads that matter"), sort.group, all), list);
+  const place = el("section", { class: "heads-that-matter", "aria-label": "Heads that matter" }, el("div", { class: "panel-head" }, el("h2", {}, "Heads that matter"), sort.group, all), note, list);
   let given = null;
 
   function update(state) {
@@ -37,16 +38,17 @@ export function createHeadList(app) {
 
   function draw() {
     const { found, recording } = given;
+    note.textContent = found.stage === "run" ? `By what they contribute to the ${found.measure} in this run; what flows through them is being computed.` : `By what flows through them of the ${found.measure}, compared with changed prompts.`;
     const heads = new Map(recording.heads.map((head) => [`${head.layer} ${head.head}`, head]));
     const by = SORTS[app.state.sort ?? "flow"].of;
     const value = (row) => by(row, heads.get(`${row.layer} ${row.head}`));
     const most = Math.max(...found.heads.map((row) => Math.abs(row.flow)), 1e-9);
     const rows = [...found.heads].sort((a, b) => value(b) - value(a));
     const table = tableOf(themeColours());
-    list.replaceChildren(...rows.map((row) => el("li", {}, headRow(row, recording, heads.get(`${row.layer} ${row.head}`), most, table))));
+    list.replaceChildren(...rows.map((row) => el("li", {}, headRow(row, recording, heads.get(`${row.layer} ${row.head}`), most, table, found))));
   }
 
-  function headRow(row, { tokens }, head, most, table) {
+  function headRow(row, { tokens }, head, most, table, found) {
     const { layer, head: index, dest, src } = row;
     const chosen = app.state.head?.[0] === layer && app.state.head?.[1] === index && app.state.cell?.[0] === dest && app.state.cell?.[1] === src;
     const words = (name, some) => (some.length ? [el("span", { class: "hint" }, ` ${name} `), ...some.slice(0, 2).flatMap((text, i) => [i ? ", " : "", el("bdi", {}, shorten(tokenLabel(text), 14))])] : []);
@@ -60,7 +62,7 @@ export function createHeadList(app) {
         el(
           "span",
           { class: "head-words" },
-          el("span", { class: "head-line" }, el("b", {}, `L${layer}H${index}`), row.step ? el("span", { class: "step-number", title: `step ${row.step}` }, String(row.step)) : null, el("span", { class: "role" }, row.role ? quotedStars(row.role) : "in no step")),
+          el("span", { class: "head-line" }, el("b", {}, `L${layer}H${index}`), row.step ? el("span", { class: "step-number", title: `step ${row.step}` }, String(row.step)) : null, el("span", { class: "role" }, row.role ? quotedStars(row.role) : found.mechanism ? "in no step" : "")),
           el("span", { class: "head-line" }, token(dest), " → ", token(src), ` ${row.attention.toFixed(2)}${other}`, ...words("raises", row.raises), ...words("lowers", row.lowers)),
         ),
         el("span", { class: "flow" }, signed(row.flow), bar),
@@ -70,7 +72,7 @@ export function createHeadList(app) {
     );
   }
 
-  return { place, update, show, clear: () => ((given = null), list.replaceChildren()), recoloured: () => given && draw() };
+  return { place, update, show, clear: () => ((given = null), list.replaceChildren(), (note.textContent = "")), recoloured: () => given && draw() };
 }
 
 /** A head in few pixels, with a mark where it attends. */

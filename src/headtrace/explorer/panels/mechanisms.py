@@ -1,7 +1,8 @@
 """The first panel of a prompt: why this answer? What matters in the prompt, the heads that matter, the mechanism.
 
-The work comes in parts, each of which is shown as soon as it is there: first the words, with what exchanging them did,
-and the heads with most flow; then the mechanism; then what was measured of each of its steps.
+The work comes in parts, each of which is shown as soon as it is there: the heads that contribute most in this run; then
+the words, with what exchanging them did, and the heads with most flow; then the mechanism; then what was measured of
+each of its steps.
 
 >>> import headtrace
 >>> session = Session([headtrace.load("builtin")])
@@ -10,19 +11,20 @@ and the heads with most flow; then the mechanism; then what was measured of each
 'John'
 >>> stages = []
 >>> view, _ = explain(session, QuestionRequest(recording=recorded.id), partial=lambda view: stages.append(view.stage))
->>> stages, view.stage, view.words[0].changes[0].before
-(['heads', 'cards'], 'badges', 'Mary')
+>>> stages, view.stage, view.words[0].text
+(['run', 'heads', 'cards'], 'badges', 'When')
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from headtrace.causal.importance import WordImportance
@@ -36,15 +38,17 @@ from headtrace.mechanism.evidence import measure_steps
 from headtrace.progress import scaled
 from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.roots import Likelihood, LogitDifference
-from headtrace.tracing.content import moved
+from headtrace.tracing.attribute_root import attribute_root
+from headtrace.tracing.content import Content, moved
+from headtrace.tracing.firing import IG_STEPS
 from headtrace.tracing.replacements import BUDGET, ask
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
-    from headtrace.circuits import Circuit
     from headtrace.mechanism import Mechanism
     from headtrace.models import Model, Recording
     from headtrace.progress import Progress
+    from headtrace.roots import Root
     from headtrace.tracing.tracer import PromptComparison
 
 SHOWN_HEADS = 12
@@ -57,7 +61,8 @@ THUMBNAIL = 40
 WORDS = 3
 """Tokens that a head raises or lowers most."""
 
-Stage = Literal["heads", "cards", "badges"]
+Stage = Literal["run", "heads", "cards", "badges"]
+"""What is there: heads by what they contribute in this run; words, and heads by flow; the mechanism; measurements."""
 
 
 class QuestionRequest(RecordingRequest):
@@ -108,8 +113,9 @@ class HeadRow(View):
     dest: int
     src: int
     flow: float
+    """In the unit of the metric; at the first stage, what it contributes in this run."""
     attention: float
-    other_attention: float | None
+    other_attention: float | None = None
     raises: list[str]
     lowers: list[str]
     step: int | None = None
@@ -125,21 +131,21 @@ class MechanismView(View):
 
     stage: Stage
     measure: str
-    value: float
-    """The metric on the prompt."""
     answer: str
     wrong: str | None
-    importance: list[float | None]
-    """By token, the mean loss where its word is exchanged; null where it was not."""
-    words: list[WordView]
-    tried: int
-    """Changed prompts that were run."""
     heads: list[HeadRow]
-    mechanism: dict[str, Any] | None
-    """For the drawing (`headtrace.explorer.page.mechanism_data`)."""
-    reason: str | None
-    """Why there is nothing to draw, where there is not."""
     python: str
+    value: float | None = None
+    """The metric on the prompt."""
+    importance: list[float | None] = Field(default_factory=list[float | None])
+    """By token, the mean loss where its word is exchanged; null where it was not."""
+    words: list[WordView] = Field(default_factory=list[WordView])
+    tried: int = 0
+    """Changed prompts that were run."""
+    mechanism: dict[str, Any] | None = None
+    """For the drawing (`headtrace.explorer.page.mechanism_data`)."""
+    reason: str | None = None
+    """Why there is nothing to draw, where there is not."""
 
 
 def question(session: Session, request: QuestionRequest) -> QuestionView:
@@ -183,12 +189,24 @@ def explain(
     tracer = session.tracers[prompt.model]
     asked = resolved(session, prompt, request)
     budget = max(LEAST_BUDGET, min(BUDGET, TOKENS_RUN // len(asked.ids)))
+    root: Any = asked.root
+    subject = session.subject(recorded, asked)
+    view = MechanismView(
+        stage="run",
+        measure=root.measure,
+        answer="".join(root.answer_tokens or ()),
+        wrong="".join(getattr(root, "wrong_tokens", None) or ()) or None,
+        heads=[head_row(recorded.recording, *each) for each in contributing(subject, root)],
+        python=_python(tracer.model, asked.request, budget),
+    )
+    if partial is not None:
+        partial(view)
     compared = tracer.compare(asked, scaled(progress, 0, 60, 100), budget=budget)
     labels = readable(tracer.model, compared.circuit.prompt.token_ids)
     if labels != compared.circuit.prompt.tokens:  # for the drawing, the steps and the sentence
         shown = replace(compared.circuit.prompt, tokens=labels)
         compared = replace(compared, circuit=replace(compared.circuit, prompt=shown))
-    view = _view(recorded, compared, _python(tracer.model, asked.request, budget))
+    view = _with_flows(view, recorded, compared)
     if partial is not None:
         partial(view)
     found = tell(tracer, compared, measure=False, progress=scaled(progress, 60, 20, 100))
@@ -202,8 +220,47 @@ def explain(
     return _with_mechanism(view, found, "badges"), found
 
 
-def _view(recorded: RecordedPrompt, compared: PromptComparison, python: str) -> MechanismView:
-    """What is known before there is a mechanism: words and heads."""
+@torch.inference_mode()
+def contributing(recording: Recording, root: Root) -> list[tuple[Firing, float, float]]:
+    """The head components that contribute most to a root in this run (attention, norms and gates frozen), with their
+    attention. What they read at the first token is left out: constants, mostly."""
+    swept = Content.of(recording, [attribute_root(root, recording, 0, IG_STEPS).parts]).gradients
+    values: list[Tensor] = []
+    places: list[Tensor] = []
+    for layer in range(recording.model.n_layers):
+        given = swept.heads(layer)[0]  # head dest src
+        given[..., 0] = 0.0
+        best = given.abs().flatten().topk(min(SHOWN_HEADS, given.numel())).indices
+        values.append(given.flatten()[best])
+        head, dest, src = torch.unravel_index(best, given.shape)
+        places.append(torch.stack((torch.full_like(head, layer), head, dest, src), -1))
+    every, where = torch.cat(values), torch.cat(places)
+    strongest = every.abs().topk(min(SHOWN_HEADS, len(every))).indices
+    firings = [Firing(*place) for place in where[strongest].tolist()]
+    return [
+        (f, value, float(recording.attention.at(f.layer, 0, f.head, f.dest, f.src)))
+        for f, value in zip(firings, every[strongest].tolist(), strict=True)
+    ]
+
+
+def head_row(
+    recording: Recording, firing: Firing, flow: float, attention: float, other: float | None = None
+) -> HeadRow:
+    """A head for the list: what it raises and lowers where it speaks to the answer, and its picture."""
+    said = moved(recording, firing, k=WORDS) if firing.dest == recording.lengths[0] - 1 else None
+    return HeadRow(
+        **asdict(firing),
+        flow=flow,
+        attention=attention,
+        other_attention=other,
+        raises=[] if said is None else [named(token) for token, _ in said.promotes],
+        lowers=[] if said is None else [named(token) for token, _ in said.suppresses],
+        thumbnail=thumbnail(recording, firing.layer, firing.head),
+    )
+
+
+def _with_flows(view: MechanismView, recorded: RecordedPrompt, compared: PromptComparison) -> MechanismView:
+    """The view with what comparing changed prompts gives: words and heads by what they carry."""
     circuit, measured = compared.circuit, compared.measured
     assert measured is not None
     assert circuit.difference is not None
@@ -213,48 +270,32 @@ def _view(recorded: RecordedPrompt, compared: PromptComparison, python: str) -> 
         word.changes = sorted(word.changes, key=lambda change: (not change.flips, -abs(change.effect)))[
             :SUGGESTED
         ]
-    root: Any = circuit.root
-    return MechanismView(
-        stage="heads",
-        measure=circuit.root.measure,
-        value=circuit.difference.value,
-        answer="".join(root.answer_tokens or ()),
-        wrong=None if not getattr(root, "wrong_tokens", None) else "".join(root.wrong_tokens),
-        importance=list(measured.by_token(len(circuit.prompt.token_ids))),
-        words=words,
-        tried=len(measured.changes),
-        heads=head_rows(circuit, recorded.recording),
-        mechanism=None,
-        reason=circuit.reason,
-        python=python,
+    length = recorded.recording.lengths[0]
+    strongest = sorted(circuit.heads(), key=lambda node: -abs(node.flow or 0.0))
+    shown = [
+        node for node in strongest if (node.dest or 0) < length
+    ]  # not within an answer of several tokens
+    rows = [
+        head_row(
+            recorded.recording,
+            node.site.firing,
+            node.flow or 0.0,
+            node.attention or 0.0,
+            node.other_attention,
+        )
+        for node in shown[:SHOWN_HEADS]
+    ]
+    return view.model_copy(
+        update={
+            "stage": "heads",
+            "value": circuit.difference.value,
+            "importance": list(measured.by_token(len(circuit.prompt.token_ids)))[:length],
+            "words": words,
+            "tried": len(measured.changes),
+            "heads": rows,
+            "reason": circuit.reason,
+        }
     )
-
-
-def head_rows(circuit: Circuit, recording: Recording) -> list[HeadRow]:
-    """The heads with most flow, with what they raise and lower where they speak to the answer."""
-    strongest = sorted(circuit.heads(), key=lambda node: -abs(node.flow or 0.0))[:SHOWN_HEADS]
-    last = len(circuit.prompt.token_ids) - 1
-    rows: list[HeadRow] = []
-    for node in strongest:
-        firing = node.site.firing
-        said = (
-            moved(recording, firing, k=WORDS) if firing.dest == last and last < recording.lengths[0] else None
-        )
-        rows.append(
-            HeadRow(
-                layer=firing.layer,
-                head=firing.head,
-                dest=firing.dest,
-                src=firing.src,
-                flow=node.flow or 0.0,
-                attention=node.attention or 0.0,
-                other_attention=node.other_attention,
-                raises=[] if said is None else [named(token) for token, _ in said.promotes],
-                lowers=[] if said is None else [named(token) for token, _ in said.suppresses],
-                thumbnail=thumbnail(recording, firing.layer, firing.head),
-            )
-        )
-    return rows
 
 
 def thumbnail(recording: Recording, layer: int, head: int) -> str:

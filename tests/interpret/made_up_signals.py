@@ -39,14 +39,14 @@ def signal_by(
     head, _, channel = name.partition(":")
     layer, number = (int(part) for part in head[1:].split("H"))
     fitting, others = [p for p in pairs if holds(p)], [p for p in pairs if not holds(p)]
-    top = [random.choice(others if random.random() < noise else fitting) for _ in range(40)]
+    top = [random.choice(others if random.random() < noise else fitting) for _ in range(60)]
     scored = tuple(
-        Pair(p.text, p.dest, p.src, 2.0 - i / 40, p.token_ids, p.tokens)
+        Pair(p.text, p.dest, p.src, 2.0 - i / 60, p.token_ids, p.tokens)
         for i, p in enumerate(dict.fromkeys(top))
     )
     signal = ScoredSignal(name, layer, number, "channel", (int(channel),))
     middle = tuple(random.sample(others, min(20, len(others))))
-    return SignalExamples(signal, scored, tuple(random.sample(pairs, 80)), middle)
+    return SignalExamples(signal, scored, tuple(random.sample(pairs, 120)), middle)
 
 
 def two_corpora(

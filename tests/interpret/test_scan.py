@@ -15,7 +15,7 @@ from headtrace.errors import InputError
 from headtrace.interpret import Scan, ScoredSignal, find_signals, scan
 from headtrace.interpret.corpus import open_corpus
 from headtrace.interpret.scan import PER_PAIR, PER_TEXT, PER_TOKEN, Drawn, Hits, Tally
-from headtrace.interpret.scan_run import SAMPLE
+from headtrace.interpret.scan_run import SAMPLE, TOP
 from headtrace.interpret.scored_signals import score_blocks
 from tests.rounding import rounding
 from tests.starting import Started
@@ -122,7 +122,7 @@ def test_the_highest_pairs_are_those_of_brute_force(model, found, row) -> None:
 
 
 def highest_by_definition(pairs) -> list[float]:
-    """The best of each destination and source, four of either per text, in two pools of 80, then within all limits."""
+    """The best of each destination and source, four of either per text, in two pools, then within all limits."""
     chosen = {}
     for chunk in {where[0] for _, where, _ in pairs}:
         own = sorted((pair for pair in pairs if pair[1][0] == chunk and pair[0] > 0), reverse=True)
@@ -138,14 +138,14 @@ def highest_by_definition(pairs) -> list[float]:
             lambda t: (t[2:], PER_PAIR),
             lambda t, side=side: (("one side", t[2 + side]), PER_TOKEN),
         ]
-        pooled |= {pair[1]: pair for pair in within(limits, chosen.values())[: 2 * 40]}
+        pooled |= {pair[1]: pair for pair in within(limits, chosen.values())[: 2 * TOP]}
     both = [
         lambda t: (t, 1),
         lambda t: (t[2:], PER_PAIR),
         lambda t: (("source", t[2]), PER_TOKEN),
         lambda t: (("to", t[3]), PER_TOKEN),
     ]
-    found = [score for score, *_ in within(both, pooled.values())[:40]]
+    found = [score for score, *_ in within(both, pooled.values())[:TOP]]
     return [score for score in found if score >= found[0] / 10]
 
 
@@ -180,7 +180,7 @@ def test_examples_show_the_pairs_in_their_texts(model, found) -> None:
         assert 1 <= pair.src <= pair.dest < len(pair.token_ids)
         assert pair.token_ids == ids[pair.text][: len(pair.token_ids)]
         assert pair.tokens == model.token_labels(pair.token_ids)
-    assert len(examples.random) == 80
+    assert len(examples.random) == 120
     assert not {(p.text, p.dest, p.src) for p in examples.random} & {
         (p.text, p.dest, p.src) for p in examples.middle
     }
@@ -385,7 +385,7 @@ def test_a_complete_scan_is_read_and_other_options_are_refused_by_name(model, tm
     assert same(scan(model, "sampled:80", ["L1H2:0"], out=tmp_path, length=40), first)
     for options, says in (
         ({"seed": 1}, "another (corpus|seed)"),
-        ({"top": 5}, "another top: 40, now 5"),
+        ({"top": 5}, "another top: 60, now 5"),
         ({"sinks": True}, "another sinks"),
     ):
         with pytest.raises(InputError, match=says):

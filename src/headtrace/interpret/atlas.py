@@ -64,6 +64,8 @@ READS = ("query", "key", "opposite_query", "opposite_key")
 PAIR_FIELDS = ("text", "dest", "src", "score", "token_ids", "tokens")
 NOT_MEASURED = ("head", "layer", "number", "roles", "shares")
 """Columns of ``heads.parquet`` that are no measure."""
+TOP = 40
+"""Pairs of each channel in the tables."""
 SUMMARISED = 3
 """Relations, and tokens of either side, that ``ChannelEntry.words`` names."""
 Row = dict[str, Any]
@@ -320,6 +322,7 @@ def atlas(
         length=length,
         seed=seed,
         sinks=sinks,
+        top=TOP,
         heads=True,
         engine=engine,
         workers=workers,

@@ -5,7 +5,7 @@ Of every signal are kept:
 - ``top``: the pairs with the highest positive scores, of many tokens and texts: at most two with the same source and
   destination token, four with the same source token, four with the same destination token, and eight of one text;
   none below a tenth of the highest;
-- ``random``: the first 80 of a uniform sample of 1,024 pairs, which all signals share;
+- ``random``: the first 120 of a uniform sample of 1,024 pairs, which all signals share;
 - ``middle``: of the rest of that sample, the pairs nearest to the median of the positive scores;
 - ``quantiles`` of the scores in that sample.
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "headtrace.scan/3"
 FILE = "scan.safetensors"
-RANDOM = 80
+RANDOM = 120
 PER_PAIR, PER_TOKEN = 2, 4
 """How many of the highest pairs may have the same source and destination token; the same token on one side."""
 PER_TEXT = 4

@@ -7,7 +7,7 @@
 Scan('builtin', 2 signals over 900 tokens of sampled:900)
 >>> examples = found.examples("L1H2:0")
 >>> len(examples.top), len(examples.random), examples.top[0].score >= examples.top[1].score
-(40, 80, True)
+(60, 120, True)
 
 With ``out=``, the scan is saved to that folder every few batches, in one step, and resumed from there when called again
 with the same options.
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from headtrace.models import Model
     from headtrace.progress import Progress
 
-TOP = 40
+TOP = 60
+"""The highest pairs that are kept of a signal: half of them have to show whether words hold."""
 SAMPLE = 1024
 """Pairs of the shared uniform sample, from which random pairs, middle pairs and quantiles are taken."""
 CHUNKS, PARTS = "chunks.parquet", "parts"

@@ -91,6 +91,7 @@ def first_commands(here: Installed) -> None:
     """What a user tries first, and what comes of it."""
     assert "Usage" in here.run(code=2).stdout + here.run("--help").stdout
     here.run("trce", code=2)
+    assert json.loads(here.run("doctor", "--json").stdout)["ok"]
     here.run("trace", "builtin", *ASKED, "--paths", "complete", "--out", "c.json")
     assert json.loads((here.work / "c.json").read_text(encoding="utf-8"))["schema"].startswith(
         "headtrace.circuit/"
@@ -128,6 +129,17 @@ NEEDING = {
         ("atlas", "builtin", "--corpus", "hub:owner/name", "--out", "of-the-hub"),
     ],
 }
+
+
+def extras_install(wheel: Path) -> None:
+    """Each extra by itself: pip finds versions of everything that it asks for, within the project's constraints."""
+    for extra in NEEDING:
+        wanted = f"headtrace[{extra}] @ {wheel.resolve().as_uri()}"
+        pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--constraint"]
+        done = subprocess.run([*pip, str(ROOT / "constraints.txt"), wanted], capture_output=True, text=True)
+        print(f"{done.returncode}  pip install --dry-run 'headtrace[{extra}]'", flush=True)
+        if done.returncode:
+            sys.exit(f"The extra {extra} cannot be installed.\n{done.stderr}")
 
 
 def missing_extras(here: Installed, there: str) -> None:
@@ -215,6 +227,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here = Installed((given.at or Path(folder, "installed")).resolve())
         here.install(wheel, given.extras, not given.empty, given.constraint)
+        extras_install(wheel)
         first_commands(here)
         if given.empty:
             missing_extras(here, given.extras)

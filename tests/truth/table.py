@@ -34,10 +34,16 @@ def mean_scores(known: Known, method: str, n: int = N) -> tuple[Score, Score]:
     tracer, cases = headtrace.Tracer(known.model, method=method), known.cases(n)
     circuits = tracer.trace_batch([case.ids for case in cases], root="heads", heads=[known.head])
     truths = [seen_by("attention", from_head(known.head, case.truth)) for case in cases]
+    beside = [[*truth, *case.beside] for truth, case in zip(truths, cases, strict=True)]
 
     def mean(part: Callable[[Sequence[TrueEdge]], Sequence[TrueEdge]]) -> Score:
-        scores = [score(circuit, part(truth)) for circuit, truth in zip(circuits, truths, strict=True)]
-        return Score(fmean(s.precision for s in scores), fmean(s.recall for s in scores))
+        precise = [
+            score(circuit, part(truth)).precision for circuit, truth in zip(circuits, beside, strict=True)
+        ]
+        recalled = [
+            score(circuit, part(truth)).recall for circuit, truth in zip(circuits, truths, strict=True)
+        ]
+        return Score(fmean(precise), fmean(recalled))
 
     return mean(list), mean(of_heads)
 

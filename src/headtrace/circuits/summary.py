@@ -68,20 +68,16 @@ def opposing(circuit: Circuit, edge: Edge) -> bool:
 def _firings(circuit: Circuit) -> str:
     """How many firings there are, how many of them were expanded, and why the others were not."""
     heads = circuit.heads()
-    lowest = sum(head.layer == 0 and not head.expanded for head in heads)
-    fates = Counter(_fate(circuit, head) for head in heads if not head.expanded and head.layer != 0)
+    fates = Counter(_fate(circuit, head) for head in heads if not head.expanded)
     reasons = "; ".join(f"{count} {fate}" for fate, count in fates.most_common())
-    expanded = len(heads) - fates.total() - lowest
-    parts = [f"{expanded} expanded"]
-    if lowest:
-        parts.append(f"{lowest} in layer 0 with nothing to expand")
+    parts = [f"{len(heads) - fates.total()} expanded"]
     if reasons:
         parts.append(f"not expanded: {reasons}")
     return f"{len(heads)} firings ({'; '.join(parts)})"
 
 
 def _fate(circuit: Circuit, head: Node) -> str:
-    """Why a firing above layer 0 was not expanded."""
+    """Why a firing was not expanded."""
     settings = circuit.method.settings or {}
     if settings.get("paths", "attention") != "attention":
         # What is moved can be followed wherever a head attends, so only influence decides.
@@ -94,7 +90,9 @@ def _fate(circuit: Circuit, head: Node) -> str:
         return "at the first token, with nothing else to attend to"
     if head.attention is not None and head.threshold is not None and head.attention < head.threshold:
         return "below the attention that counts"
-    if circuit.influence_kept in (None, 1.0) or (circuit.method.name == "svt" and head.src == 0):
+    if circuit.influence_kept in (None, 1.0) or (
+        circuit.method.name == "svt" and 0 in (head.src, head.layer)
+    ):
         return f"not followed by {circuit.method.name}"  # for a budget would have cut influence, and said so
     return "cut by the budget"
 

@@ -161,9 +161,9 @@ export function hasBoth(graph) {
   return any("query", "key") && any("value", "input");
 }
 
-/** A firing whose causes were not looked for, although there may be some: in layer 0 there are none but embeddings. */
+/** A firing whose causes were not looked for, although there may be some. */
 export function unexpanded(node) {
-  return node.kind === "head" && !node.expanded && node.layer > 0;
+  return node.kind === "head" && !node.expanded;
 }
 
 /** The stronger first; then weight, then the order of the file, so that the order never wavers. */

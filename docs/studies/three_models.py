@@ -142,8 +142,8 @@ def damage(case: PatchingCase, circuit: Circuit, whole: float) -> dict[str, Any]
 # -- all of them -------------------------------------------------------------------------------------------------
 
 
-def costs(model: headtrace.Model) -> dict[str, Any]:
-    """Processor time over that of a forward pass on one prompt, and the peak memory of the process."""
+def costs(model: headtrace.Model) -> Iterator[dict[str, Any]]:
+    """Processor time over that of a forward pass on one prompt, and the peak memory of the process: row by row."""
     tracer, ids = headtrace.Tracer(model), model.to_ids(PROMPT)
 
     def traced(**options: Any) -> Circuit:
@@ -168,7 +168,7 @@ def costs(model: headtrace.Model) -> dict[str, Any]:
     for name, work in asked.items():
         took, _ = seconds(work)
         rows[name] = {"forward passes": took / forward, "peak GB": _peak()}
-    return {"tokens": len(ids), "forward, seconds": forward, "loaded, GB": loaded, "rows": rows}
+        yield {"tokens": len(ids), "forward, seconds": forward, "loaded, GB": loaded, "rows": rows}
 
 
 def _peak() -> float:
@@ -229,9 +229,9 @@ def main() -> None:
     file = options.out / "rows.jsonl"
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if options.costs:
-        said = costs(headtrace.load(options.model))
-        (options.out / f"costs-{options.model}.json").write_text(json.dumps(said, indent=1) + "\n")
-        print(json.dumps(said, indent=1))
+        for said in costs(headtrace.load(options.model)):
+            (options.out / f"costs-{options.model}.json").write_text(json.dumps(said, indent=1) + "\n")
+            print(json.dumps(said), flush=True)
         return
     if not options.report:
         tracer = headtrace.Tracer(headtrace.load(options.model))

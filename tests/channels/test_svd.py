@@ -158,6 +158,22 @@ def test_the_cache_is_keyed_by_the_layers_weights_and_survives_damage(tmp_path, 
     assert len(list(tmp_path.rglob("*.safetensors"))) == model.n_layers + 1
 
 
+def test_channels_are_made_while_another_thread_holds_the_models_lock(tmp_path, monkeypatch) -> None:
+    """Heads are made in the background: whoever computes something cached of the model may be waiting for them."""
+    monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("headtrace.channels.svd.KEPT_FROM_NUMBERS", 0)
+    model = tiny_model("llama")
+    channels = model_channels(model)
+    maker = threading.Thread(target=channels.at, args=(1, 0), daemon=True)
+
+    def made_meanwhile() -> bool:
+        maker.start()
+        maker.join(timeout=20)
+        return not maker.is_alive()
+
+    assert model.cached("something that waits for channels", made_meanwhile)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_heads_are_decomposed_when_they_are_asked_for_and_are_those_of_all(
     name, tmp_path, monkeypatch

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from headtrace.models import Model
+    from headtrace.models.weights import FoldedWeights
 
 Bias = Literal["offset", "homogeneous"]
 
@@ -197,15 +198,26 @@ def _with_bias(W: Tensor, b: Tensor) -> Tensor:
     return torch.cat((W, b[:, None]), dim=1)
 
 
-def key_weights(model: Model, layer: int, bias: Bias = "offset") -> Float[Tensor, "kv_head d_model d_head"]:
+def key_weights(
+    weights: FoldedWeights, layer: int, bias: Bias = "offset"
+) -> Float[Tensor, "kv_head d_model d_head"]:
     """W_K of one layer's key-value heads; in homogeneous coordinates with the bias as one more row."""
-    W_K, b_K = model.weights.W_K[layer], model.weights.b_K[layer]
+    W_K, b_K = weights.W_K[layer], weights.b_K[layer]
     return _with_bias(W_K, b_K) if bias == "homogeneous" else W_K
 
 
-def heads_svd(model: Model, layer: int, heads: Sequence[int], bias: Bias = "offset") -> HeadSVD:
-    """Singular vectors and values of some heads of one layer (``U`` and ``V`` are not kept for the whole model)."""
-    weights = model.weights
+def heads_svd(
+    model: Model,
+    layer: int,
+    heads: Sequence[int],
+    bias: Bias = "offset",
+    weights: FoldedWeights | None = None,
+) -> HeadSVD:
+    """Singular vectors and values of some heads of one layer (``U`` and ``V`` are not kept for the whole model).
+
+    ``weights`` are the model's, where they are at hand: asking the model for them may wait for its lock.
+    """
+    weights = model.weights if weights is None else weights
     queries, chosen = weights.W_Q[layer], torch.tensor(list(heads), device=model.device)
     if bias == "homogeneous":
         if model.architecture.rotary:
@@ -214,7 +226,7 @@ def heads_svd(model: Model, layer: int, heads: Sequence[int], bias: Bias = "offs
                 "them. Use bias='offset'."
             )
         queries = _with_bias(queries, weights.b_Q[layer])
-    keys = key_weights(model, layer, bias)
+    keys = key_weights(weights, layer, bias)
     if len(heads) < model.n_heads:
         queries, keys = queries[chosen], keys[chosen // weights.group]
     svd = svd_heads(queries, keys)
@@ -389,7 +401,9 @@ class ModelChannels:
                 if kept is not None:
                     self._fill(layer, list(range(self.model.n_heads)), kept)
                     return
-            self._fill(layer, missing, as_channels(heads_svd(self.model, layer, missing, self.bias)))
+            # Nothing here may wait for the model: whoever holds its lock may be waiting for these channels.
+            made = heads_svd(self.model, layer, missing, self.bias, self._weights)
+            self._fill(layer, missing, as_channels(made))
             if not self._small and all(self._known[layer]):
                 _keep(self._path(layer), {n: t[layer] for n, t in self._found.tensors().items()})
 

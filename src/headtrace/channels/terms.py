@@ -308,7 +308,7 @@ def _layer_terms(
         "remainder": (a * key * ~inside).sum(dim=-1),
         "relative_remainder": (a * relative_key * ~inside).sum(dim=-1),
     }
-    W_K = key_weights(recording.model, layer, bias)
+    W_K = key_weights(recording.model.weights, layer, bias)
     for head in (channels.rank < a.shape[-1]).nonzero()[:, 0].tolist():
         rows = (scores.head == head).nonzero()[:, 0]
         # Directions that W_K cannot write: keys get there only by bias or rotation.

@@ -38,7 +38,7 @@ export function createHeadList(app) {
 
   function draw() {
     const { found, recording } = given;
-    note.textContent = found.stage === "run" ? `By what they contribute to the ${found.measure} in this run; what flows through them is being computed.` : `By what flows through them of the ${found.measure}, compared with changed prompts.`;
+    note.textContent = found.stage === "run" ? `Contribution to the ${found.measure} in this run; the flow is being computed.` : `Flow of the ${found.measure}, compared with changed prompts.`;
     const heads = new Map(recording.heads.map((head) => [`${head.layer} ${head.head}`, head]));
     const by = SORTS[app.state.sort ?? "flow"].of;
     const value = (row) => by(row, heads.get(`${row.layer} ${row.head}`));

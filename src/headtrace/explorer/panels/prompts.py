@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ANSWERS = 10
 """How many of the likeliest next tokens are shown."""
+BYTES = "(bytes)"
+"""In the place of a token that is a piece of a character."""
 
 
 class Answer(View):
@@ -112,7 +114,7 @@ def readable(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
 
 def named(label: str) -> str:
     """The label of a token that a head raises or lowers; of a piece of a character there is nothing to read."""
-    return "part of a character" if UNREADABLE in label else label
+    return BYTES if UNREADABLE in label else label
 
 
 def answer_view(model: Model, token: int, probability: float) -> Answer:

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError
-from headtrace.explorer.panels.prompts import named, readable
+from headtrace.explorer.panels.prompts import BYTES, named, readable
 from headtrace.explorer.panels.requests import (
     FiringRequest,
     Position,
@@ -197,8 +197,11 @@ def sentence(view: WhyView, tokens: Sequence[str]) -> str:
         if who is not None
     ]
     said += f" because {' and '.join(reasons)}." if reasons else "."
-    if firing.dest == len(tokens) - 1 and view.moved.promotes and view.moved.suppresses:
-        raised, lowered = view.moved.promotes[0][0], view.moved.suppresses[0][0]
+    raised, lowered = (
+        next((token for token, _ in listed if token != BYTES), None)
+        for listed in (view.moved.promotes, view.moved.suppresses)
+    )
+    if firing.dest == len(tokens) - 1 and raised is not None and lowered is not None:
         said += f" What it writes raises {quoted(raised)} most and lowers {quoted(lowered)} most."
     return said
 

@@ -1,60 +1,105 @@
-"""What do the signals of SmolLM2's IOI circuits look for, and are the words right? At least 300 signals, `lexical`.
+"""What do the signals of SmolLM2's circuits look for, and are the words right? `lexical`, in two corpora.
 
-    python docs/studies/words_smollm2.py CORPUS [--prompts 4] [--signals 300] [--out words-smollm2]
+    python docs/studies/words_smollm2.py CORPUS SECOND_CORPUS [--signals 500] [--out words-smollm2]
 
-CORPUS is what `headtrace interpret --corpus` takes: a file, or sampled:20000 for text drawn from the model itself.
-Prints the interpretable fraction with its interval, by layer, the controls, and ten descriptions that pass and ten that
-do not, each with an example, as Markdown. The same command again goes on where it stopped.
+Corpora are what `headtrace interpret --corpus` takes. The circuits are of six IOI prompts and ten others. Prints the
+interpretable fraction with its interval, by layer, the controls, and twenty descriptions drawn at random from those that
+are supported, with the roles that the head has by its measures on the first corpus; then the words for all channels of
+the heads that measure highest for induction, the same token and the token before. The same command again goes on where
+it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from random import Random
 
 import headtrace
-from headtrace.interpret import Interpretation, Judged, interpret
+from headtrace.interpret import (
+    HeadRole,
+    Interpretation,
+    ScoredSignal,
+    head_roles,
+    interpret,
+    interpret_examples,
+    scan,
+)
 from headtrace.tasks import load_task
+from headtrace.vocabulary import head_name
+
+OTHERS = (
+    "The Eiffel Tower is in the city of",
+    "The keys to the cabinet next to the door",
+    "The capital of Japan is Tokyo, and the capital of France is",
+    "Monday, Tuesday, Wednesday,",
+    "def add(a, b):\n    return a +",
+    "The war lasted from the year 1732 to the year 17",
+    "When the teacher asked the girls a question, the youngest of",
+    "She opened the box (the one with the red lid) and took out the",
+    "My favourite colour is blue. My sister's favourite colour is green. My favourite colour is",
+    "One, two, three, four,",
+)
+Roles = dict[tuple[int, int], tuple[HeadRole, ...]]
 
 
 def main() -> None:
     asked = argparse.ArgumentParser()
-    asked.add_argument("corpus")
-    asked.add_argument("--prompts", type=int, default=4)
-    asked.add_argument("--signals", type=int, default=300)
+    asked.add_argument("corpora", nargs=2)
+    asked.add_argument("--signals", type=int, default=500)
     asked.add_argument("--out", default="words-smollm2")
     given = asked.parse_args()
     model = headtrace.load("smollm2-135m")
-    examples = load_task("ioi", model.tokenizer, n_per_cell=1, seed=5).examples[: given.prompts]
-    circuits = headtrace.Tracer(model).trace_batch(examples, root="linear")
-    start = time.perf_counter()
-    found = interpret(circuits, model, given.corpus, limit=given.signals, out=given.out)
+    examples = load_task("ioi", model.tokenizer, n_per_cell=1, seed=5).examples[:6]
+    tracer = headtrace.Tracer(model)
+    circuits = [*tracer.trace_batch(examples, root="linear"), *map(tracer.trace, OTHERS)]
+    start = time.process_time()
+    found = interpret(circuits, model, given.corpora, limit=given.signals, out=given.out)
     print(found.summary())
-    print(f"\n{time.perf_counter() - start:.0f} s for scan, words and judging\n")
+    print(f"\n{time.process_time() - start:.0f} s of processor for both scans, words and judging\n")
     print_by_layer(found)
-    print_descriptions(found)
+    roles = head_roles(model, given.corpora[0], tokens=8000)
+    print_descriptions(found, roles)
+    print_heads(model, given.corpora, roles)
+
+
+def print_heads(model: headtrace.Model, corpora: list[str], roles: Roles, most: int = 6) -> None:
+    """The words for all channels of the heads that do something most, by their measures."""
+    chosen: dict[tuple[int, int], str] = {}
+    for name in ("induction", "same token", "previous token"):
+        scores = {place: role.score for place, own in roles.items() for role in own if role.name == name}
+        for place in sorted(scores, key=lambda place: -scores[place])[:most]:
+            chosen.setdefault(place, f"{name} {scores[place]:.2f}")
+    signals = [
+        ScoredSignal(f"{head_name(*place)}:all", *place, "channel", tuple(range(model.d_head)))
+        for place in chosen
+    ]
+    scans = [scan(model, corpus, signals, tokens=16000) for corpus in corpora]
+    one, other = ([each.examples(signal) for signal in signals] for each in scans)
+    print("\n| head | measured | supported | AUROC | words |\n| --- | --- | --- | --- | --- |")
+    found = interpret_examples(one, second=other).signals
+    for measured, each in zip(chosen.values(), found, strict=True):
+        words = each.description.text if each.description else "none"
+        aurocs = " and ".join(f"{counts.auroc or 0:.2f}" for counts in (each.counts, each.in_second))
+        name = head_name(each.signal.layer, each.signal.head)
+        print(f"| {name} | {measured} | {'yes' if each.supported else 'no'} | {aurocs} | {words} |")
 
 
 def print_by_layer(found: Interpretation) -> None:
     print("| layer | supported | of | share |\n| --- | --- | --- | --- |")
     for layer, share in found.by_layer.items():
-        print(f"| {layer} | {share.count} | {share.of} | {share} |")
+        print(f"| {layer} | {share.count} | {share.total} | {share} |")
 
 
-def print_descriptions(found: Interpretation, each: int = 10) -> None:
-    """The best and the worst of those with words, one per text of description."""
-    by_text: dict[str, Judged] = {}
-    for one in sorted(found.signals, key=lambda one: one.p_value):
-        if one.description is not None:
-            by_text.setdefault(one.description.text, one)
-    good = [one for one in by_text.values() if one.supported][:each]
-    bad = [one for one in by_text.values() if not one.supported][-each:]
-    print("\n| signal | supported | p | words | example |\n| --- | --- | --- | --- | --- |")
-    for one in (*good, *bad):
-        example = one.examples[0][0].excerpt(around=3).replace("\n", "⏎").replace("|", "\\|")
-        words = one.description.text.replace("|", "\\|") if one.description else ""
-        shown = "yes" if one.supported else "no"
-        print(f"| {one.signal.name} | {shown} | {one.p_value:.1g} | {words} | `{example}` |")
+def print_descriptions(found: Interpretation, roles: Roles, count: int = 20) -> None:
+    """Some of the supported descriptions, at random, beside what the head does by its measures."""
+    supported = [each for each in found.signals if each.supported]
+    print("\n| signal | AUROC | words | roles of the head |\n| --- | --- | --- | --- |")
+    for each in Random(1).sample(supported, min(count, len(supported))):
+        words = each.description.text.replace("|", "\\|") if each.description else ""
+        aurocs = " and ".join(f"{counts.auroc or 0:.2f}" for counts in (each.counts, each.in_second))
+        own = ", ".join(map(str, roles[each.signal.layer, each.signal.head])) or "none"
+        print(f"| {each.signal.name} | {aurocs} | {words} | {own} |")
 
 
 if __name__ == "__main__":

@@ -25,10 +25,11 @@ from headtrace.interpret import (
 )
 from headtrace.interpret.endpoint import KEY, Malformed, read_description, read_labels
 from headtrace.interpret.explainers import RunContext, TokenBudget
-from tests.interpret.made_up_signals import previous, same_token, signal_by, to_animal
+from tests.interpret.made_up_signals import previous, same_token, signal_by, to_animal, two_corpora
 from tests.interpret.serving import Answer, Raw, Server, completion, good, serving
 
 SIGNALS = [signal_by(same_token, f"L0H0:{channel}", seed=channel) for channel in range(4)]
+SECOND = [signal_by(same_token, f"L0H0:{channel}", seed=channel + 1000) for channel in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +48,11 @@ def test_a_run_through_an_endpoint_has_right_statistics(tmp_path):
         context = RunContext(None, tmp_path)
         explains = EndpointExplainer(**options).prepare(context)
         found = interpret_examples(
-            SIGNALS, explainer=explains, judge=EndpointJudge(**options).prepare(context)
+            SIGNALS, second=SECOND, explainer=explains, judge=EndpointJudge(**options).prepare(context)
         )
         asked = server.asked
         again = interpret_examples(
-            SIGNALS, explainer=explains, judge=EndpointJudge(**options).prepare(context)
+            SIGNALS, second=SECOND, explainer=explains, judge=EndpointJudge(**options).prepare(context)
         )
         assert server.asked == asked, "every answer is kept"
     assert found.fraction.value == 1.0
@@ -228,17 +229,18 @@ def _unsure(number: int, messages: list[dict[str, str]]) -> Answer:
     drawn = Random(messages[-1]["content"])
     if (fault := drawn.random()) < 0.15:
         return 500 if fault < 0.1 else "Yes."
-    return json.dumps({"labels": [each != (drawn.random() < 0.3) for each in json.loads(text)["labels"]]})
+    return json.dumps({"labels": [each != (drawn.random() < 0.02) for each in json.loads(text)["labels"]]})
 
 
 def test_every_number_of_a_result_is_that_of_its_labels(tmp_path):
     """The study computes all numbers again from the raw labels, without headtrace's own statistics."""
     studied = run_path(str(Path(__file__).parents[2] / "docs/studies/words_endpoint.py"))
     rules = (same_token, previous, to_animal, lambda _: True)
-    signals = [signal_by(rules[i % 4], f"L0H{i}:0", noise=0.3 * (i % 4 < 3), seed=i) for i in range(12)]
+    both = [two_corpora(rules[i % 4], f"L0H{i}:0", noise=0.3 * (i % 4 == 1), seed=i) for i in range(12)]
     with serving(_unsure) as server:
         judge = EndpointJudge(server.url, "m", retries=0, batch=5)
-        found = interpret_examples(signals, explainer=_explainer(server.url), judge=judge)
+        signals, second = ([pair[corpus] for pair in both] for corpus in (0, 1))
+        found = interpret_examples(signals, second=second, explainer=_explainer(server.url), judge=judge)
     told = json.loads(found.save(tmp_path).joinpath("interpretation.json").read_text())
     studied["check_statistics"](told)
     letters = {letter for each in told["signals"] for group in each["labels"].values() for letter in group}

@@ -10,8 +10,7 @@ To add one, register what it says and a test of a ``PairView``, under a name: ex
 tables of an atlas then know it.
 
 >>> far = Relation("the source is in the first half of the text before the destination", lambda p: 2 * p.src < p.dest)
->>> register_relation("first_half", far)
->>> RELATIONS["first_half"].test(view).tolist()
+>>> far.test(view).tolist()                                            # register_relation("first_half", far)
 [True, False]
 
 A test reads properties of the tokens at either side with ``PairView.at``: those of ``TextTokens``.

@@ -55,8 +55,8 @@ def page(
     return document(part("template.html"), title=title, style=style, script=_script(), data=data)
 
 
-def mechanism_data(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism for its view: what its file says, in words and as a drawing."""
+def mechanism_data(mechanism: Mechanism, width: int = 1120) -> dict[str, Any]:
+    """A mechanism for its view: what its file says, in words and as a drawing that is so many pixels wide."""
     return {
         "sentence": mechanism.sentence,
         "origin": mechanism.origin,
@@ -66,7 +66,7 @@ def mechanism_data(mechanism: Mechanism) -> dict[str, Any]:
         "test": None if mechanism.test is None else plain(mechanism.test),
         "whole": mechanism.whole,
         "chosen": list(mechanism.chosen),
-        "svg": mechanism.to_svg(),
+        "svg": mechanism.to_svg(width),
         "advice": [] if mechanism.steps else _advice(mechanism.circuit),
     }
 

@@ -15,7 +15,6 @@ from headtrace.mechanism.mechanism import Mechanism
 from headtrace.mechanism.parts import Arrow, Step
 from headtrace.mechanism.steps import LOOKING, MLPS, heads_phrase
 
-WIDTH = 1120
 CARD, GAP, ROW_GAP = 264, 18, 62
 PAD = 12
 TITLE, SMALL, ROOT_TEXT = 14, 11.5, 16
@@ -56,8 +55,8 @@ def wrapped(text: str, width: float, size: float) -> list[str]:
     return [*lines, line]
 
 
-def to_svg(mechanism: Mechanism, width: int = WIDTH) -> str:
-    """The drawing as text."""
+def to_svg(mechanism: Mechanism, width: int) -> str:
+    """The drawing as text, so many pixels wide."""
     steps = [step for step in mechanism.steps if not step.hidden]
     cards = {step.id: _card_lines(step) for step in steps}
     rows = _rows(steps, max(1, int((width + GAP) // (CARD + GAP))))

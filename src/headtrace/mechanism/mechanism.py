@@ -265,11 +265,11 @@ class Mechanism:
 
         return write_page(self.circuit, path, mechanism=self)
 
-    def to_svg(self) -> str:
-        """The drawing: tokens at the bottom, steps as cards, the answer on top."""
+    def to_svg(self, width: int = 1120) -> str:
+        """The drawing, so many pixels wide: tokens at the bottom, steps as cards, the answer on top."""
         from headtrace.mechanism.drawing import to_svg
 
-        return to_svg(self)
+        return to_svg(self, width)
 
     def save(self, path: str | Path) -> Path:
         """Write the mechanism and its circuit as one JSON file (`headtrace.load_mechanism` reads it)."""

@@ -40,7 +40,7 @@ from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.roots import Likelihood, LogitDifference
 from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content, moved
-from headtrace.tracing.firing import IG_STEPS
+from headtrace.tracing.methods import IG_STEPS
 from headtrace.tracing.replacements import BUDGET, ask
 from headtrace.vocabulary import Firing
 
@@ -63,6 +63,9 @@ WORDS = 3
 
 Stage = Literal["run", "heads", "cards", "badges"]
 """What is there: heads by what they contribute in this run; words, and heads by flow; the mechanism; measurements."""
+
+BESIDE_HEADS = 840
+"""Width of the drawing in pixels: three cards, so that its text is not made smaller beside the list of heads."""
 
 
 class QuestionRequest(RecordingRequest):
@@ -313,7 +316,7 @@ def _with_mechanism(view: MechanismView, found: Mechanism, stage: Stage) -> Mech
     for row in view.heads:
         step = steps.get(Firing(row.layer, row.head, row.dest, row.src))
         heads.append(row if step is None else row.model_copy(update={"step": step.id, "role": step.title}))
-    drawn = mechanism_data(found) if found.steps else None
+    drawn = mechanism_data(found, BESIDE_HEADS) if found.steps else None
     reason = None if found.steps else " ".join(clause.text for clause in found.clauses)
     return view.model_copy(update={"stage": stage, "heads": heads, "mechanism": drawn, "reason": reason})
 

@@ -239,7 +239,7 @@ def causes_alone(
     left = (written @ directions[..., None])[..., 0]
     along, changed = directions[:, None].expand_as(written), (1 - left).abs() > HALF
     if signals:
-        readers = [((signal.prompt, signal.target), signal.side) for signal in signals]
+        readers: list[tuple[PromptSite, Side]] = [((s.prompt, s.target), s.side) for s in signals]
         attention, read = _attention_left(recording, readers, mlp.write(mlp.inputs[:, None]) - written)
         attends = (1 - attention).abs() > ATTENTION_CHANGED
         changed &= (left < 1) | attends  # a signal that grows where attention cannot is held down by nothing

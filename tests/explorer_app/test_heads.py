@@ -209,7 +209,11 @@ def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
         answer["token"] = text
     for cause in why["query"]["causes"] + why["key"]["causes"]:
         cause["token"] = HOSTILE[0]
-    why["channels"][0]["evidence"] = {"words": HOSTILE[1], "tokens": HOSTILE, "examples": HOSTILE}
+    why["channels"][0]["evidence"] = {
+        "words": HOSTILE[1],
+        "tokens": HOSTILE,
+        "examples": ["so[[ far]] away<< now>>", *HOSTILE],
+    }
     why["moved"]["promotes"] = [[text, 1.0] for text in HOSTILE]
     page = explorer(view="heads")
     page.page.route("**/api/record", lambda route: route.fulfill(json=record))
@@ -220,6 +224,8 @@ def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
     expect(page.page.locator(".tokens li").first).to_contain_text("<img")
     page.page.locator(".heads .channels-section summary").click()
     expect(page.page.locator(".evidence")).to_contain_text("</textarea>")
+    expect(page.page.locator(".evidence .looked-at")).to_have_text(" far")
+    expect(page.page.locator(".evidence")).to_contain_text("so far away now")
     page.page.locator(".grid-host canvas").focus()
     page.page.keyboard.press("Home")
     expect(page.page.locator("#card")).to_be_visible()

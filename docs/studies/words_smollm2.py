@@ -3,7 +3,7 @@
     python docs/studies/words_smollm2.py CORPUS SECOND_CORPUS [--signals 500] [--out words-smollm2]
 
 Corpora are what `headtrace interpret --corpus` takes. The circuits are of six IOI prompts and ten others. Prints the
-interpretable fraction with its interval, by layer, the controls, and twenty descriptions drawn at random from those that
+interpretable fraction with its interval, by layer, the controls, and twenty descriptions at random from those that
 are supported, with the roles that the head has by its measures on the first corpus; then the words for all channels of
 the heads that measure highest for induction, the same token and the token before. The same command again goes on where
 it stopped.

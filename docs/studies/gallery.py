@@ -167,8 +167,10 @@ def page() -> str:
         "Six kinds of prompts on three models, each as [a mechanism](explanation/mechanisms.md): what the heads do, in "
         "at most seven steps made by rules, with what was measured on each card (○ where nothing was). The lines of "
         "each ledger add up to the whole difference (asserted to a thousandth by the script that made this page, "
-        "`docs/studies/gallery.py`). These are the first prompts tried of each kind; what a mechanism leaves open "
-        "stands below it.",
+        "`docs/studies/gallery.py`). Prompts were not chosen by their results; what a mechanism leaves open "
+        "stands below it. On the two smaller models the prompts to compare with were found by the model, except for "
+        "the fact, the years and the needle; on Qwen all were written by hand (`--by-hand`). For "
+        "the fact, answer and rival are given, too: Gemma's own answer is *the*.",
         "",
     ]
     for kind, shown in GALLERY.items():

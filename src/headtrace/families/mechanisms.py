@@ -50,7 +50,7 @@ def step_words(rule: str, at: str, reads: str | None) -> str:
     if rule == MLPS or rule not in RULES:
         where = f" at *{at}*" + ("" if reads is None else f" reading *{reads}*")
         return ("the MLPs" if rule == MLPS else rule) + where
-    tokens = ("the earlier one", "" if reads in (at, None) else reads, at)
+    tokens = ("its earlier occurrence", "" if reads in (at, None) else reads, at)
     return RULES[rule].words(Facts(tokens, 2, 2 if reads == at else 1, 1.0, 1.0))
 
 

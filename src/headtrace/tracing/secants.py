@@ -175,20 +175,20 @@ class MlpSecant:
 
     before: NormSecant | None
     W_in: Float[Tensor, "d_model d_hidden"]
-    up: Float[Tensor, "batch token d_hidden"]
+    up: Float[Tensor, "*place d_hidden"]
     """What a hidden unit passes on of its input."""
     W_gate: Float[Tensor, "d_model d_hidden"] | None
-    gate: Float[Tensor, "batch token d_hidden"] | None
+    gate: Float[Tensor, "*place d_hidden"] | None
     """... and of its gate's."""
-    routed: Float[Tensor, "batch token d_hidden"] | None
+    routed: Float[Tensor, "*place d_hidden"] | None
     """What the change of a router's weights adds to each hidden unit."""
-    toward: Float[Tensor, "batch token d_model"] | None
+    toward: Float[Tensor, "*place d_model"] | None
     """``D x / |D x|^2``: the router's choice is no smooth function, so its change goes to what changed its input."""
     W_out: Float[Tensor, "d_hidden d_model"]
     after: NormSecant | None
-    inputs: Float[Tensor, "batch token d_model"]
+    inputs: Float[Tensor, "*place d_model"]
     """``D`` of what it reads behind its norm."""
-    writes: Float[Tensor, "batch token d_model"] | None
+    writes: Float[Tensor, "*place d_model"] | None
     """In half precision, ``D`` of what it writes, computed from what it reads."""
 
     @classmethod

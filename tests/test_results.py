@@ -22,7 +22,7 @@ from headtrace.causal.expectations import expect, make_claims
 from headtrace.causal.experiments import edge_pairs, edges_into_head, residual_changes, single_edges
 from headtrace.causal.faithfulness import faithfulness
 from headtrace.channels.terms import decompose_all
-from headtrace.families import compare_circuits, compare_runs
+from headtrace.families import compare_circuits, compare_runs, shared_steps
 from headtrace.interpret import interpret_examples
 from headtrace.interpret.atlas import atlas
 from headtrace.runs.references import agreement, load_reference
@@ -112,6 +112,14 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "ExclusiveAblation": lambda _: families().ablate_exclusive(model(), prompts=1),
     "CircuitComparison": lambda _: compare_circuits([circuit(), circuit("complete")]),
     "SignalComparison": lambda _: headtrace.compare_signals(circuit(), circuit(), model()),
+    "SharedSteps": lambda folder: shared_steps(
+        headtrace.run(
+            model(),
+            [{"text": IOI, "answer": " Mary", "wrong": " John", "counterfactual": OTHER}],
+            out=folder / "steps",
+            mechanisms=True,
+        )
+    ),
     "RunComparison": lambda folder: compare_runs(_run(folder), folder / "run"),
     "Sinks": lambda _: headtrace.find_sinks(model(), [IOI, OTHER], directions=()),
     "Interpretation": lambda _: interpret_examples(

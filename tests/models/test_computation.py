@@ -18,9 +18,9 @@ from headtrace.explorer.panels.session import Session
 from headtrace.explorer.panels.why import AtlasEvidence
 from headtrace.interpret import open_atlas, scan
 from headtrace.interpret.atlas import atlas
-from headtrace.models.checkpoint import file_sha256
 from headtrace.models.recording_files import FACTS, TENSORS, _facts_sha256
 from headtrace.runs.engines import ModelPlace
+from headtrace.writing import file_sha256
 from tests.tiny import OPTIONS, prompts, tiny_hf, tiny_model, top_two
 
 IDS = prompts()[0]

@@ -81,8 +81,10 @@ def test_text_of_several_tokens_is_a_continuation(builtin) -> None:
     assert circuit.root.continuation
     assert circuit.root.answer_tokens == ("the", "store")
     assert circuit.prompt.tokens[-1] == "the"
-    with pytest.raises(InputError, match="2 tokens for this model"):
-        headtrace.Tracer(builtin).trace("When Mary and John went to", " the store", " a house")
+    against = headtrace.Tracer(builtin).trace("When Mary and John went to", " the store", " the park")
+    assert against.root.answer_tokens == ("store",)
+    assert against.root.wrong_tokens == ("park",)
+    assert against.prompt.tokens[-1] == "the"
 
 
 def test_a_list_of_answers_means_alternatives_in_trace_and_in_trace_batch(builtin) -> None:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 SCHEMA = "headtrace.mechanism/1"
-MOST_WORDS, LONGEST = 4, 80
-"""Of a prompt to compare with: words that are listed as changed, and characters of it that are shown otherwise."""
+MOST_WORDS = 4
+"""Of a prompt to compare with: so many changed words are listed; with more, the prompt itself is."""
 
 
 @checked
@@ -291,7 +291,7 @@ def _changed_words(text: str | None, other: str | None) -> str:
     one, two = (text or "").split(), other.split()
     pairs = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
     if len(one) != len(two) or not 0 < len(pairs) <= MOST_WORDS:
-        return other if len(other) <= LONGEST else f"{other[:LONGEST]}..."
+        return other
     return " and ".join(f"{a.strip('.,')!r} -> {b.strip('.,')!r}" for a, b in pairs)
 
 

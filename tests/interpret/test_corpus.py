@@ -172,7 +172,7 @@ def test_a_corpus_that_is_none_is_refused_before_anything_runs(model, source, sa
 
 def test_the_hub_needs_a_package_and_says_which(model, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'headtrace\[interpret\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[interpret\]'"):
         open_corpus("owner/name", model)
 
 

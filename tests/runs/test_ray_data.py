@@ -37,7 +37,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once(again) -> None:
 
 def test_without_ray_the_way_to_install_it_is_told(again, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"pip install 'headtrace\[ray\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[ray\]'"):
         again(engine="ray")
 
 

@@ -173,8 +173,7 @@ def mlp_signal_causes(
     _require_whole(recording, part, constant, signals)
     alone = causes_alone(recording, removals, directions, signals)
     rounding = carries_nothing(directions.dtype) * (part.shares.abs().sum(dim=1) + constant.abs())
-    held = torch.where(constant.abs() > rounding, constant, 0.0).tolist()
-    least = rounding.tolist()
+    held, least = torch.stack((torch.where(constant.abs() > rounding, constant, 0.0), rounding)).tolist()
     n_components = part.shares.shape[1]
     found: dict[int, MlpSignalCauses] = {}
     size, active = FIRST_PREFIX, list(range(len(signals)))

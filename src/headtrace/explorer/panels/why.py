@@ -268,7 +268,7 @@ class RatioTermView(View):
     value: float
 
 
-class WriterPair(View):
+class ScorePair(View):
     query: str
     key: str
     value: float
@@ -285,7 +285,7 @@ class PairsView(View):
     key: list[RatioTermView]
     query_rest: float
     key_rest: float
-    pairs: list[WriterPair]
+    pairs: list[ScorePair]
     total: float
     remainder: float
     python: str
@@ -314,7 +314,7 @@ def pairs(session: Session, request: PairsRequest) -> PairsView:
         query_rest=rest["query"],
         key_rest=rest["key"],
         pairs=[
-            WriterPair(
+            ScorePair(
                 query=listed.query_name(pair.query),
                 key=listed.key_name(pair.key),
                 value=pair.value,

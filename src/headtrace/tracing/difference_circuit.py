@@ -9,7 +9,7 @@ Several other prompts: the mean of the flows, each of which is exact, and the ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,12 @@ SWEPT_TOKENS = 512
 """Pairs of one prompt are swept together up to so many tokens in all, longer ones one after the other."""
 MOST_CHANNELS = 8
 """Channels that an edge names, at most; as many as carry nine tenths of its flow."""
+
+
+EdgeKey = tuple[Site, Site, Side]
+"""Source, target and side of an edge."""
+EdgeFlow = tuple[float, Tensor | None]
+"""What flows through an edge; into a query or key also by channel."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class PairFlow:
         return self.known[site]
 
     @torch.inference_mode()
-    def edges(self, sites: Sequence[Site]) -> dict[tuple[Site, Site, Side], tuple[float, Tensor | None]]:
+    def edges(self, sites: Sequence[Site]) -> dict[EdgeKey, EdgeFlow]:
         """What flows between components and into the root; through queries and keys, by channel as well."""
         flow, prompt = self.flow, self.prompt
         model, writes = flow.recording.model, flow.differences(prompt, sites)
@@ -124,7 +130,7 @@ class PairFlow:
             [-1 if site.layer is None else site.layer for site in sites], device=writes.device
         )
         heads = torch.tensor([site.kind == "head" for site in sites], device=writes.device)
-        found: dict[tuple[Site, Site, Side], tuple[float, Tensor | None]] = {}
+        found: dict[EdgeKey, EdgeFlow] = {}
 
         def keep(
             rows: Tensor, target: Site, side: Side, flows: Tensor, channels: Tensor | None = None
@@ -259,15 +265,17 @@ def difference_circuit(
     sites.sort(key=site_order)
     numbers = {site: i for i, site in enumerate(sites)}
     of_logits = edge_logits(flows, [source for source, target, _ in between if target == ROOT])
+    channels = _channels(flows[0].flow, between)
     edges = tuple(
-        _edge(
-            flows[0].flow,
-            (source, target, side),
-            (numbers[source], numbers[target]),
-            *between[source, target, side],
-            of_logits.get(source),
+        Edge(
+            numbers[source],
+            numbers[target],
+            side,
+            flow,
+            *channels.get((source, target, side), (None, None)),
+            logits=of_logits.get(source) if side == "root" else None,
         )
-        for source, target, side in between
+        for (source, target, side), (flow, _) in between.items()
     )
     shown = sum(edge.weight for edge in edges if edge.side == "root") / change
     nodes = tuple(_node(site, number, flows, change, bool(edges)) for site, number in numbers.items())
@@ -296,14 +304,12 @@ def _mean_flows(flows: Sequence[PairFlow]) -> dict[Site, float]:
     return {site: fmean(each.of(site) for each in flows) for site in strong}
 
 
-def mean_edges(
-    flows: Sequence[PairFlow], sites: Sequence[Site]
-) -> dict[tuple[Site, Site, Side], tuple[float, Tensor | None]]:
+def mean_edges(flows: Sequence[PairFlow], sites: Sequence[Site]) -> dict[EdgeKey, EdgeFlow]:
     """What flows between components and into the root, by channel as well: the mean over the pairs."""
     found = [each.edges(sites) for each in flows]
     if len(found) == 1:
         return found[0]
-    between: dict[tuple[Site, Site, Side], tuple[float, Tensor | None]] = {}
+    between: dict[EdgeKey, EdgeFlow] = {}
     for key in dict.fromkeys(key for edges in found for key in edges):
         parts = [edges[key] for edges in found if key in edges]
         channels = [part for _, part in parts if part is not None]
@@ -312,9 +318,7 @@ def mean_edges(
     return between
 
 
-def _strong(
-    between: dict[tuple[Site, Site, Side], tuple[float, Tensor | None]], least: float
-) -> dict[tuple[Site, Site, Side], tuple[float, Tensor | None]]:
+def _strong(between: dict[EdgeKey, EdgeFlow], least: float) -> dict[EdgeKey, EdgeFlow]:
     """Edges of enough flow, and the strongest out of each node; those that lead to the root."""
     best: dict[Site, float] = {}
     for (source, _, _), (flow, _) in between.items():
@@ -326,25 +330,31 @@ def _strong(
     return {key: part for key, part in strong.items() if key[1] in reached}
 
 
-def _edge(
-    whole: DifferenceFlow,
-    between: tuple[Site, Site, Side],
-    ends: tuple[int, int],
-    flow: float,
-    by_channel: Tensor | None,
-    logits: tuple[float, float] | None,
-) -> Edge:
-    _, target, side = between
-    channels = flows = None
-    if by_channel is not None:
-        order = by_channel.abs().argsort(descending=True, stable=True)
-        running = by_channel.abs()[order].cumsum(0)
-        enough = int((running < CARRIED * running[-1]).sum()) + 1
-        order = order[: min(enough, MOST_CHANNELS)]
-        first = first_of_group(whole.singular_values(target.layer or 0, target.head or 0)).tolist()
-        every = [member for k in order.tolist() for member in range(k, k + first.count(k))]
-        channels, flows = tuple(every), tuple(by_channel[every].tolist())
-    return Edge(*ends, side, flow, channels, flows, logits if side == "root" else None)
+def _channels(
+    whole: DifferenceFlow, between: Mapping[EdgeKey, EdgeFlow]
+) -> dict[EdgeKey, tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Of each edge into a query or key: the channels that carry most of its flow, the largest first, and their flows.
+
+    A channel stands for its group of equal ones, all of which are listed.
+    """
+    by_size: dict[int, list[EdgeKey]] = {}
+    for key, (_, by_channel) in between.items():
+        if by_channel is not None:
+            by_size.setdefault(len(by_channel), []).append(key)
+    first: dict[tuple[int, int], list[int]] = {}
+    found: dict[EdgeKey, tuple[tuple[int, ...], tuple[float, ...]]] = {}
+    for keys in by_size.values():
+        flows = torch.stack([part for key in keys if (part := between[key][1]) is not None])
+        sizes, order = flows.abs().sort(dim=1, descending=True, stable=True)
+        running = sizes.cumsum(1)
+        enough = ((running < CARRIED * running[:, -1:]).sum(1) + 1).clamp_max(MOST_CHANNELS)
+        for key, best, n, mine in zip(keys, order.tolist(), enough.tolist(), flows.tolist(), strict=True):
+            head = key[1].layer or 0, key[1].head or 0
+            if head not in first:
+                first[head] = first_of_group(whole.singular_values(*head)).tolist()
+            every = [member for k in best[:n] for member in range(k, k + first[head].count(k))]
+            found[key] = tuple(every), tuple(mine[k] for k in every)
+    return found
 
 
 def edge_logits(flows: Sequence[PairFlow], sources: Sequence[Site]) -> dict[Site, tuple[float, float]]:

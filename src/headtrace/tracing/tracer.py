@@ -405,7 +405,7 @@ class Tracer:
                 complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
                 traces = complete.run(progress, show)
                 add_amounts(content, traces, first.neurons)
-        return [assembled(place, trace) for place, trace in enumerate(traces)]
+            return [assembled(place, trace) for place, trace in enumerate(traces)]
 
     def _trace_differences(
         self, requests: Sequence[ResolvedRequest], progress: Progress | None

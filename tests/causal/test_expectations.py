@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,24 @@ def test_what_broke_first_is_where_the_model_was_damaged(claims, damaged) -> Non
     assert found.first_broken.claim.firing.startswith("L1H"), "layer 0 attends as it did"
     assert "The first claim that broke" in str(found)
     assert "FAIL" in str(found)
+
+
+def test_steps_of_a_mechanism_are_claims_too(builtin, damaged, tmp_path) -> None:
+    other = IOI.replace("Mary", "Susan")
+    circuit = headtrace.Tracer(builtin).trace(IOI, " Mary", " John", paths="difference", counterfactual=other)
+    claims = make_claims(circuit, builtin)
+    steps = [claim for claim in claims if claim.kind == "step"]
+    assert steps
+    assert expect(claims, builtin).passed
+    save_claims(claims, tmp_path / "c.json")
+    assert list(read_claims(tmp_path / "c.json")) == list(claims)
+    lost = [each for each in expect(claims, damaged).checked if each.claim.kind == "step" and not each.passed]
+    assert any("copies *Mary*" in str(each) for each in lost), (
+        "the heads of layer 1 that copied attend elsewhere"
+    )
+    assert str(lost[0]).startswith("FAIL  step: ")
+    with pytest.raises(InputError, match="as many tokens"):
+        replace(steps[0], other=steps[0].other[1:])
 
 
 def test_files_of_claims_and_the_command(builtin, claims, damaged, tmp_path) -> None:

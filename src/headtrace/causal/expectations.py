@@ -5,6 +5,7 @@ A claim is a prompt, something that can be measured there, and the least that is
 - ``answer``: the logit difference between the answer and the wrong one;
 - ``attends``: the attention of a firing;
 - ``carries``: what a firing contributes to the logit difference;
+- ``step``: what the logit difference loses if the heads of a mechanism's step take what they had on another prompt;
 - ``causal``: how much attention a firing loses if a component is taken out of its query or key (out of all channels,
   since channels are of one model's weights).
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from headtrace.causal.changes import Intervention, edit
+from headtrace.causal.difference_checks import patch_sets
 from headtrace.causal.effects import choose_edges
 from headtrace.causal.execute import run
 from headtrace.causal.signals import ABLATE, Signal
@@ -35,7 +37,7 @@ from headtrace.roots import LogitDifference
 from headtrace.tables import html_table
 from headtrace.tracing.content import moved
 from headtrace.validation import parse, shown
-from headtrace.vocabulary import ATTENTION_SIDES, KINDS, Component, Firing
+from headtrace.vocabulary import ATTENTION_SIDES, KINDS, Component, Firing, Site
 from headtrace.writing import write_report
 
 if TYPE_CHECKING:
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 SCHEMA = "headtrace.claims/1"
-ClaimKind = Literal["answer", "attends", "carries", "causal"]
+ClaimKind = Literal["answer", "attends", "carries", "step", "causal"]
 UNITS: dict[ClaimKind, str] = {
     "answer": "logit difference",
     "attends": "attention",
     "carries": "logit difference",
+    "step": "logit difference lost",
     "causal": "attention lost",
 }
 KEPT = 0.5
@@ -71,8 +74,12 @@ class Claim:
     side: str | None = None
     source: tuple[str, int | None, int | None, int | None] | None = None
     """For ``causal``: kind, layer, head and source position of the component that is taken out."""
+    firings: tuple[str, ...] = ()
+    """For ``step``: its heads, by positions."""
+    other: tuple[int, ...] = ()
+    """For ``step``: the prompt that it is patched to, of as many tokens."""
     text: str | None = None
-    """The prompt, for people."""
+    """The prompt, for people; of a step, what it does."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ClaimKind):
@@ -83,9 +90,16 @@ class Claim:
             raise InputError(f"at_least: expected a number, got {shown(self.at_least)}.")
         if not self.tokens or any(type(token) is not int for token in self.tokens):
             raise InputError(f"tokens: expected token ids, got {shown(list(self.tokens))}.")
-        if self.kind != "answer":
+        if self.kind not in ("answer", "step"):
             Firing.parse(self.firing or "")
-        if self.kind in ("answer", "carries") and not (self.answer and self.wrong):
+        for firing in self.firings:
+            Firing.parse(firing)
+        if self.kind == "step" and not (self.firings and len(self.other) == len(self.tokens)):
+            raise InputError(
+                "A step needs its firings, and another prompt of as many tokens: got "
+                f"{len(self.firings)} firings, and {len(self.other)} tokens for {len(self.tokens)}."
+            )
+        if self.kind in ("answer", "carries", "step") and not (self.answer and self.wrong):
             raise InputError(f"A claim of the kind {self.kind!r} needs an answer and a wrong answer.")
         if self.kind == "causal" and (
             self.side not in ATTENTION_SIDES or self.source is None or self.source[0] not in KINDS
@@ -104,6 +118,8 @@ class Claim:
     def __str__(self) -> str:
         if self.kind == "answer":
             return "the answer is preferred"
+        if self.kind == "step":
+            return f"step: {self.text or ', '.join(self.firings)}"
         firing = str(Firing.parse(self.firing or ""))
         if self.kind == "causal":
             return f"{firing} attends because of {self.component} ({self.side})"
@@ -190,8 +206,8 @@ class Expectations:
 
 def make_claims(circuit: Circuit, model: Model, *, kept: float = KEPT, most: int = 10) -> tuple[Claim, ...]:
     """Claims from a circuit of a logit difference: its answer, and the attention, contribution and causes of its
-    most influential firings (``most`` of each). ``kept`` is the share of what the circuit's own model shows now that
-    is expected."""
+    most influential firings (``most`` of each); of a difference circuit also the steps of its mechanism. ``kept`` is
+    the share of what the circuit's own model shows now that is expected."""
     root = circuit.root
     if not isinstance(root, LogitDifference) or not root.wrong:
         raise InputError(
@@ -209,6 +225,21 @@ def make_claims(circuit: Circuit, model: Model, *, kept: float = KEPT, most: int
         target, source = circuit.node(edge.target).site, circuit.node(edge.source).site.component
         parts = (source.kind, source.layer, source.head, source.src)
         wanted.append(Claim("causal", 0.0, firing=str(target.firing), side=edge.side, source=parts, **same))
+    if circuit.difference is not None:
+        other = tuple(circuit.difference.prompts[0].token_ids)
+        steps = [step for step in circuit.mechanism().steps if step.heads and not step.hidden]
+        wanted += [
+            Claim(
+                "step",
+                0.0,
+                circuit.prompt.token_ids,
+                firings=tuple(str(head.site.firing) for head in step.heads),
+                other=other,
+                text=step.title,
+                **asked,
+            )
+            for step in steps[:most]
+        ]
     wanted.append(Claim("answer", 0.0, **same, **asked))
     # What is zero or less says nothing that could be lost.
     measured = expect(wanted, model).checked
@@ -227,8 +258,11 @@ def expect(claims: Sequence[Claim] | str | Path, model: Model) -> Expectations:
         recording = model.record(list(tokens), keep=CONTENT_FIELDS)
         mine = [claim for claim in given if claim.tokens == tokens]
         for claim in mine:
-            if claim.kind != "causal":
+            if claim.kind not in ("causal", "step"):
                 measured[id(claim)] = _measure(claim, recording)
+        for claim in mine:
+            if claim.kind == "step":
+                measured[id(claim)] = _lost(claim, model)
         causal = [claim for claim in mine if claim.kind == "causal"]
         if causal:
             changes = [_removal(claim, recording) for claim in causal]
@@ -241,7 +275,7 @@ def expect(claims: Sequence[Claim] | str | Path, model: Model) -> Expectations:
 def ordered(claims: Sequence[Claim]) -> list[Claim]:
     """Where heads attend and why, from the lowest layer up; then what firings carry, which depends on all above them,
     and the answer. So what breaks first is where a difference begins."""
-    order: dict[ClaimKind, int] = {"attends": 0, "causal": 0, "carries": 1, "answer": 2}
+    order: dict[ClaimKind, int] = {"attends": 0, "causal": 0, "carries": 1, "step": 1, "answer": 2}
     return sorted(
         claims, key=lambda c: (order[c.kind], 0 if c.firing is None else Firing.parse(c.firing).layer)
     )
@@ -265,6 +299,13 @@ def _measure(claim: Claim, recording: Recording) -> float:
     if claim.kind == "answer":
         return float(root.difference(logits))
     return moved(recording, claim.firing or "", root).contribution or 0.0
+
+
+def _lost(claim: Claim, model: Model) -> float:
+    """What the logit difference loses if the heads of a step take what they had on the other prompt."""
+    sites = [Site("head", f.layer, f.head, f.dest, f.src) for f in map(Firing.parse, claim.firings)]
+    runs = model.record(list(claim.tokens)), model.record(list(claim.other))
+    return patch_sets(*runs, LogitDifference(claim.answer, claim.wrong), [sites], draws=0)[0].effect
 
 
 def _removal(claim: Claim, recording: Recording) -> Intervention:

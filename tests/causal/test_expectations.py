@@ -101,6 +101,7 @@ def test_files_of_claims_and_the_command(builtin, claims, damaged, tmp_path) -> 
     assert CliRunner().invoke(app, ["expect", str(file)]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_pytest_runs_a_test_for_every_claim(claims, damaged, builtin, tmp_path) -> None:
     save_claims(claims, tmp_path / "ioi.claims.json")
     damaged.hf.save_pretrained(tmp_path / "damaged")

@@ -22,6 +22,8 @@ from headtrace.errors import InputError
 from tests.conftest import IOI
 from tests.tiny import prompts, tiny_model, top_two
 
+pytestmark = pytest.mark.slow
+
 EDITS = int(os.environ.get("HEADTRACE_FALSIFIED", "110"))
 OTHER = IOI.replace("John gave", "Mary gave")
 THIRD = IOI.replace("Mary and John", "Anna and John")

@@ -10,6 +10,8 @@ import headtrace
 from headtrace.interpret import interpret
 from tests.documented import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Then, Claire and Jack had a great time at the kitchen. Claire gave a computer to"
 NUMBERS = r"\d+ (?:of \d+ = )?\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]|\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]"
 

@@ -238,6 +238,7 @@ def info_of(folder: Path, environment: dict[str, str]) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_class_that_transformers_does_not_know_is_loaded_from_a_folder(tmp_path: Path) -> None:
     made_up(outputs=31).save_pretrained(tmp_path / "model")
     good = "from tests.models.made_up import MADE_UP as FACTS, register_with_transformers as it\nit()\n"
@@ -246,6 +247,7 @@ def test_a_class_that_transformers_does_not_know_is_loaded_from_a_folder(tmp_pat
     assert json.loads(found.stdout)["d_vocab"] == 23
 
 
+@pytest.mark.slow
 def test_a_class_that_nobody_told_transformers_about_is_named(tmp_path: Path) -> None:
     made_up().save_pretrained(tmp_path / "model")
     silent = "from tests.models.made_up import MADE_UP as FACTS\n"

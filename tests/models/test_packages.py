@@ -159,6 +159,7 @@ def test_a_place_that_cannot_be_written_is_refused_rather_than_used_for_a_while(
         fails("no place to keep files.*HEADTRACE_CACHE")
 
 
+@pytest.mark.slow
 def test_the_command_says_size_and_licence_and_asks(index: Path, content: bytes, tmp_path) -> None:
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         code = (

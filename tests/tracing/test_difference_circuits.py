@@ -11,6 +11,8 @@ from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from tests.tiny import tiny_model
 
+pytestmark = pytest.mark.slow
+
 MARY = "When Mary and John went to the store, John gave a drink to"
 FLIPPED = "When Mary and John went to the store, Mary gave a drink to"
 OTHERS = "When Anna and Tom went to the store, Emma gave a drink to"

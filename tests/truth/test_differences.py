@@ -37,6 +37,8 @@ from tests.truth.programs import questions
 from tests.truth.scoring import Place, found_edges
 from tests.truth.test_compiled import ONE_RUN_CANNOT_TELL
 
+pytestmark = pytest.mark.slow
+
 RECALL = 0.95
 PROMPTS = 4
 LEAST = 0.001

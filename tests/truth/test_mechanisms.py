@@ -11,6 +11,8 @@ from tests.truth.compiled import ABOUT, compiled_model, true_edges, weights
 from tests.truth.programs import Question, questions
 from tests.truth.test_compiled import ONE_RUN_CANNOT_TELL
 
+pytestmark = pytest.mark.slow
+
 SPEAKS = {"copies", "raises", "lowers"}
 ROLES: dict[str, dict[str, set[str]]] = {
     "previous token": {"L0H0": SPEAKS},

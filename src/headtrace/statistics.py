@@ -232,3 +232,12 @@ def wilcoxon(differences: Any) -> float:
         return 1.0
     result: Any = stats.wilcoxon(values)
     return float(result.pvalue)
+
+
+def q_values(p_values: Sequence[float]) -> list[float]:
+    """Benjamini-Hochberg: for each test, the lowest false-discovery rate at which it passes."""
+    if not len(p_values):
+        return []
+    from scipy import stats
+
+    return [float(q) for q in stats.false_discovery_control(np.asarray(p_values, float), method="bh")]

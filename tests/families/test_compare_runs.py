@@ -55,6 +55,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[headtrace.Run, headt
     )
 
 
+def test_runs_that_keep_mechanisms_are_compared_by_steps_too(tuned, tmp_path) -> None:
+    """Whatever their circuits follow: kept steps are read from the table, once for each head and prompt."""
+    task = list(load_task("ioi", builtin().tokenizer, n=3))
+    kept = [
+        headtrace.run(model, task, out=tmp_path / model.name, mechanisms=True) for model in (builtin(), tuned)
+    ]
+    steps = compare_runs(*kept).frame().filter(kind="step")
+    assert steps.height
+    for place, run in zip(("a", "b"), kept, strict=True):
+        counts = Counter[str]()
+        for id in run.prompts.collect()["id"]:
+            told = run.mechanism(id)
+            counts.update({f"{head.name}: {step.role}" for step in told.steps for head in step.heads})
+        for row in steps.to_dicts():
+            assert row[place] == pytest.approx(counts[row["item"]] / 3), row["item"]
+
+
 def counted(run: headtrace.Run, ids: list[str], by: Any) -> dict[str, Counter[str]]:
     """In how many prompts nodes and edges are, from the circuits one by one."""
     found = {"node": Counter[str](), "edge": Counter[str]()}

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headtrace.interpret import Counts, Proportion
-from headtrace.interpret.verdicts import discoveries, q_values, shuffled_places
+from headtrace.interpret.verdicts import discoveries, shuffled_places
+from headtrace.statistics import q_values
 
 small = st.integers(0, 30)
 

@@ -35,8 +35,8 @@ from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress, scaled
 from headtrace.runs import Run, open_run, run
 from headtrace.runs.frames import Frames, frames_of, place_names, with_places
-from headtrace.runs.manifest import DONE
-from headtrace.statistics import interval, mcnemar, paired_difference
+from headtrace.runs.manifest import DONE, STEPS
+from headtrace.statistics import interval, mcnemar, paired_difference, q_values
 from headtrace.writing import write_report
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def compare_runs(
         )
     warnings = _warnings(runs, frames, both, by)
     found = [_items(each, by).join(both.select(prompt="id"), on="prompt", how="semi") for each in frames]
-    if all(each.manifest.options.get("paths") == "difference" for each in runs):
+    if all(STEPS in r.manifest.tables or r.manifest.options.get("paths") == "difference" for r in runs):
         found = [
             pl.concat([one, _steps(each, both["id"].to_list())])
             for one, each in zip(found, runs, strict=True)
@@ -286,7 +286,13 @@ def _items(frames: Frames, by: By) -> pl.DataFrame:
 
 
 def _steps(run: Run, ids: Sequence[str]) -> pl.DataFrame:
-    """The heads of each circuit's mechanism with what the rules call their steps: ``L23H3: lowers``."""
+    """The heads of each mechanism with what the rules call their steps: ``L23H3: lowers``. Where the run keeps no
+    mechanisms, they are read from its difference circuits."""
+    if STEPS in run.manifest.tables:
+        head = pl.col("heads").str.split(" ").list.first()
+        kept = run.steps.filter(pl.col("prompt").is_in(list(ids))).explode("heads").drop_nulls("heads")
+        item = pl.format("{}: {}", head, "rule").alias("item")
+        return kept.select("prompt", pl.lit("step").alias("kind"), item).unique().collect()
     rows = {
         (id, "step", f"{head.name}: {step.role}")
         for id, circuit in run.items(list(ids))
@@ -312,6 +318,8 @@ def _compared(a: pl.DataFrame, b: pl.DataFrame, pairs: int) -> pl.DataFrame:
     only_a, only_b = (counts[name].to_numpy() for name in ("only_a", "only_b"))
     low, high = paired_difference(only_a, only_b, pairs)
     p = pl.Series("p", mcnemar(only_a, only_b), dtype=pl.Float64)
+    q = pl.col("p").map_batches(lambda some: pl.Series(q_values(some.to_list())), return_dtype=pl.Float64)
+    order = pl.col("kind").replace_strict({name: i for i, name in enumerate(KINDS)}, return_dtype=pl.Int64)
     table = counts.select(
         "kind",
         "item",
@@ -324,13 +332,8 @@ def _compared(a: pl.DataFrame, b: pl.DataFrame, pairs: int) -> pl.DataFrame:
         "only_b",
         p,
     )
-    # Benjamini and Hochberg: p times the number of items over its rank, made monotone from the largest down.
-    ranked = table.sort("kind", "p", "item").with_columns(
-        (pl.col("p") * pl.len() / (pl.int_range(pl.len()) + 1)).over("kind").alias("q")
-    )
-    q = pl.col("q").reverse().cum_min().reverse().over("kind").clip(upper_bound=1.0)
-    order = pl.col("kind").replace_strict({name: i for i, name in enumerate(KINDS)})
-    return ranked.with_columns(q).sort(order, -pl.col("difference").abs(), "item")
+    table = table.with_columns(q.over("kind").alias("q"))
+    return table.sort(order, -pl.col("difference").abs(), "item")
 
 
 def _values(run: Run, both: pl.DataFrame) -> dict[str, float | str]:

@@ -37,20 +37,11 @@ from headtrace.interpret.explainers import Description, Judge
 from headtrace.interpret.judging import Counts, HeldOut, Judged, judge_all, letters
 from headtrace.interpret.rules import Rules
 from headtrace.progress import Progress
-from headtrace.statistics import Proportion
+from headtrace.statistics import Proportion, q_values
 
 FALSE_DISCOVERY_RATE = 0.05
 _STOP_WORDS = {"source", "destination", "token", "pair", "example", "text", "the", "and"}
 """Words that say nothing about a signal in particular."""
-
-
-def q_values(p_values: Sequence[float]) -> list[float]:
-    """Benjamini-Hochberg: for each test, the lowest false-discovery rate at which it passes."""
-    if not p_values:
-        return []
-    from scipy import stats
-
-    return [float(q) for q in stats.false_discovery_control(np.asarray(p_values, float), method="bh")]
 
 
 def discoveries(p_values: Sequence[float], rate: float = FALSE_DISCOVERY_RATE) -> list[bool]:

@@ -1,9 +1,9 @@
 """The mechanism of many prompts: which steps they have in common, how often, how much flows through them.
 
-run = headtrace.run(model, examples, out="runs/ioi", mechanisms=True)
-print(shared_steps(run).summary())
-print(shared_steps(run, "order").summary())             # prompts by a label
-print(shared_steps(run, families.labels).summary())     # or by family
+    run = headtrace.run(model, examples, out="runs/ioi", mechanisms=True)
+    print(shared_steps(run).summary())
+    print(shared_steps(run, "order").summary())             # prompts by a label
+    print(shared_steps(run, families.labels).summary())     # or by family
 
 Two prompts have the same step if one rule names it and the tokens that it writes at and reads have the same roles
 (without roles: the same positions). Where a rule gathers all sources (``against``), the source does not count. Of
@@ -25,6 +25,7 @@ import polars as pl
 from headtrace.errors import InputError
 from headtrace.families.result import WITHIN, difference_of_shares
 from headtrace.mechanism.rules import RULES, Facts
+from headtrace.mechanism.steps import MLPS
 from headtrace.notebook import frame, paragraph
 from headtrace.runs.frames import By, choose_places, frames_of, place_names, with_places
 from headtrace.runs.manifest import DONE, LABEL
@@ -33,7 +34,6 @@ from headtrace.statistics import interval, wilson
 from headtrace.writing import write_report, write_text
 
 SCHEMA = "headtrace.steps/1"
-MLPS = "mlps"
 ALL = "all prompts"
 LEAST = 0.1
 """Steps that fewer prompts of every group have are left out of the summary."""
@@ -65,7 +65,8 @@ class SharedSteps:
     """A row per group and step: ``group``, ``rule``, ``at``, ``reads``, ``text``; ``prompts`` that have it and their
     ``share`` (``share_low`` to ``share_high``); over those, the mean ``flow`` (``flow_low`` to ``flow_high``), its mean
     part of the whole difference, ``of_whole``; ``lost``, what the root's number loses without the step, and
-    ``lost_random`` without random components; ``heads`` with the share of these prompts in which each takes part."""
+    ``lost_random`` without random components; ``heads``, the four of most prompts, with the share of these prompts in
+    which each takes part; ``usual``, all that take part in at least half of them."""
     differences: pl.DataFrame
     """A row per step and pair of groups ``a`` and ``b``: the shares ``in_a`` and ``in_b``, their ``difference`` with
     its 95 % interval (``low`` to ``high``), ``flow_a``, ``flow_b``, and the ``verdict``: ``shared``, ``shared, other
@@ -246,13 +247,8 @@ def _row(group: str, size: int, key: tuple[Any, ...], some: pl.DataFrame, seed: 
         "lost": lost,
         "lost_random": random,
         "heads": [f"{name} {count / n:.2f}" for name, count in common],
+        "usual": sorted(name for name, count in heads.items() if count >= WITHIN * n),
     }
-
-
-def _usual_heads(row: dict[str, Any] | None) -> set[str]:
-    """Heads that take part in the step in at least half of the prompts that have it."""
-    named = (each.split(" ") for each in (row or {"heads": ()})["heads"])
-    return {name for name, share in named if float(share) >= WITHIN}
 
 
 _COMPARED = {
@@ -283,7 +279,7 @@ def _differences(table: pl.DataFrame, sizes: Mapping[str, int]) -> pl.DataFrame:
             if found["low"] > 0 or found["high"] < 0:
                 verdict = "more in a" if found["difference"] > 0 else "more in b"
             elif min(found["inside"], found["outside"]) >= WITHIN:
-                common = _usual_heads(one) & _usual_heads(two)
+                common = set(one["usual"] if one else ()) & set(two["usual"] if two else ())
                 verdict = "shared" if common or step["rule"] == MLPS else "shared, other heads"
             rows.append(
                 {

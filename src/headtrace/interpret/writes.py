@@ -3,7 +3,7 @@
 >>> import headtrace
 >>> model = headtrace.load("builtin")
 >>> recording = model.record("When Mary and John went to the store, John gave a drink to")
->>> said = head_says(recording, 2, 0, src=3, most=3)                         # L2H0 reads " John"
+>>> said = head_says(recording, 2, 0, src=10, most=3)                        # L2H0 reads the second "John"
 >>> len(said.raises), len(said.lowers), said.raises[0][1] > 0 > said.lowers[0][1]
 (3, 3, True)
 
@@ -14,13 +14,14 @@ it says. Neither knows of the layers in between, which may undo or amplify what 
 compares it with what the model then says: the head's write from that source is taken away, the model runs on from
 there, and the logits of the raised tokens must fall, and those of the lowered tokens rise, against random tokens.
 
->>> tested = check_head_says(recording, 2, 0, dest=14, src=3)
+>>> tested = check_head_says(recording, 2, 0, dest=14, src=10)
 >>> tested.holds, tested.auroc > 0.9
 (True, True)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,9 @@ class SaysTest:
     """Its 95 % interval (DeLong's variance)."""
     correlation: float
     """Over all tokens of the vocabulary: predicted and measured change of the logit, less their means."""
-    control: float
-    """The same AUROC with the prediction for another source of the prompt that the head could have read."""
+    control: float | None
+    """The same AUROC with the prediction for another source of the prompt that the head could have read; None if there
+    is no other token."""
 
     @property
     def holds(self) -> bool:
@@ -124,14 +126,16 @@ def head_says(
     added = _logits_added(recording, layer, head, src, prompt)
     added = added - added.mean()
     (token,) = recording.model.token_labels([int(recording.token_ids[prompt, src])])
-    ends = (_strongest(recording.model, side, most) for side in (added, -added))
+    ends = (_strongest(recording.model.output_labels, side, most) for side in (added, -added))
     raises, fallen = tuple(ends)
     return HeadSays(head_name(layer, head), token, raises, tuple((name, -value) for name, value in fallen))
 
 
-def _strongest(model: Model, values: Float[Tensor, " vocab"], most: int) -> TokenEffects:
+def _strongest(
+    labels: Callable[[list[int]], Sequence[str]], values: Float[Tensor, " vocab"], most: int
+) -> TokenEffects:
     top, ids = values.topk(min(most, len(values)))
-    return tuple(zip(model.output_labels(ids.tolist()), top.tolist(), strict=True))
+    return tuple(zip(labels(ids.tolist()), top.tolist(), strict=True))
 
 
 @torch.inference_mode()
@@ -157,8 +161,8 @@ def output_channels(
     for channel in range(min(channels, len(sizes))):
         read, said = x @ reads[:, channel], _readout(model) @ writes[:, channel]
         said = said - said.mean()
-        ends = [_embedded(model, side, most) for side in (read, -read)]
-        raised, lowered = (_strongest(model, side, most) for side in (said, -said))
+        ends = [_strongest(model.token_labels, side, most) for side in (read, -read)]
+        raised, lowered = (_strongest(model.output_labels, side, most) for side in (said, -said))
         # The sign of a singular vector is arbitrary: the end that reads more strongly comes first.
         if ends[1][0][1] > ends[0][0][1]:
             ends.reverse()
@@ -167,11 +171,6 @@ def output_channels(
         size = float(sizes[channel])
         found.append(OutputChannel(head_name(layer, head), channel, size, ends[0], raised, lowers, ends[1]))
     return found
-
-
-def _embedded(model: Model, values: Float[Tensor, " vocab"], most: int) -> TokenEffects:
-    top, ids = values.topk(min(most, len(values)))
-    return tuple(zip(model.token_labels(ids.tolist()), top.tolist(), strict=True))
 
 
 def check_head_says(
@@ -194,10 +193,12 @@ def check_head_says(
     fell = exact(one.logits_at(0, dest) - changed.logits_at(0, dest))
     predicted = _logits_added(one, layer, head, src, 0)
     rivals = [place for place in range(1, dest + 1) if one.token_ids[0, place] != one.token_ids[0, src]]
-    control = _logits_added(one, layer, head, rivals[len(rivals) // 2], 0) if rivals else -predicted
+    control = None
+    if rivals:
+        control = _auroc(_logits_added(one, layer, head, rivals[len(rivals) // 2], 0), fell)[0]
     auroc, interval = _auroc(predicted, fell)
     correlation = float(torch.corrcoef(torch.stack((predicted, fell)))[0, 1])
-    return SaysTest(head_says(one, layer, head, src), auroc, interval, correlation, _auroc(control, fell)[0])
+    return SaysTest(head_says(one, layer, head, src), auroc, interval, correlation, control)
 
 
 def _auroc(

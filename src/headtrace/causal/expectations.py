@@ -260,9 +260,10 @@ def expect(claims: Sequence[Claim] | str | Path, model: Model) -> Expectations:
         for claim in mine:
             if claim.kind not in ("causal", "step"):
                 measured[id(claim)] = _measure(claim, recording)
-        for claim in mine:
-            if claim.kind == "step":
-                measured[id(claim)] = _lost(claim, model)
+        steps = [claim for claim in mine if claim.kind == "step"]
+        for asked in dict.fromkeys((claim.other, claim.answer, claim.wrong) for claim in steps):
+            some = [claim for claim in steps if (claim.other, claim.answer, claim.wrong) == asked]
+            measured |= dict(zip(map(id, some), _lost(some, model), strict=True))
         causal = [claim for claim in mine if claim.kind == "causal"]
         if causal:
             changes = [_removal(claim, recording) for claim in causal]
@@ -289,23 +290,31 @@ def _attention(claim: Claim, recording: Recording) -> float:
 def _measure(claim: Claim, recording: Recording) -> float:
     if claim.kind == "attends":
         return _attention(claim, recording)
-    logits, vocabulary = recording.last_logits(), recording.model.d_vocab
-    outside = [token for token in (*claim.answer, *claim.wrong) if not 0 <= token < vocabulary]
-    if outside:
-        raise InputError(
-            f"Unknown token id {outside[0]}: {recording.model.name!r} has 0 to {vocabulary - 1}."
-        )
+    _require_tokens(claim, recording.model)
     root = LogitDifference(claim.answer, claim.wrong)
     if claim.kind == "answer":
-        return float(root.difference(logits))
+        return float(root.difference(recording.last_logits()))
     return moved(recording, claim.firing or "", root).contribution or 0.0
 
 
-def _lost(claim: Claim, model: Model) -> float:
-    """What the logit difference loses if the heads of a step take what they had on the other prompt."""
-    sites = [Site("head", f.layer, f.head, f.dest, f.src) for f in map(Firing.parse, claim.firings)]
-    runs = model.record(list(claim.tokens)), model.record(list(claim.other))
-    return patch_sets(*runs, LogitDifference(claim.answer, claim.wrong), [sites], draws=0)[0].effect
+def _lost(steps: Sequence[Claim], model: Model) -> list[float]:
+    """What the logit difference loses if the heads of each step take what they had on the other prompt, for steps that
+    are about the same prompts and answers."""
+    first = steps[0]
+    _require_tokens(first, model)
+    sets = [
+        [Site("head", f.layer, f.head, f.dest, f.src) for f in map(Firing.parse, claim.firings)]
+        for claim in steps
+    ]
+    runs = model.record(list(first.tokens)), model.record(list(first.other))
+    found = patch_sets(*runs, LogitDifference(first.answer, first.wrong), sets, draws=0)
+    return [each.effect for each in found]
+
+
+def _require_tokens(claim: Claim, model: Model) -> None:
+    outside = [token for token in (*claim.answer, *claim.wrong) if not 0 <= token < model.d_vocab]
+    if outside:
+        raise InputError(f"Unknown token id {outside[0]}: {model.name!r} has 0 to {model.d_vocab - 1}.")
 
 
 def _removal(claim: Claim, recording: Recording) -> Intervention:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -120,8 +119,9 @@ def _models() -> list[Finding]:
     ready += [name for name in PACKAGED if packaged_file(name) is not None]
     absent = [name for name in PACKAGED if name not in ready]
     advice = f"headtrace models get {absent[0]}" if absent else ""
-    hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    folders = sorted(Path(hub).glob("hub/models--*"))
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = sorted(Path(HF_HUB_CACHE).glob("models--*"))
     names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
     return [
         Finding("models here", ", ".join(ready), advice=advice),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -14,7 +16,7 @@ from headtrace.explorer.panels import Settings
 from headtrace.explorer.panels.circuits import RunSource
 from headtrace.tasks import load_task
 from tests.browsing import Opened, browser
-from tests.explorer_server.live import Live, live
+from tests.explorer_server.live import LONG, Live, live
 
 __all__ = ["browser"]
 
@@ -101,3 +103,19 @@ def explorer(browser, server) -> Iterator[Any]:
     yield open_
     for context in contexts:
         context.close()
+
+
+def endless(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> Event:
+    """Make a job of the server go on until it is cancelled; the event is set when it has begun."""
+    begun, inner = Event(), getattr(module, name)
+
+    def job(*given: Any, progress: Any, **options: Any) -> Any:
+        begun.set()
+        pause = Event()
+        for _ in range(int(LONG / 0.02)):
+            progress(0, 1)
+            pause.wait(0.02)
+        return inner(*given, progress=progress, **options)
+
+    monkeypatch.setattr(module, name, job)
+    return begun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Event
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from playwright.sync_api import expect
 
 from headtrace.circuits.files import loads
 from headtrace.explorer.panels import circuits
-from tests.explorer_app.conftest import IOI
+from tests.explorer_app.conftest import IOI, endless
 from tests.explorer_server.live import LONG
 
 pytestmark = pytest.mark.browser
@@ -82,17 +81,7 @@ def test_reload_restores_the_circuit_and_what_is_pinned(explorer):
 
 
 def test_a_cancelled_trace_frees_the_queue(explorer, server, monkeypatch):
-    begun, inner = Event(), circuits.trace
-
-    def endless(*given: Any, progress: Any, **options: Any) -> Any:
-        begun.set()
-        pause = Event()
-        for _ in range(int(LONG / 0.02)):
-            progress(0, 1)
-            pause.wait(0.02)
-        return inner(*given, progress=progress, **options)
-
-    monkeypatch.setattr(circuits, "trace", endless)
+    begun = endless(monkeypatch, circuits, "trace")
     page = explorer(**CIRCUIT, traced="yes")
     assert begun.wait(LONG)
     page.page.get_by_role("button", name="Cancel").click()

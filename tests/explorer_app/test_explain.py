@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from threading import Event
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from headtrace.explorer.panels import mechanisms
-from tests.explorer_app.conftest import IOI
+from tests.explorer_app.conftest import IOI, endless
 from tests.explorer_server.live import LONG
 
 pytestmark = pytest.mark.browser
@@ -193,17 +192,7 @@ def test_a_circuit_without_edges_offers_other_questions(explorer):
 
 
 def test_while_it_is_computed_clicks_are_answered_and_it_can_be_cancelled(explorer, monkeypatch):
-    begun, inner = Event(), mechanisms.explain
-
-    def endless(*given: Any, progress: Any, **options: Any) -> Any:
-        begun.set()
-        pause = Event()
-        for _ in range(int(LONG / 0.02)):
-            progress(0, 1)
-            pause.wait(0.02)
-        return inner(*given, progress=progress, **options)
-
-    monkeypatch.setattr(mechanisms, "explain", endless)
+    begun = endless(monkeypatch, mechanisms, "explain")
     page = explorer(text=IOI, head="L2H1", cell="14-10")
     assert begun.wait(LONG)
     expect(page.page.locator(".skeleton").first).to_be_visible()

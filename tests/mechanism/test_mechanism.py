@@ -138,7 +138,8 @@ def test_every_badge_is_what_an_intervention_by_hand_gives(
     for step in mechanism.steps:
         sites = [head.site for head in step.heads]
         if step.role == MLPS:
-            sites = [Site("mlp", layer, dest=step.dest) for layer in range(model.n_layers)]
+            first, last = step.layers or (0, model.n_layers - 1)
+            sites = [Site("mlp", layer, dest=step.dest) for layer in range(first, last + 1)]
         values = []
         for prompt in chosen:
             source = OtherRun.of(model.record([list(prompt.token_ids)]))

@@ -74,8 +74,10 @@ def measure_steps(
 
 
 def _sites(step: Step, n_layers: int) -> list[Site]:
+    """The components that a step names. MLPs: those of its layers, so that the badge tests what the card says."""
     if step.role == MLPS:
-        return [Site("mlp", layer, dest=step.dest) for layer in range(n_layers)]
+        first, last = step.layers or (0, n_layers - 1)
+        return [Site("mlp", layer, dest=step.dest) for layer in range(first, last + 1)]
     return [head.site for head in step.heads]
 
 
@@ -92,7 +94,7 @@ def _controls(
     generator: torch.Generator,
 ) -> list[Site]:
     """As many others: head components of the same layers and about the same attention that read a token at which the
-    runs differ, or the MLPs at another such token."""
+    runs differ, or the MLPs of the same layers at another such token."""
     if sites and sites[0].kind == "mlp":
         free = differing[-1].clone()
         free[sites[0].dest or 0] = False

@@ -61,7 +61,8 @@ class StepMeasurement:
     """The root's number without the step."""
     random: Number | None = None
     """The root's number without as many others drawn at random: head components of the same layers and about the same
-    attention that read a token at which the runs differ, or the MLPs at another such token. None where none is."""
+    attention that read a token at which the runs differ, or the MLPs of the same layers at another such token. None
+    where there is none."""
 
     @property
     def text(self) -> str:

@@ -16,8 +16,8 @@ _KINDS = {int: "integer", float: "number", Path: "file"}
 _HEAD = """\
 # Commands
 
-Made from the commands themselves, of which each says the same with `--help`. What holds for all of them (prompts,
-results, files, exit codes) is on [another page](command-line.md).
+Every command, its options and examples, as `--help` prints them. What all commands share (prompts, results, files, exit
+codes) is on [another page](command-line.md).
 
 """
 
@@ -137,5 +137,6 @@ def _escaped(text: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
+    files.remove(files.get_file_from_path(PAGE))  # what stands there for those who read the repository
     files.append(File.generated(config, PAGE, content=described()))
     return files

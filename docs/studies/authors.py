@@ -7,7 +7,9 @@ model. Circuits are compared as sets of five kinds of items, from the authors' n
 hold roles of tokens, and which token can attend to which depends on the order of names, so that names alone build
 families in. For each: how many families the rule of `headtrace.families` finds, cuts into two and four, and (without
 any clustering) which share of the squared distances order and wording explain, each permuted within the other, and
-with two groups each (all pairs of wordings).
+with two groups each (all pairs of wordings). Then, for all tasks of the table: how many families the rule finds, and
+how many heads of a published circuit are among those that at least half of the circuits have, beside heads drawn at
+random. ``--tasks`` leaves the families of IOI out.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 from jaxtyping import Float
+from scipy.stats import hypergeom
 
-from headtrace.families.choosing import choose
-from headtrace.families.clustering import average_linkage, by_size, condensed, cuts, square
+from headtrace.families.clustering import average_linkage, by_size, choose, condensed, cuts, square
 from headtrace.families.population import Sets
 from headtrace.families.result import agreement
+from headtrace.runs.references import load_reference
 
 PERMUTATIONS = 999
 WORDINGS = (
@@ -43,6 +46,15 @@ WORDINGS = (
 """The seven templates of the authors' data set, by what the first clause says."""
 NAMES, NOUNS = 89, (8, 8)
 """How many names, places and objects its generator draws from."""
+
+
+REFERENCES = {
+    ("gpt2-small", "ioi"): "gpt2-ioi",
+    ("gpt2-small", "gt"): "gpt2-greater-than",
+    ("gpt2-small", "gp"): "gpt2-pronoun",
+    ("pythia-160m", "ioi"): "pythia-160m-ioi",
+}
+"""Published circuits by model and task: indirect objects, greater-than, gendered pronouns."""
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------
@@ -264,16 +276,73 @@ def study(table: pl.DataFrame, model: str) -> dict[str, Any]:
     return found
 
 
+# -- all tasks ---------------------------------------------------------------------------------------------------
+
+
+def task(table: pl.DataFrame, model: str, name: str) -> dict[str, Any]:
+    """Families of one task by the rule, without labels; and its heads beside those of a published circuit."""
+    edges = table.filter(model=model, task=name)
+    names = parsed(pl.concat([edges["source"], edges["target"]]).unique().to_list())
+    sides = [
+        edges.select("prompt", name=end).join(names, on="name").select("prompt", "head", "dest", "src")
+        for end in ("source", "target")
+    ]
+    heads = pl.concat(sides).filter(pl.col("head").is_not_null())
+    kinds = {
+        "edges between node names (with roles)": edges.select(
+            "prompt", pl.format("{} {} {}", "source", "target", "type").alias("item")
+        ),
+        "heads alone": heads.select("prompt", pl.col("head").alias("item")),
+    }
+    ids = edges["prompt"].unique().sort()
+    rows = pl.DataFrame({"prompt": ids, "row": range(len(ids))})
+    found: dict[str, Any] = {"circuits": len(ids), "items": {}}
+    for kind, items in kinds.items():
+        sets = Sets.of(items.join(rows, on="prompt").select("row", "item").unique(), len(ids), "edges")
+        choice = choose(sets.matrix)
+        family = by_size(cuts(average_linkage(condensed(sets.matrix)), choice.n)[-1])
+        sizes = np.bincount(family)[1:].tolist()
+        found["items"][kind] = {"rule": str(choice), "control": choice.control, "p": choice.p, "sizes": sizes}
+    if (model, name) in REFERENCES:
+        often = kinds["heads alone"].unique().group_by("item").len().filter(pl.col("len") >= 0.5 * len(ids))
+        found["published"] = published(set(often["item"]), REFERENCES[model, name])
+    return found
+
+
+def published(heads: set[str], name: str) -> dict[str, Any]:
+    """How many of these heads a published circuit has; p: as many or more, were the heads drawn at random."""
+    reference = load_reference(name)
+    theirs = {f"L{each.layer}H{each.head}" for each in reference.heads}
+    total, right = reference.model.n_layers * reference.model.n_heads, len(heads & theirs)
+    return {
+        "reference": name,
+        "heads": len(heads),
+        "of": len(theirs),
+        "in both": right,
+        "by chance": len(heads) * len(theirs) / total,
+        "p": float(hypergeom.sf(right - 1, total, len(theirs), len(heads))),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", type=Path, help="the Parquet table of ACC's edges")
     parser.add_argument("--models", default="gpt2-small,pythia-160m,gemma-2-2b")
+    parser.add_argument("--tasks", action="store_true", help="only what is said of all tasks")
     parser.add_argument("--out", type=Path, default=Path("build/authors"))
     asked = parser.parse_args()
     table = pl.read_parquet(asked.table)
     asked.out.mkdir(parents=True, exist_ok=True)
+    tasks: dict[str, Any] = {}
+    for model in asked.models.split(","):
+        for name in table.filter(model=model)["task"].unique().sort().to_list():
+            tasks[f"{model} {name}"] = task(table, model, name)
+            print(f"{model} {name}: {tasks[f'{model} {name}']}", flush=True)
+    (asked.out / "tasks.json").write_text(json.dumps(tasks, indent=1, default=int) + "\n")
+    if asked.tasks:
+        return
     results = {model: study(table, model) for model in asked.models.split(",")}
     (asked.out / "results.json").write_text(json.dumps(results, indent=1, default=int) + "\n")
 

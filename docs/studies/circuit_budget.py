@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from headtrace.tasks import TASKS, load_task
 BUDGETS = (0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 
 
-def examine(model: headtrace.Model, example: Any, other: tuple[int, ...], task: str) -> list[dict[str, Any]]:
+def examine(
+    model: headtrace.Model, example: Any, other: tuple[int, ...], task: str, budgets: Sequence[float]
+) -> list[dict[str, Any]]:
     """All circuits of one prompt, and what each is enough for, measured in one batch of copies."""
     circuits = [
         (paths, budget, headtrace.Tracer(model, min_influence=budget).trace(example, paths=paths))
         for paths in ("content", "complete")
-        for budget in BUDGETS
+        for budget in budgets
     ]
     circuits.append(("attention", 0.0, headtrace.Tracer(model).trace(example)))
     case, floor = open_case(circuits[0][2], model, other, "counterfactual")
@@ -59,6 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--tasks", default="ioi:30,greater-than:10,pronoun:10,facts:10", help="task:prompts, ..."
     )
+    parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
     parser.add_argument("--out", type=Path, default=Path("build/budget"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -74,11 +78,11 @@ def main() -> None:
             if other is None:
                 continue
             try:
-                rows += examine(model, example, other.token_ids, task)
+                rows += examine(model, example, other.token_ids, task, options.budgets)
             except headtrace.errors.InputError as error:
                 print(f"{example.id}: {error}", flush=True)
+        pl.DataFrame(rows).write_parquet(options.out / "budget.parquet")  # so far
     table = pl.DataFrame(rows)
-    table.write_parquet(options.out / "budget.parquet")
     numbers = ["kept", "firings", "nodes", "edges", "sufficiency"]
     medians = table.group_by("task", "paths", "budget", maintain_order=True).agg(
         pl.len().alias("prompts"), *(pl.col(name).median() for name in numbers)

@@ -15,12 +15,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+from authors import against_chance
 
 import headtrace
 from headtrace.cli.output import plain
 from headtrace.errors import InputError
 from headtrace.families import Families, Population, find_families
+from headtrace.families.clustering import square
 from headtrace.families.files import population_of
 from headtrace.families.population import GRAINS
 from headtrace.tasks import load_task
@@ -49,6 +52,21 @@ def told(families: Families) -> dict[str, Any]:
     return kept | {"representative_texts": texts}
 
 
+def explained_by(families: Families) -> dict[str, dict[str, float]]:
+    """Which share of the squared distances each label explains, and the name that is the answer.
+
+    Beside labels that are permuted among prompts of one order (for the order: among those of one form). No clusters
+    are needed: labels can explain a part of the distances of circuits that are one family.
+    """
+    population = families.population
+    roots = [population.circuit(id).root for id in population.ids]
+    names = ["/".join(getattr(root, "answer_tokens", None) or ()) for root in roots]
+    labels = {name: population.column(name).to_list() for name in population.labels.columns} | {"name": names}
+    within = {name: labels.get("form" if name == "order" else "order", [""] * len(names)) for name in labels}
+    squared = square(families.sets.matrix).astype(np.float64) ** 2
+    return {name: against_chance(squared, labels[name], within[name]) for name in labels}
+
+
 def signals_between(families: Families, model: headtrace.Model, most: int, out: Path) -> dict[str, Any]:
     """What heads read in the two largest families."""
     sides = [families.circuits(f, most) for f in (1, 2)]
@@ -72,7 +90,7 @@ def signals_by_label(run: str, label: str, model: headtrace.Model, most: int, ou
 
 def study(families: Families, model: headtrace.Model | None, prompts: int, out: Path) -> dict[str, Any]:
     """One grain: figures, numbers, and with a model the ablation of exclusive edges and the signals."""
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"explained": explained_by(families)}
     if model is not None and families.n > 1:
         try:
             families = families.with_ablation(families.ablate_exclusive(model, prompts=prompts))
@@ -91,14 +109,21 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for grain, found in results["grains"].items():
         sizes = ", ".join(str(size) for size in found["sizes"].values())
-        cut = next((row for row in found["choice"]["cuts"] if row["n"] == found["n"]), None)
+        cuts = sorted(found["choice"]["cuts"], key=lambda row: row["silhouette"])
+        # One family is no cut: the best of those that did not pass is shown, and into how many it is.
+        cut = next((row for row in cuts if row["n"] == found["n"]), cuts[-1] if cuts else None)
         control = found["choice"].get("control")
-        known = cut is not None and control is not None
-        shown = f"{cut['silhouette']:.3f} ({control:.3f})" if known else ""
+        many = "" if cut is None or cut["n"] == found["n"] else f" with {cut['n']}"
+        shown = "" if cut is None or control is None else f"{cut['silhouette']:.3f}{many} ({control:.3f})"
         agreed = "; ".join(f"{name} {a['ari']:.3f}, {a['p']:.3g}" for name, a in found["agreement"].items())
         lines.append(
             f"| {grain} | {found['n']} | {sizes} | {shown} | {found['stability']['mean']:.2f} | {agreed} |"
         )
+    lines += ["", "| grain | label | share explained (chance) | p |", "|---|---|---|---|"]
+    for grain, found in results["grains"].items():
+        for name, said in found["explained"].items():
+            share = f"{said['share']:.3f} ({said['by chance']:.3f})"
+            lines.append(f"| {grain} | {name} | {share} | {said['p']:.3g} |")
     lines += ["", "| grain | edges of | exclusive edges | own minus others' (95 %) |", "|---|---|---|---|"]
     for grain, found in results["grains"].items():
         for row in found.get("ablation", {}).get("contrasts", []):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import headtrace
 from headtrace.errors import HeadtraceError
+from headtrace.mechanism.drawing import natural_width
 
 DOCS = Path(__file__).resolve().parents[1]
 PICTURES = DOCS / "figures" / "gallery"
@@ -27,6 +28,7 @@ MODELS = {
     "gemma-3-270m": "Gemma 3 270M",
     "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B",
 }
+EARLIER = "*Not made again since the sentence claims only confirmed steps: these are the words of an earlier version.*"
 NEEDLE = "The password of the {place} is {word}."
 IOI = "When Mary and John went to the store, John gave a drink to"
 ASKED = "The password of the garden gate is"
@@ -140,10 +142,11 @@ def make(found: headtrace.Mechanism, name: str, kind: str) -> dict[str, Any]:
     assert abs(found.whole - (compared.value - compared.other_value)) <= 1e-3 * abs(found.whole)
     assert 0 < len(found.steps) <= 7, (kind, len(found.steps))
     picture = PICTURES / f"{name}-{kind}.svg"
-    picture.write_text(found.to_svg() + "\n", encoding="utf-8")
+    picture.write_text(found.to_svg(natural_width(found)) + "\n", encoding="utf-8")
     return {
         "tokens": len(found.circuit.prompt.tokens),
         "question": found.question,
+        "verdict": found.verdict,
         "origin": found.origin,
         "chosen": list(found.chosen),
         "sentence": found.sentence,
@@ -152,6 +155,10 @@ def make(found: headtrace.Mechanism, name: str, kind: str) -> dict[str, Any]:
         "not_explained": not_explained(found),
         "steps": len(found.steps),
     }
+
+
+def _length(tokens: int) -> str:
+    return f" ({tokens} tokens)" if tokens >= 100 else ""
 
 
 def page() -> str:
@@ -165,7 +172,10 @@ def page() -> str:
         "# Gallery",
         "",
         "Six kinds of prompts on three models, each as [a mechanism](explanation/mechanisms.md): what the heads do, in "
-        "at most seven steps made by rules, with what was measured on each card (○ where nothing was). The lines of "
+        "at most seven steps made by rules "
+        "([how to read the sentence](explanation/mechanisms.md#how-to-read-the-sentence)), with what was "
+        "measured on each card (○ where nothing was; a dashed frame and struck numbers where the "
+        "[measurement is no evidence](explanation/mechanisms.md#when-a-badge-is-no-evidence)). The lines of "
         "each ledger add up to the whole difference (asserted to a thousandth by the script that made this page, "
         "`docs/studies/gallery.py`). Prompts were not chosen by their results; what a mechanism leaves open "
         "stands below it. On the two smaller models the prompts to compare with were found by the model, except for "
@@ -192,8 +202,10 @@ def page() -> str:
                 "",
                 f"![{said['question'].replace(chr(34), '')} on {title}, as cards over the prompt]({picture})",
                 "",
-                f"- Compared: {said['origin']}.",
+                *([] if "verdict" in said else [EARLIER, ""]),
+                f"- Compared{_length(said['tokens'])}: {said['origin']}.",
                 f"- {said['ledger']}",
+                *([f"- Measured: {said['verdict']}."] if "verdict" in said else []),
                 f"- Not explained: {said['not_explained']}",
                 "",
             ]

@@ -38,6 +38,8 @@ from headtrace.runs.references import agreement, load_reference
 from headtrace.tasks import Example, load_task
 from headtrace.vocabulary import head_name
 
+MOST, ITEMS = 600, 8
+"""Letters of a cell of the table, and items of a list there."""
 REFERENCES = {"gpt2-small": "gpt2-ioi", "pythia-160m": "pythia-160m-ioi"}
 BY_NATURE = (
     "Prompts are drawn anew, with headtrace's own names and places, not the authors' lists.",
@@ -295,18 +297,36 @@ ENTRIES: tuple[tuple[str, str, Callable[[Study], dict[str, Any]]], ...] = (
 """Where it is shown, what it shows, and ours."""
 
 
+def brief(value: Any) -> str:
+    """A result in a table's cell: numbers with three digits, without brackets and quotation marks."""
+    match value:
+        case float():
+            return f"{value:.3g}"
+        case dict():
+            found: dict[str, Any] = value
+            return "; ".join(f"{name}: {brief(each)}" for name, each in found.items())
+        case list() | tuple():
+            items: list[Any] = list(value)
+            more = [f"{len(items) - ITEMS} more"] if len(items) > ITEMS else []
+            between = " / " if any(isinstance(each, dict) for each in items) else ", "
+            return between.join([*map(brief, items[:ITEMS]), *more])
+        case _:
+            return str(value)
+
+
 def markdown(model: str, results: list[dict[str, Any]]) -> str:
     """Theirs beside ours, and what differs by nature."""
     lines = [
         f"# {model} beside the papers",
         "",
-        "| where | theirs | ours | seconds |",
+        "| where | theirs | ours | seconds of processor time |",
         "| --- | --- | --- | --- |",
     ]
     for row in results:
-        ours = json.dumps(row["ours"], default=str).replace("|", "\\|")
-        short = ours if len(ours) < 400 else ours[:400] + " ... (results.json)"
-        lines.append(f"| {row['where']} | {row['theirs']} | {short} | {row['seconds']:.0f} |")
+        ours = brief(row["ours"]).replace("|", "\\|").replace("\n", "; ")
+        short = ours if len(ours) < MOST else ours[:MOST].rpartition(" ")[0] + " ... (results.json)"
+        theirs = row["theirs"].replace("|", "\\|")
+        lines.append(f"| {row['where']} | {theirs} | {short} | {row['seconds']:.0f} |")
     return "\n".join([*lines, "", "What differs by nature:", "", *(f"- {each}" for each in BY_NATURE)]) + "\n"
 
 
@@ -335,12 +355,12 @@ def main() -> None:
     )
     results: list[dict[str, Any]] = []
     for where, theirs, ours in ENTRIES:
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             found = ours(study)
         except HeadtraceError as error:  # what a model does not have is said, and the others go on
             found = {"not measured": str(error)}
-        row = {"where": where, "theirs": theirs, "ours": found, "seconds": time.perf_counter() - start}
+        row = {"where": where, "theirs": theirs, "ours": found, "seconds": time.process_time() - start}
         print(json.dumps(row, default=str)[:300], flush=True)
         results.append(row)
         (given.out / "results.json").write_text(json.dumps(results, indent=1, default=str) + "\n")

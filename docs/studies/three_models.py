@@ -21,11 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
+import numpy as np
 from differences import Asked, prompts
-from sufficiency import median_interval
+from sufficiency import RESAMPLES, median_interval
 
 import headtrace
 from headtrace.causal.patching import PatchingCase, measure
@@ -204,14 +205,22 @@ def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "channels": {
                 "signals": len(channels),
                 "median": median(channels),
-                "one": fmean(c == 1 for c in channels),
+                "one": share_interval([[c == 1 for c in row["channels"]] for row in own]),
             }
             if channels
             else None,
-            "attention to the first token": fmean(row["sink"] for row in own),
-            "heads that rest on it": fmean(row["sink heads"] for row in own),
+            "attention to the first token": share_interval([[row["sink"]] for row in own]),
+            "heads that rest on it": share_interval([[row["sink heads"]] for row in own]),
         }
     return found
+
+
+def share_interval(values: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The mean over all values of all prompts, and a 95 % interval from drawing prompts again."""
+    sums = np.array([[sum(each), len(each)] for each in values if each], dtype=np.float64)
+    drawn = sums[np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))].sum(1)
+    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
+    return {"mean": float(sums[:, 0].sum() / sums[:, 1].sum()), "low": float(low), "high": float(high)}
 
 
 def main() -> None:

@@ -14,8 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from headtrace.tasks import facts, greater_than, ioi, pronoun
-from headtrace.tasks.draws import Draw
-from headtrace.tasks.words import EVENTS, JOBS, NAMES, OBJECTS, PLACES
+from headtrace.tasks.words import EVENTS, JOBS, NAMES, OBJECTS, PLACES, Draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

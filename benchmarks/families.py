@@ -16,8 +16,7 @@ import time
 import numpy as np
 from scipy import sparse
 
-from headtrace.families.choosing import choose
-from headtrace.families.clustering import average_linkage, by_size, condensed, cuts, sums_to_clusters
+from headtrace.families.clustering import average_linkage, by_size, choose, condensed, cuts, sums_to_clusters
 
 ITEMS, PER_CIRCUIT, MECHANISMS = 6000, 250, 4
 REQUIRED = {3000: (60.0, 2.0), 20000: (900.0, 8.0)}

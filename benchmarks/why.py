@@ -17,7 +17,7 @@ import torch
 import headtrace
 from headtrace.mechanism.asking import tell
 from headtrace.mechanism.folding import fold_flows
-from headtrace.tracing.replacements import ask
+from headtrace.tracing.prompt_words import ask
 
 PROMPTS = {
     "indirect object": "When Mary and John went to the store, John gave a drink to",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
+WAIT = 20_000
+"""Milliseconds after which something that should be seen soon is not seen: the machine may be busy."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -24,17 +28,17 @@ def browser_path() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    # Not for a whole session: while playwright is open, no other event loop can run in its thread.
+def open_browser() -> Iterator[Any]:
+    """For fixtures. Not for a whole session: while playwright is open, no other event loop can run in its thread."""
     path = browser_path()
     if path is None:
         message = f"no browser found: looked for {', '.join(NAMES)}"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=WAIT)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
@@ -63,8 +67,8 @@ class Opened:
         self.page.mouse.move(0, 0)
         self.page.goto("about:blank")
 
-    def goto(self, path: Path) -> Opened:
-        self.page.goto(path.resolve().as_uri())
+    def goto(self, path: Path, address: str = "") -> Opened:
+        self.page.goto(path.resolve().as_uri() + address)
         self.page.wait_for_selector('html[data-ready="true"]')
         return self
 

@@ -12,6 +12,8 @@ from hypothesis import settings
 
 # Set before anything loads a model, so that tests never depend on a reachable hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray's workers give way to all other processes: on a busy machine they would not begin in the time that Ray gives them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # One thread per worker unless asked otherwise: the suite runs in two processes, and small models need no more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -20,7 +22,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 settings.register_profile("headtrace", deadline=None)
 settings.load_profile("headtrace")
 
-collect_ignore = ["shapes.py"]  # a plugin for runs of its own
+collect_ignore = ["shapes.py", "unshaped.py"]  # plugins of `make test`
 if os.name == "nt":  # signals, pipes, links, devices and modes as POSIX has them
     collect_ignore += [
         "test_writing.py",
@@ -62,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    # Long files first: with two workers, the one that gets a browser or a cluster last would keep the other waiting.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 IOI = "When Mary and John went to the store, John gave a drink to"

@@ -2,6 +2,9 @@
 
     python -m pytest -p tests.shapes tests/invariants tests/tracing
 
+Checking makes a test about three times as slow, so one case of every numerical test is run so, and all of some: see
+``tests/unshaped.py``.
+
 jaxtyping's import hook decorates all functions with beartype. Names that a module imports for type checkers only are
 imported here before the tests begin: a checker at run time needs them, too.
 """
@@ -16,6 +19,8 @@ from pkgutil import walk_packages
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
+
+from tests.unshaped import with_shapes
 
 # Not these: pydantic checks the circuit's own dataclasses and the server's, and the command line is all strings.
 SKIPPED = ("headtrace.circuits", "headtrace.cli", "headtrace.explorer", "headtrace.validation")
@@ -38,9 +43,10 @@ def _install() -> None:
 _install()  # as early as a plugin can: test folders import headtrace from their conftest.py
 
 
-def pytest_collection_modifyitems(items) -> None:
-    """Tests that pass something of a wrong type on purpose have nothing to show here."""
-    items[:] = [item for item in items if item.get_closest_marker("ill_typed") is None]
+def pytest_collection_modifyitems(config, items) -> None:
+    checked_ones = set(with_shapes(items))
+    config.hook.pytest_deselected(items=[item for item in items if item not in checked_ones])
+    items[:] = [item for item in items if item in checked_ones]
 
 
 def pytest_collection_finish(session) -> None:

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from headtrace import cache
-from headtrace.cache import cache_folder
+from headtrace import writing
 from headtrace.errors import InputError
+from headtrace.writing import cache_folder
 
 
 @pytest.fixture(autouse=True)
 def _own_places(monkeypatch, tmp_path):
     monkeypatch.delenv("HEADTRACE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    cache._tell.cache_clear()
+    writing._tell.cache_clear()
 
 
 def test_it_is_where_it_was_asked_for(monkeypatch, tmp_path) -> None:
@@ -38,14 +38,14 @@ def test_a_file_in_its_place_makes_it_temporary_with_one_note(variable: str, mon
 
 
 def test_a_folder_without_permission_makes_it_temporary(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("headtrace.cache.os.access", lambda *_: False)
+    monkeypatch.setattr("headtrace.writing.os.access", lambda *_: False)
     with pytest.warns(UserWarning, match="no permission to write"):
         assert tmp_path not in cache_folder("channels").parents
 
 
 def test_a_home_that_is_nowhere_makes_it_temporary(monkeypatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("headtrace.cache.Path.home", _no_home)
+    monkeypatch.setattr("headtrace.writing.Path.home", _no_home)
     with pytest.warns(UserWarning, match="no home"):
         assert cache_folder("channels").is_dir()
 
@@ -57,8 +57,8 @@ def _no_home():
 def test_no_place_at_all_is_an_error(monkeypatch, tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("headtrace.cache._temporary", _full_disk)
-    with pytest.raises(InputError, match=r"no place for cached files.*HEADTRACE_CACHE"):
+    monkeypatch.setattr("headtrace.writing._temporary", _full_disk)
+    with pytest.raises(InputError, match=r"no folder for cached files.*HEADTRACE_CACHE"):
         cache_folder("channels")
 
 
@@ -68,7 +68,7 @@ def _full_disk():
 
 def test_the_temporary_folder_goes_with_the_program(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
-    code = "from headtrace.cache import cache_folder; print(cache_folder('gguf'))"
+    code = "from headtrace.writing import cache_folder; print(cache_folder('gguf'))"
     environment = {"HEADTRACE_CACHE": str(tmp_path / "file"), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

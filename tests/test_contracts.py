@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,14 @@ def test_imports_go_one_way() -> None:
         [lint, "--config", ROOT / "pyproject.toml"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_packages_name_only_files_that_they_have() -> None:
+    """What a package's docstring says lives there does: files are merged and renamed."""
+    for init in (ROOT / "src" / "headtrace").rglob("__init__.py"):
+        names = re.findall(r"`(\w+\.py)`", ast.get_docstring(ast.parse(init.read_text("utf-8"))) or "")
+        missing = [name for name in names if not (init.parent / name).exists()]
+        assert not missing, f"{init.relative_to(ROOT)} names {', '.join(missing)}"
 
 
 @pytest.mark.parametrize(

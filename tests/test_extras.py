@@ -86,9 +86,11 @@ def test_what_is_imported_is_declared_and_an_extra_is_imported_only_where_it_is_
     assert "scikit_learn" in core
     core |= {"sklearn"}  # the name under which scikit-learn is imported
     extras = {
-        name: _declared(PROJECT["optional-dependencies"][name]) for name in ("serve", "ray", "interpret")
+        name: _declared(PROJECT["optional-dependencies"][name])
+        for name in ("serve", "ray", "interpret", "words")
     }
-    rooms = {"explorer/server/": "serve", "cli/serve.py": "serve", "interpret/": "interpret"}
+    rooms = {"explorer/server/": "serve", "cli/serve.py": "serve", "interpret/word_classes.py": "words"}
+    rooms |= {"interpret/": "interpret"}
     undeclared: list[str] = []
     for module, package in _imported():
         own = next((extra for room, extra in rooms.items() if module.startswith(room)), None)
@@ -101,5 +103,5 @@ def test_what_is_imported_is_declared_and_an_extra_is_imported_only_where_it_is_
 
 def test_every_package_of_an_extra_is_used() -> None:
     used = {package for _, package in _imported()} | {"ray"}  # ray is imported by name
-    for extra in ("serve", "ray", "interpret"):
+    for extra in ("serve", "ray", "interpret", "words"):
         assert _declared(PROJECT["optional-dependencies"][extra]) <= used, extra

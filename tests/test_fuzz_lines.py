@@ -10,7 +10,7 @@ from typing import Any
 
 import headtrace
 from headtrace.errors import InputError
-from headtrace.lines import LONGEST, read_records
+from headtrace.lines import LONGEST, Lines, read_lines
 from headtrace.request import TraceRequest, read_requests
 from headtrace.tasks import read_jsonl
 from tests.mutation import misshaped, mutated, told
@@ -30,6 +30,11 @@ RECORDS: list[dict[str, Any]] = [
 CONTENT = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
 
 
+def read_records(path: Path, *, strict: bool = False) -> Lines[dict[str, object]]:
+    """The objects of a file, unparsed."""
+    return read_lines(path, lambda record, _: record, strict=strict)
+
+
 def test_damaged_bytes(tmp_path: Path) -> None:
     rng, path = random.Random(0), tmp_path / "prompts.jsonl"
     good = dict(zip(CONTENT.splitlines(), RECORDS, strict=False))
@@ -44,7 +49,8 @@ def test_damaged_bytes(tmp_path: Path) -> None:
             continue
         numbers = [number for number, _ in lines] + [skipped.line for skipped in lines.skipped]
         assert len(numbers) == len(set(numbers)) <= content.count(b"\n") + 1
-        assert lines.report().encode() is not None
+        report = lines.report()
+        assert report.encode().count(b"\n  line ") == min(3, len(lines.skipped))
         untouched = {i: good[line] for i, line in enumerate(content.split(b"\n"), 1) if line in good}
         found = dict(lines.entries)
         for number, record in untouched.items():

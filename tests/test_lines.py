@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headtrace import lines
 from headtrace.errors import InputError
-from headtrace.lines import Lines, Skipped, prompt_of, read_lines, read_records
+from headtrace.lines import Lines, Skipped, prompt_of, read_lines
 from headtrace.request import read_requests
 
 # No halves of characters: UTF-8 cannot hold them.
@@ -29,6 +29,13 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 objects = st.dictionaries(strings, values, max_size=4)
 
 GOOD = b'{"text": "a"}\n'
+
+
+def read_records(
+    path: str | Path, *, what: str = "prompts", strict: bool = False
+) -> Lines[dict[str, object]]:
+    """The objects of a file, unparsed."""
+    return read_lines(path, lambda record, _: record, what=what, strict=strict)
 
 
 def read(content: bytes, **options: Any) -> list[tuple[int, dict[str, Any]]]:

@@ -16,7 +16,8 @@ import pytest
 from headtrace import writing
 from headtrace.cli.options import command_line
 from headtrace.errors import InputError
-from headtrace.runs import engines, lock
+from headtrace.runs import engines
+from headtrace.runs import store as stores
 from headtrace.runs.store import open_store
 
 ROOT = Path(__file__).parent.parent
@@ -37,16 +38,16 @@ def no_flock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         raise OSError(request.param, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(lock, "SETTLES", 0.0)
+    monkeypatch.setattr(stores, "SETTLES", 0.0)
 
 
 def test_where_nothing_can_be_locked_a_lease_keeps_a_second_run_out(tmp_path, no_flock) -> None:
     store = open_store(tmp_path)
-    with lock.locked(store):
-        assert (tmp_path / lock.LEASE).exists()
-        with pytest.raises(InputError, match="Another run"), lock.locked(store):
+    with stores.locked(store):
+        assert (tmp_path / stores.LEASE).exists()
+        with pytest.raises(InputError, match="Another run"), stores.locked(store):
             pass
-    assert not (tmp_path / lock.LEASE).exists()
+    assert not (tmp_path / stores.LEASE).exists()
 
 
 def test_open_files_by_number_are_known_on_every_system() -> None:

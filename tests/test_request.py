@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,27 +66,38 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model() -> headtrace.Model:
+SOME: list[tuple[str, int]] = [
+    (name, setting) for place, name in enumerate(REQUESTS) for setting in (0, 1 + place % 2)
+]
+"""Every request with the settings that are there without any, and in turn with one of the others."""
+
+
+@cache
+def builtin() -> headtrace.Model:
     return headtrace.load("builtin")
 
 
-def expected_of(model: headtrace.Model, fields: dict[str, Any], settings: dict[str, Any]) -> Circuit:
+@pytest.fixture(scope="module")
+def model() -> headtrace.Model:
+    return builtin()
+
+
+@cache
+def expected_of(name: str, setting: int = 0) -> Circuit:
     """The circuit as ``Tracer.trace`` finds it, with everything as keywords."""
-    given = dict(fields)
+    given, settings = dict(REQUESTS[name]), SETTINGS[setting]
     prompt = given.pop("text", None) or given.pop("tokens")
     options = {**settings, **settings.get("method_options", {})}
     options.pop("method_options", None)
-    return headtrace.Tracer(model, **options).trace(prompt, **given)
+    return headtrace.Tracer(builtin(), **options).trace(prompt, **given)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(("name", "setting"), SOME)
 def test_a_request_means_the_same_in_python_and_in_a_run(
-    model: headtrace.Model, tmp_path: Path, name: str, settings: dict[str, Any]
+    model: headtrace.Model, tmp_path: Path, name: str, setting: int
 ) -> None:
-    fields = REQUESTS[name]
-    expected = expected_of(model, fields, settings)
+    fields, settings = REQUESTS[name], SETTINGS[setting]
+    expected = expected_of(name, setting)
     request = TraceRequest.from_json({**fields, **settings})
     tracer = headtrace.Tracer.for_request(model, request)
     assert tracer.trace(request) == expected
@@ -102,8 +114,7 @@ def test_a_request_means_the_same_on_the_command_line(
     model: headtrace.Model, tmp_path: Path, name: str
 ) -> None:
     """As a line of a file, for both commands that trace."""
-    fields = REQUESTS[name]
-    expected = expected_of(model, fields, {})
+    fields, expected = REQUESTS[name], expected_of(name)
     lines = tmp_path / "prompts.jsonl"
     lines.write_text(json.dumps(fields) + "\n")
     traced = CliRunner().invoke(app, ["trace", "builtin", "--prompts", str(lines), "--json"])
@@ -123,13 +134,10 @@ def server(model: headtrace.Model) -> Iterator[Live]:
         yield found
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_means_the_same_to_the_server(
-    model: headtrace.Model, server: Live, name: str, settings: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("name", "setting"), SOME)
+def test_a_request_means_the_same_to_the_server(server: Live, name: str, setting: int) -> None:
     """The prompt is sent once, and its recording's id stands in its place."""
-    given = {**REQUESTS[name], **settings}
+    given = {**REQUESTS[name], **SETTINGS[setting]}
     prompt = {field: given.pop(field) for field in ("text", "tokens", "bos") if field in given}
     answer = server.about("trace", prompt, given)
     assert answer.status == 202, answer.body
@@ -137,58 +145,38 @@ def test_a_request_means_the_same_to_the_server(
     *_, (_, ended, done) = server.events(id)
     assert ended == "done", done
     circuit = loads(server.get(f"/api/jobs/{id}/circuit.json").body.decode())
-    assert circuit == expected_of(model, REQUESTS[name], settings)
+    assert circuit == expected_of(name, setting)
     names: dict[str, Any] = {}
     exec(compile(done["python"], "lines", "exec"), names)
     assert names["circuit"] == circuit
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [{"workers": 1}, pytest.param({"engine": "ray", "workers": 2}, marks=pytest.mark.slow)],
-    ids=["processes", "ray"],
-)
-def test_workers_trace_requests_as_this_process_does(
-    model: headtrace.Model, tmp_path: Path, engine: dict[str, Any]
-) -> None:
-    """Also with settings, in two shards, so that with Ray two processes work."""
-    settings = SETTINGS[2]
-    fields = [REQUESTS["a counterfactual"], REQUESTS["a direction"]]
-    run = headtrace.run(model, fields, out=tmp_path / "run", shard_size=1, **settings, **engine)
-    for index, each in enumerate(fields):
-        assert run.circuit(index) == expected_of(model, each, settings)
+def test_workers_trace_requests_as_this_process_does(model: headtrace.Model, tmp_path: Path) -> None:
+    """Also with settings. A worker of Ray gets the same job: tests/runs/test_ray_data.py."""
+    names = ("a counterfactual", "a direction")
+    fields = [REQUESTS[name] for name in names]
+    run = headtrace.run(model, fields, out=tmp_path / "run", shard_size=1, workers=1, **SETTINGS[2])
+    for index, name in enumerate(names):
+        assert run.circuit(index) == expected_of(name, 2)
     assert run.circuit(0).difference is not None
 
 
-def test_counterfactuals_on_the_command_line(model: headtrace.Model) -> None:
+def test_counterfactuals_on_the_command_line() -> None:
     """Once, several times, or found by the model: the option says what the field of a request says."""
-    common = [
-        "trace",
-        "builtin",
-        "-p",
-        MARY,
-        "--answer",
-        " Mary",
-        "--wrong",
-        " John",
-        "--paths",
-        "difference",
-    ]
-    for others in ([TOM], [TOM, EMMA], ["auto"]):
-        options = [part for other in others for part in ("--counterfactual", other)]
-        traced = CliRunner().invoke(app, [*common, *options, "--json"])
+    common = ["trace", "builtin", "-p", MARY, "--paths"]
+    for name in ("a counterfactual", "several counterfactuals", "automatic counterfactuals"):
+        fields: dict[str, Any] = REQUESTS[name]
+        others = fields["counterfactual"]
+        options = [
+            part for each in ("answer", "wrong") if each in fields for part in (f"--{each}", fields[each])
+        ]
+        for other in [others] if isinstance(others, str) else others:
+            options += ["--counterfactual", other]
+        traced = CliRunner().invoke(app, [*common, "difference", *options, "--json"])
         assert traced.exit_code == 0, traced.output
-        value = others[0] if len(others) == 1 else others
-        fields = {
-            "text": MARY,
-            "answer": " Mary",
-            "wrong": " John",
-            "paths": "difference",
-            "counterfactual": value,
-        }
-        assert loads(traced.stdout) == expected_of(model, fields, {})
+        assert loads(traced.stdout) == expected_of(name)
     for paths in ("content", "complete", "attention"):
-        refused = CliRunner().invoke(app, [*common[:-1], paths, "--counterfactual", TOM])
+        refused = CliRunner().invoke(app, [*common, paths, "--answer", " Mary", "--counterfactual", TOM])
         assert refused.exit_code == 2
         assert "--paths difference" in refused.output
 

@@ -125,11 +125,6 @@ def stream_lines(
     return _attempts(str(path), _raw_lines(path, what), _of_raw(parse), strict=False)
 
 
-def read_records(path: str | Path, *, what: str = "prompts", strict: bool = False) -> Lines[Record]:
-    """The objects of a file, unparsed."""
-    return read_lines(path, lambda record, _: record, what=what, strict=strict)
-
-
 def prompt_of(record: Record, where: str) -> str | tuple[int, ...]:
     """The prompt of a line: its ``text``, or its ``tokens``."""
     if ("text" in record) == ("tokens" in record):

@@ -17,6 +17,7 @@ Progress = Callable[[int, int], None]
 """Called now and then with how much is done, and how much there is in all. It may raise to cancel the work."""
 
 _COUNTING: ContextVar[Callable[[int], None] | None] = ContextVar("counting", default=None)
+_CHECKING: ContextVar[Callable[[], None] | None] = ContextVar("checking", default=None)
 
 
 @contextmanager
@@ -39,6 +40,29 @@ def count(pieces: int) -> None:
     callback = _COUNTING.get()
     if callback is not None:
         callback(pieces)
+
+
+@contextmanager
+def checking(callback: Callable[[], None]) -> Generator[None]:
+    """While the block runs, ``callback`` is called before every pass of a model in this thread, however deep inside. It
+    may raise to cancel the work.
+
+    >>> with checking(lambda: print("a pass")):
+    ...     check()
+    a pass
+    """
+    before = _CHECKING.set(callback)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(before)
+
+
+def check() -> None:
+    """Say to the enclosing ``checking`` that a pass begins."""
+    callback = _CHECKING.get()
+    if callback is not None:
+        callback()
 
 
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:

@@ -20,7 +20,8 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
@@ -207,7 +208,7 @@ class TraceRequest:
         if self.root is not None and not isinstance(self.root, str):
             if self.about:
                 raise InputError(
-                    f"The root {self.root!r} says already what to explain: leave out {', '.join(self.about)}."
+                    f"The root {self.root!r} already says what to explain: leave out {', '.join(self.about)}."
                 )
             return
         if self.root is not None and self.root not in ROOTS:
@@ -285,7 +286,7 @@ class TraceRequest:
 
     def without_settings(self) -> TraceRequest:
         """The request with the default settings of a tracer: what concerns this prompt alone."""
-        return replace(self, **TraceRequest("the default settings").tracer_settings)
+        return replace(self, **standard_settings())
 
     @property
     def hash(self) -> str:
@@ -309,7 +310,7 @@ class TraceRequest:
         ids = self.token_ids(model)
         text = self.text if isinstance(self.prompt, tuple) else model.reader.text(bare)
         if self.root is None and not self.about:
-            from headtrace.tracing.replacements import ask
+            from headtrace.tracing.prompt_words import ask
 
             found = ask(model, self)
             asked = found.root.question()
@@ -354,14 +355,26 @@ class TraceRequest:
         return tuple(found)
 
 
+@cache
+def standard_settings() -> dict[str, Any]:
+    """The settings that a tracer has where none are given."""
+    return TraceRequest("the default settings").tracer_settings
+
+
 def _unequal(model: Model, ids: list[int], other: list[int]) -> str:
     """Two prompts that cannot be compared position by position, and the word that makes them unequal."""
-    from headtrace.tracing.replacements import words_of
+    from headtrace.tracing.prompt_words import words_of
 
     where = ""
-    for one, two in zip(words_of(model, ids), words_of(model, other), strict=False):
-        if len(one.positions) != len(two.positions):
-            where = f" ({two.text!r} is {len(two.positions)} and {one.text!r} {len(one.positions)})"
+    both = words_of(model, ids), words_of(model, other)
+    texts = [[word.text for word in words] for words in both]
+    for _, start, end, other_start, other_end in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        parts = both[0][start:end], both[1][other_start:other_end]
+        one, two = (sum(len(word.positions) for word in words) for words in parts)
+        if one != two:
+            here, there = (" ".join(word.text.strip() for word in words) for words in parts)
+            where = f" ({there!r} is {two} and {here!r} {one})" if here and there else ""
+            where = where or f" ({here or there!r} is only in the {'prompt' if here else 'counterfactual'})"
             break
     return (
         f"The counterfactual prompt has {len(other)} tokens, the prompt {len(ids)}{where}: they must be equally long, "
@@ -557,7 +570,7 @@ def _merged(options: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     rooted = [name for name in ("root", *ROOT_OPTIONS) if name in own]
     root = options.get("root")
     if rooted and root is not None and not isinstance(root, str):
-        raise InputError(f"The root {root!r} says already what to explain: leave out {', '.join(rooted)}.")
+        raise InputError(f"The root {root!r} already says what to explain: leave out {', '.join(rooted)}.")
     kind = root or next((kind for kind in ("direction", "heads") if kind in options), None)
     if kind in ROOTS and "root" not in own:
         own = {name: v for name, v in own.items() if name not in ROOT_OPTIONS or name in ROOTS[kind].options}

@@ -1,13 +1,20 @@
-"""Small tables for notebooks and papers, and sizes for people."""
+"""How results look in a notebook (a sentence, a small table, a chart) and in a paper, and sizes for people.
+
+>>> html_table(("what", "before"), [("attention", 0.51234567)])
+'<table><thead><tr><th>what</th><th>before</th></tr></thead><tbody><tr><td>attention</td><td>0.5123</td></tr></tbody></table>'
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import polars as pl
+    from matplotlib.figure import Figure
 
 
 class WithTable:
@@ -20,16 +27,37 @@ class WithTable:
         return self.table
 
 
-def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> str:
+def paragraph(text: str, *, bold: str = "") -> str:
+    """A sentence, with something in bold before it."""
+    return f"<p>{f'<b>{escape(bold)}</b> ' if bold else ''}{escape(text)}</p>"
+
+
+def frame(data: pl.DataFrame) -> str:
+    """A table of polars, in HTML."""
+    return html_table(data.columns, data.rows())
+
+
+def chart(figure: Figure) -> str:
+    """A figure as an image inside the page."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=90)
+    return f'<img alt="chart" src="data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}">'
+
+
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> str:
     """An HTML table whose cells are text, whatever they hold: nothing in it is markup.
 
     >>> html_table(("token",), [("<script>",)])
     '<table><thead><tr><th>token</th></tr></thead><tbody><tr><td>&lt;script&gt;</td></tr></tbody></table>'
     """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in titles)
-    body = "".join("<tr>" + "".join(f"<td>{_inert(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{_inert(_cell(c))}</td>' for c in row)}</tr>" for row in rows)
     caption = f"<p>{_inert(title)}</p>" if title else ""
     return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _inert(text: str) -> str:
@@ -60,13 +88,19 @@ def latex_table(table: pl.DataFrame, digits: int = 3) -> str:
     L9H6 \& co & 0.5 \\
     \bottomrule
     \end{tabular}
+    >>> print(latex_table(pl.DataFrame({"heads": [["L1H2", "L1H3"]]})).splitlines()[4])
+    L1H2, L1H3 \\
     """
 
     def cell(value: object) -> str:
         if value is None:
             return ""
+        if isinstance(value, list):
+            return ", ".join(map(cell, cast("list[object]", value)))
         text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
-        return "".join(_LATEX.get(c, c) for c in text)
+        # An arrow between two places, as names of nodes have it, is one sign.
+        parts = ("".join(_LATEX.get(c, c) for c in part) for part in text.split("->"))
+        return r"$\to$".join(parts)
 
     sides = "".join("r" if kind.is_numeric() else "l" for kind in table.dtypes)
     rows = [" & ".join(map(cell, row)) + r" \\" for row in table.iter_rows()]

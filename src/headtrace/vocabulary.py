@@ -61,6 +61,15 @@ _FIRING = re.compile(
 _WORD = re.compile(r"""(?:(["'])(?P<quoted>.+)\1|(?P<bare>.+?))(?:#(?P<nth>\d+))?""", re.DOTALL)
 
 
+def visible(token: str) -> str:
+    """A token's text without its outer spaces; one that is nothing else, as signs.
+
+    >>> visible(" Mary"), visible(" "), visible("\\n")
+    ('Mary', '␣', '⏎')
+    """
+    return token.strip() or token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+
+
 def head_name(layer: int, head: int) -> str:
     """How a head prints: ``L9H6``."""
     return f"L{layer}H{head}"
@@ -126,7 +135,7 @@ class TokenPlace:
         match = _WORD.fullmatch(given.strip())
         if match is None:
             raise InputError(
-                f"{given!r} is no place of a prompt. Write a position (14) or a word (John, John#2)."
+                f"{given!r} is not a place in a prompt. Write a position (14) or a word (John, John#2)."
             )
         word, nth = match["quoted"] or match["bare"], match["nth"]
         if match["bare"] is not None and nth is None and word.isascii() and word.isdigit():
@@ -148,7 +157,7 @@ class TokenPlace:
         found = [i for i, token in enumerate(plain) if token == word]
         found = found or [i for i, token in enumerate(plain) if token.casefold() == word.casefold()]
         if not found:
-            raise InputError(f"There is no token {word!r} in the prompt{_instead(word, plain)}")
+            raise InputError(f"The prompt has no token {word!r}{_instead(word, plain)}")
         if self.nth is None:
             return tuple(found)
         if not 1 <= self.nth <= len(found):

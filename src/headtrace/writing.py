@@ -1,4 +1,5 @@
-"""How headtrace writes files: whole or not at all, and never over something that is no file.
+"""How headtrace writes files (whole or not at all, and never over something that is no file), and where it keeps its
+cache.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -11,6 +12,9 @@ full disk leaves what was there. Symbolic links are followed, and an existing fi
 open descriptors (``/dev/null``, ``/dev/stdout``) are written through; ``-`` is standard output.
 
 ``check_writable`` says beforehand whether all that would work, so that nothing is computed in vain.
+
+What headtrace can make again is in ``$HEADTRACE_CACHE``, else ``~/.cache/headtrace``. Where nothing can be written
+there, a temporary folder takes its place until the program ends.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ import shutil
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +235,57 @@ def file_sha256(path: Path) -> str:
         for block in iter(lambda: file.read(1 << 22), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def cache_folder(room: str, *, lasting: bool = False) -> Path:
+    """The folder for one kind of cached thing, created on first use; if it has to be ``lasting``, no temporary one."""
+    try:
+        folder = _root() / room
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        reason = f"no permission to write to {str(folder)!r}"
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        reason = str(error)
+    if lasting:
+        raise InputError(
+            f"There is no folder to keep files in: {reason}. Set HEADTRACE_CACHE to a folder that can be written to."
+        )
+    return _temporary_folder(reason, room)
+
+
+def _root() -> Path:
+    own = os.environ.get("HEADTRACE_CACHE")
+    if own:
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "headtrace"
+
+
+def _temporary_folder(reason: str, room: str) -> Path:
+    try:
+        folder = Path(_temporary().name) / room
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"There is no folder for cached files: {reason}, and no temporary folder either ({error}). Set "
+            "HEADTRACE_CACHE to a folder that can be written to."
+        ) from error
+    _tell(reason)
+    return folder
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """One for the whole process, removed when it ends."""
+    # Where a file that is mapped into memory cannot be removed (Windows), it stays: no reason to fail at the end.
+    return tempfile.TemporaryDirectory(prefix="headtrace-", ignore_cleanup_errors=True)
+
+
+@cache
+def _tell(reason: str) -> None:
+    warnings.warn(
+        f"headtrace cannot keep its cache ({reason}); it uses a temporary folder until this program ends. Set "
+        "HEADTRACE_CACHE to a folder that can be written to.",
+        stacklevel=5,
+    )

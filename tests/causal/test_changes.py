@@ -176,7 +176,7 @@ def test_a_change_at_a_position_stays_there_while_tokens_are_appended() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (ComponentChange(Site("root")), "A root is nothing that writes"),
+        (ComponentChange(Site("root")), "A root writes nothing that can be changed"),
         (ComponentChange(Site("mlp")), "mlp of layer None"),
         (ComponentChange(Site("mlp", 99)), "layers 0 to 3"),
         (ComponentChange(Site("head", 1)), "Head None of layer 1"),
@@ -186,9 +186,9 @@ def test_a_change_at_a_position_stays_there_while_tokens_are_appended() -> None:
         (ComponentChange(Site("head", 1, 1, src=99)), "Position 99 is outside"),
         (ComponentChange(Site("mlp", 1), float("nan")), "finite"),
         (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("mlp", 0), (99,))), "no channel 99"),
-        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("mlp", 2), (0,))), "not below it"),
+        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("mlp", 2), (0,))), "not upstream of it"),
         (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("head", 1, 0), (0,))), "one source"),
-        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("root"), (0,))), "A root is nothing"),
+        (SignalChange(Signal(Firing(2, 1, 9, 3), "key", Component("root"), (0,))), "A root writes nothing"),
         (SignalChange(Signal(Firing(2, 1, 9, 30), "key", Component("mlp", 0), (0,))), "outside the prompt"),
     ],
 )
@@ -269,5 +269,5 @@ def test_what_cannot_be_patched_is_refused() -> None:
     with pytest.raises(InputError, match="layers 0 to 3"):
         rerun(recording, [Patch(source, (Site("mlp", 9),))])
     bare = OtherRun.of(recording.model.record([prompts(9)[0]], keep=("patterns", "values")))
-    with pytest.raises(InputError, match="patched mlp needs"):
+    with pytest.raises(InputError, match="patching a mlp needs"):
         rerun(recording, [Patch(bare, (Site("mlp", 1),))])

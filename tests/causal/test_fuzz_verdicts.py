@@ -18,6 +18,7 @@ import torch
 import headtrace
 from headtrace.circuits.files import dumps, from_json, loads, to_json
 from headtrace.errors import HeadtraceError
+from tests.causal.traced_once import traced_once as traced_once
 from tests.conftest import IOI
 from tests.tiny import prompts, tiny_model, top_two
 

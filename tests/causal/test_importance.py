@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import headtrace
 from headtrace.cli import app
 from headtrace.errors import InputError
-from headtrace.tracing.replacements import ask, rival, words_of
+from headtrace.tracing.prompt_words import ask, rival, words_of
 from tests.tiny import tiny_model
 
 MARY = "When Mary and John went to the store, John gave a drink to"
@@ -105,6 +105,7 @@ def test_results_show_themselves(matters: headtrace.Importance, tmp_path: object
     data = json.loads((folder / "importance.json").read_text())
     assert data["words"][0]["text"] == "Mary"
     assert (folder / "importance.png").stat().st_size > 1000
+    assert "most natural first (logit difference then):" in matters.summary()
     assert "'Mary'" in repr(matters)
     assert "<img" in matters._repr_html_()
     assert matters.frame().height == len(matters.words)
@@ -123,18 +124,19 @@ def test_a_model_without_a_tokenizer_exchanges_tokens() -> None:
     ("prompt", "answer", "wrong", "noun"),
     [("The keys to the cabinet", " are", " is", "keys"), ("The key to the cabinets", " is", " are", "key")],
 )
-def test_the_noun_comes_first(prompt: str, answer: str, wrong: str, noun: str) -> None:
+def test_the_noun_comes_first(
+    smollm2: headtrace.Model, prompt: str, answer: str, wrong: str, noun: str
+) -> None:
     """Content puts "The" first in both prompts; measured, it is the noun that decides."""
-    found = headtrace.importance(headtrace.load("smollm2-135m"), prompt, answer, wrong)
+    found = headtrace.importance(smollm2, prompt, answer, wrong)
     assert found.top(1)[0].text == noun
     assert (noun, {"keys": "key", "key": "keys"}[noun]) in {(c.before, c.after) for c in found.flips}
 
 
 @pytest.mark.smollm2
-def test_words_of_several_tokens_are_exchanged_as_a_whole() -> None:
-    model = headtrace.load("smollm2-135m")
-    ids = model.to_ids("The Eiffel Tower opened in 1889")
-    assert [(w.text, len(w.positions)) for w in words_of(model, ids) if len(w.positions) > 1] == [
+def test_words_of_several_tokens_are_exchanged_as_a_whole(smollm2: headtrace.Model) -> None:
+    ids = smollm2.to_ids("The Eiffel Tower opened in 1889")
+    assert [(w.text, len(w.positions)) for w in words_of(smollm2, ids) if len(w.positions) > 1] == [
         ("Eiffel", 2),
         ("1889", 4),
     ]
@@ -147,3 +149,12 @@ def test_the_command_writes_its_folder(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "m").iterdir()} == {"importance.json", "importance.png"}
     written = json.loads((tmp_path / "m" / "importance.json").read_text())
     assert written["schema"] == "headtrace.importance/1"
+
+
+def test_the_command_writes_its_words_as_a_latex_table(tmp_path: Path) -> None:
+    out = tmp_path / "words.tex"
+    done = CliRunner().invoke(app, ["matters", "builtin", "-p", MARY, "--budget", "20", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    written = out.read_text()
+    assert written.startswith(r"\begin{tabular}")
+    assert "Mary & 2 &" in written

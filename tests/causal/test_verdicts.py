@@ -14,8 +14,8 @@ import torch
 
 import headtrace
 from headtrace.causal.claims import SideClaim, _removed_in_order, removal_weights
+from headtrace.causal.opening import Tolerance
 from headtrace.causal.report import overall
-from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import MethodInfo, load_circuit
 from headtrace.errors import InputError
 from headtrace.roots import Direction, Heads

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import headtrace
 from headtrace.causal.signals import signal_vectors
-from headtrace.channels.groups import NEARLY_EQUAL, first_of_group, members, summed
+from headtrace.channels.sparsity import NEARLY_EQUAL, first_of_group, members, summed
 from headtrace.channels.svd import heads_svd
 from headtrace.circuits import Circuit, Edge
 from headtrace.explorer.panels.why import ChannelBar

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headtrace.relative import relative, relative_row
+from headtrace.measures import relative, relative_row
 
 # Quarters add without rounding; what is left is one division by the number of others.
 quarters = st.integers(-400, 400).map(lambda i: i / 4)

@@ -15,7 +15,7 @@ from headtrace.channels.sparsity import (
     rotation_control,
     signal_set,
 )
-from headtrace.sparseness import n_recon, sparseness
+from headtrace.measures import n_recon, sparseness
 
 # Quarters are exact in binary, so brute force and the code add without rounding.
 quarters = st.integers(-40, 40).map(lambda i: i / 4)

@@ -240,7 +240,7 @@ def test_summary_of_a_circuit_with_content_counts_only_the_sides_it_has():
 
 def test_summary_of_a_complete_circuit_tells_tokens_content_and_what_opposes():
     text = complete_circuit().summary()
-    head, tokens, seeds, moved, signals = text.split("\n\n")
+    head, tokens, seeds, moved, signals, untold = text.split("\n\n")
     assert "4 firings (2 expanded; not expanded: " in head
     assert "1 opposing" in head
     assert "2 opposing" in head
@@ -250,6 +250,7 @@ def test_summary_of_a_complete_circuit_tells_tokens_content_and_what_opposes():
     assert '2.5000  MLP 5 @1 (" Mary") => value of L9H6 7->1' in moved
     assert "-0.0625  MLP 2 @6" in moved, "what passes, and not the weight, which stands for a signal"
     assert signals.splitlines()[0] == "Strongest signals:"
+    assert "of the influence ends at heads and MLPs that the budget did not follow" in untold
 
 
 def numbers(lines: str) -> list[float]:

@@ -503,7 +503,9 @@ def test_circuits_are_picked_by_their_id(table, tmp_path):
     ids=["weight", "kind", "first row", "last row", "all first rows"],
 )
 def test_a_part_of_a_circuit_is_not_taken_for_the_whole(table, tmp_path, part):
-    with pytest.raises(InputError, match=r"only a part of it is here \(\d+ of \d+ edges.*circuit\.prune"):
+    with pytest.raises(
+        InputError, match=r"only part of it is in the table \(\d+ of \d+ edges.*circuit\.prune"
+    ):
         _read(part(table), tmp_path)
 
 
@@ -527,10 +529,10 @@ def test_a_part_of_a_circuit_is_not_taken_for_the_whole(table, tmp_path, part):
             "finite number",
         ),
         (lambda t: t.with_columns(effect=t["side"]), "not valid JSON"),
-        (lambda t: t.with_columns(source=t["channels"]), "a part|valid integer"),
+        (lambda t: t.with_columns(source=t["channels"]), "only part of it|valid integer"),
         (lambda t: t.with_columns(circuit=None), "column 'circuit' must hold the id"),
         (lambda t: t.with_columns(circuit=t["channels"]), "column 'circuit' must hold the id"),
-        (lambda t: t.vstack(t[5:6]), "here more often than others"),
+        (lambda t: t.vstack(t[5:6]), "occur more often than others"),
         (lambda t: t.drop("circuit_json"), "columns circuit_json are missing"),
     ],
 )
@@ -580,8 +582,8 @@ def test_tables_that_number_their_circuits_are_read_where_they_can_be_told_apart
     for frame, message in (
         (table.vstack(table), r"circuit 0: it is there 2 times.*Read each file by itself"),
         (last[1:], r"circuit 3: it has no first row"),
-        (last[:20], r"circuit 3: only a part of it is here: no edge names"),
-        (table.vstack(table[3:4]), r"circuit 0: an edge of it is there more than once"),
+        (last[:20], r"circuit 3: only part of it is in the table: no edge names"),
+        (table.vstack(table[3:4]), r"circuit 0: one of its edges occurs more than once"),
     ):
         with pytest.raises(InputError, match=message):
             _read(frame, tmp_path)

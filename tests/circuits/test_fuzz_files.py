@@ -1,8 +1,12 @@
-"""Damaged circuit files and tables: an error that says so, or the circuit; never half of it, nor another exception."""
+"""Damaged circuit files and tables: an error that says so, or the circuit; never half of it, nor another exception.
+
+``HEADTRACE_FUZZ_FILES=5000`` damages each of them as often instead of a few hundred times.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -19,12 +23,13 @@ from tests.mutation import VALUES, misshaped, mutated, told
 
 CIRCUITS = [worded_circuit(), content_circuit(), complete_circuit(), random_circuit(25)]
 DATA = Path(__file__).parent / "data"
+DAMAGES = int(os.environ.get("HEADTRACE_FUZZ_FILES", "400"))
 
 
 @pytest.mark.parametrize("circuit", CIRCUITS[:3], ids=["attention", "content", "complete"])
 def test_damaged_bytes_of_a_circuit_file(circuit: Circuit, tmp_path: Path) -> None:
     rng, content, path = random.Random(0), dumps(circuit).encode(), tmp_path / "c.json"
-    for _ in range(1500):
+    for _ in range(DAMAGES):
         path.write_bytes(mutated(content, rng))
         try:
             found = load_circuit(path)
@@ -41,7 +46,7 @@ def test_misshaped_data_of_a_circuit_file(source: str) -> None:
     made = {"worded": worded_circuit, "content": content_circuit, "complete": complete_circuit}
     text = dumps(made[source]()) if source in made else (DATA / f"{source}.json").read_text()
     rng = random.Random(1)
-    for _ in range(600):
+    for _ in range(DAMAGES // 2):
         data = misshaped(json.loads(text), rng)
         try:
             found = from_json(data)
@@ -72,7 +77,7 @@ def test_damaged_bytes_of_a_table(table: Path, tmp_path: Path, numbered: bool) -
     rng, path = random.Random(2), tmp_path / "c.parquet"
     source = DATA / "numbered.parquet" if numbered else table
     content, whole = source.read_bytes(), read_parquet(source)
-    for _ in range(1000):
+    for _ in range(DAMAGES):
         path.write_bytes(mutated(content, rng))
         try:
             found = read_parquet(path)
@@ -146,7 +151,7 @@ def test_rows_that_are_lost_doubled_shuffled_or_put_together(table: Path, tmp_pa
 def test_cells_that_are_changed(table: Path, tmp_path: Path) -> None:
     """A cell that says something about a circuit is missed; one that only repeats it is not."""
     rng, whole, path = random.Random(4), pl.read_parquet(table), tmp_path / "c.parquet"
-    for _ in range(400):
+    for _ in range(DAMAGES):
         name, row = rng.choice(whole.columns), rng.randrange(whole.height)
         values: list[Any] = whole[name].to_list()
         values[row] = rng.choice([*whole[name].to_list(), *VALUES])

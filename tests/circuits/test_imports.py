@@ -124,7 +124,7 @@ def test_a_table_of_edges_is_a_circuit_for_each_prompt(tmp_path) -> None:
     ]
     chosen = imported(table, where={"model": "gpt2-small", "prompt": "7"})
     assert [len(circuit.edges) for circuit in chosen] == [6]
-    with pytest.raises(InputError, match="no rows are left"):
+    with pytest.raises(InputError, match=r"no row has task=gt: expected ioi$"):
         imported(table, where={"task": "gt"})
 
 
@@ -232,11 +232,11 @@ def test_the_command_writes_circuits_that_others_read(tmp_path) -> None:
     ("name", "content", "match"),
     [
         ("g.json", "[1]", "expected a JSON object"),
-        ("g.json", '{"nodes": []}', "no circuit that headtrace knows"),
-        ("g.json", '{"nodes": {"(1, 2)": {}}, "edges": []}', "is no node of ACC"),
-        ("g.json", '{"nodes": {"__import__(\'os\')": {}}, "edges": []}', "is no node of ACC"),
-        ("g.graphml", "<graphml", "no GraphML"),
-        ("g.parquet", "PAR1", "no Parquet table"),
+        ("g.json", '{"nodes": []}', "not a circuit that headtrace can read"),
+        ("g.json", '{"nodes": {"(1, 2)": {}}, "edges": []}', "is not a node of ACC"),
+        ("g.json", '{"nodes": {"__import__(\'os\')": {}}, "edges": []}', "is not a node of ACC"),
+        ("g.graphml", "<graphml", "not GraphML"),
+        ("g.parquet", "PAR1", "not a Parquet table"),
     ],
 )
 def test_what_is_no_circuit_is_refused_in_one_line(name: str, content: str, match: str, tmp_path) -> None:
@@ -244,3 +244,30 @@ def test_what_is_no_circuit_is_refused_in_one_line(name: str, content: str, matc
     with pytest.raises(InputError, match=match) as raised:
         imported(tmp_path / name)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("command", ["verify", "faithfulness"])
+def test_a_circuit_without_token_ids_is_not_tested_and_no_model_is_loaded_for_it(
+    command: str, tmp_path
+) -> None:
+    from typer.testing import CliRunner
+
+    from headtrace.cli import app
+
+    as_graphml(tmp_path / "a.graphml")
+    made = CliRunner().invoke(app, ["import", str(tmp_path / "a.graphml"), "--out", str(tmp_path / "c.json")])
+    assert made.exit_code == 0
+    assert "1 circuit, " in made.output
+    done = CliRunner().invoke(app, [command, str(tmp_path / "c.json"), "--model", "no/such-model"])
+    assert done.exit_code == 2
+    assert "The circuit has no token ids" in done.output
+
+
+@pytest.mark.parametrize("name", ["a.graphml", "b.json"])
+def test_another_tools_graph_in_the_place_of_a_circuit_names_the_command_that_reads_it(
+    name: str, tmp_path
+) -> None:
+    as_graphml(tmp_path / "a.graphml")
+    as_json(tmp_path / "b.json")
+    with pytest.raises(InputError, match=f"headtrace import .*{name} --out circuit.json` reads those"):
+        read_circuits(tmp_path / name)

@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 import headtrace
 from headtrace.circuits import load_circuit, read_circuits
-from headtrace.cli import app, progress
-from headtrace.cli.destinations import destination
+from headtrace.cli import app, failures
 from headtrace.cli.options import PromptOptions
-from headtrace.cli.output import show_tokens
+from headtrace.cli.output import destination, show_tokens
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 ASKED = ("-p", PROMPT, "--answer", " Mary", "--wrong", " John")
@@ -168,7 +167,7 @@ def test_an_empty_circuit_says_why_names_components_and_what_to_try(here) -> Non
             assert part in words
         for part in (
             "swap the two answers",
-            "probability root",
+            "--root probability",
             "(L1H0, L1H1",
         ):
             assert part in words
@@ -240,8 +239,8 @@ def test_many_prompts_say_how_far_they_are() -> None:
 
 
 def test_where_nobody_sees_a_bar_a_line_tells_the_remaining_time(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(progress._Lines, "every", 0.0)
-    with progress.progress_bar("Tracing") as bar:
+    monkeypatch.setattr(failures._Lines, "every", 0.0)
+    with failures.progress_bar("Tracing") as bar:
         bar(0, 10)
         bar(5, 10)
     told = capsys.readouterr()

@@ -42,7 +42,7 @@ def run(*arguments: object, **how):
         (("decompose", "builtin", "-p", PROMPT, "--out", "numbers.txt"), "end its name in .json"),
         (
             ("decompose", "builtin", "-p", PROMPT, "--firing", "L1H2:14:2", "--png", "a.xyz"),
-            "end its name in .png",
+            "end it in .png",
         ),
         (
             ("explain", "builtin", "-p", PROMPT, "--firing", "L1H2:14:2", "--out", "file/x.json"),
@@ -60,7 +60,7 @@ def run(*arguments: object, **how):
         ),
         (("trace", "builtin", "--prompts", "prompts.jsonl", "--out", "c.json"), "holds one circuit"),
         (("trace", "builtin", "-p", PROMPT, "--answer", " Mary", "--out", "-", "--json"), "asked for twice"),
-        (("emerge", "builtin", "builtin", "-p", PROMPT, "--png", "a.xyz"), "end its name in .png"),
+        (("emerge", "builtin", "builtin", "-p", PROMPT, "--png", "a.xyz"), "end it in .png"),
         (("emerge", "builtin", "builtin", "-p", PROMPT, "--bars", "file/a.png"), "cannot be written"),
         (("view", "c.json", "--out", "folder"), "it is a folder"),
         (("view", "c.json", "--out", "page.json"), "end its name in .html"),
@@ -68,7 +68,7 @@ def run(*arguments: object, **how):
         (("export", "c.json", "--out", "new.json", "--to", "magic"), "There is no format 'magic'"),
         (("record", "builtin", "--prompt-file", "missing.txt"), "cannot be read"),
         (("record", "builtin", "--prompt-file", "empty.txt"), "is empty"),
-        (("record", "builtin", "-p", "x", "--prompt-file", "empty.txt"), "and once"),
+        (("record", "builtin", "-p", "x", "--prompt-file", "empty.txt"), "Give one prompt"),
         (("record", "builtin", "--tokens", "1,2", "--chat"), "--chat needs the prompt as text"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),

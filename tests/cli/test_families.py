@@ -86,9 +86,9 @@ def test_what_a_user_can_mend_is_said_with_exit_code_2(here: Path) -> None:
         (("families", "many.parquet", "--grain", "heads"), "grain='heads'"),
         (("families", "many.parquet", "--out", "a.json"), "a.json"),
         (("compare", "a.json"), "at least two circuits"),
-        (("compare", "a.json", "other.json"), "cd" * 32),
+        (("compare", "a.json", "other.json"), "(weights cdcdcdcdcdcd)"),
         (("compare", "a.json", "b.json", "--out", "c.docx"), "end its name in .json, .png"),
-        (("signals", "a.json", "other.json"), "cd" * 32),
+        (("signals", "a.json", "other.json"), "(weights cdcdcdcdcdcd)"),
         (("signals", "a.json", "b.json", "--families", "nowhere"), ""),
     ):
         if told:
@@ -104,7 +104,10 @@ def test_weights_that_differ_are_a_warning_when_only_they_do(here: Path) -> None
     replace(circuit, model=replace(circuit.model, weights_sha256="ef" * 32)).save("step2.json")
     done = run("compare", "a.json", "step2.json")
     assert "The weights differ" in done.stderr
+    assert "(weights efefefefefef," in done.stderr, (
+        "twelve digits of a hash tell models apart, and can be read"
+    )
     assert (
-        "channels are made of weights"
+        "channels are computed from weights"
         in run("compare", "a.json", "step2.json", "--grain", "edge-channel", code=2).stderr
     )

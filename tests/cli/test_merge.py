@@ -9,7 +9,9 @@ import pytest
 import headtrace
 from headtrace.circuits import write_parquet
 from headtrace.cli import main
+from headtrace.runs.frames import frames_of
 from headtrace.runs.merging import merge
+from headtrace.runs.references import reference_names
 from tests.runs.made import ioi
 
 
@@ -71,6 +73,36 @@ def test_json_is_one_object_with_the_sweep_of_a_reference(table, tmp_path, capsy
     assert run("merge", table, "--reference", tmp_path / "mine.json", "--out", tmp_path / "folder") == 0
     assert "Against movers (builtin)" in capsys.readouterr().out
     assert json.loads((tmp_path / "folder" / "agreement.json").read_text())["reference"] == "movers"
+
+
+def test_the_help_names_every_reference_that_is_known(capsys) -> None:
+    assert run("merge", "--help") == 0
+    shown = "".join(letter for letter in capsys.readouterr().out if letter.isalnum() or letter == "-")
+    assert [name for name in reference_names() if name not in shown] == []
+
+
+def test_circuits_exported_from_a_run_are_measured_and_merged_by_its_roles(tmp_path, capsys) -> None:
+    folder, file, out = tmp_path / "run", tmp_path / "many.parquet", tmp_path / "n.tex"
+    assert run("run", "builtin", "--task", "ioi", "-n", "2", "--out", folder) == 0
+    assert run("merge", folder, "--min-effect", "0.01") == 2
+    assert "`headtrace export RUN --out FILE.parquet` first" in " ".join(capsys.readouterr().err.split())
+    assert run("verify", folder, "--update") == 2
+    assert f"`headtrace export {folder} --out circuits.parquet`" in " ".join(capsys.readouterr().err.split())
+    assert run("export", folder, "--out", file) == 0
+    assert run("verify", f"{file}#0", "--edges", "top:4", "--controls", "0", "--update") == 0
+    capsys.readouterr()
+    assert run("merge", file, "--min-effect", "0.01", "--roles", folder, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["by"] == "roles"
+    whole = merge(frames_of(folder))
+    assert {edge["source"] for edge in found["top"]} <= {node.name for node in whole.nodes}
+    assert 0 < sum(edge["side"] != "root" for edge in found["top"]) <= 4
+    assert run("merge", file, "--roles", folder, "--out", out) == 0
+    frequencies = [float(line.split(" & ")[3]) for line in out.read_text().splitlines() if "$\\to$" in line]
+    assert len(frequencies) > 2, "a place is written with an arrow"
+    assert frequencies == sorted(frequencies, reverse=True), "the edges found most often come first"
+    assert run("merge", folder, "--roles", folder) == 2
+    assert "has its own roles" in capsys.readouterr().err
 
 
 def test_channels_are_counted_by_themselves(table, capsys) -> None:

@@ -75,7 +75,7 @@ def test_record_shows_tokens_answers_firings_and_identities(folder: str, tmp_pat
     ("arguments", "message"),
     [
         (("--tokens", "5,x"), "not a list of token ids"),
-        ((), "either as text"),
+        ((), "Give one prompt: as text"),
         (("--tokens", "5,999"), "Unknown token id 999"),
         (("-p", "text"), "without a tokenizer"),
     ],

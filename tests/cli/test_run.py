@@ -132,7 +132,7 @@ def test_the_exit_code_follows_from_the_share_that_failed(tmp_path: Path) -> Non
 
 def test_a_run_in_memory_is_refused_before_anything_is_computed() -> None:
     told = wrong("run", "builtin", "--task", "ioi", "-n", "30", "--out", "memory://z")
-    assert "gone when it ends" in told
+    assert "lost when it ends" in told
 
 
 def test_what_is_asked_for_wrongly_is_told(tmp_path: Path, run: str) -> None:

@@ -47,11 +47,19 @@ def test_verify_prints_and_writes(made, tmp_path, capsys) -> None:
         "logit",
     ):
         assert word in shown
+    assert "strongest of" not in shown, "all five are in the table"
     assert json.loads((out / "verification.json").read_text())["max_prediction_error"] < 1e-4
     assert pl.read_parquet(out / "edges.parquet").height == 5
     assert sum(e.effect is not None for e in headtrace.load_circuit(out / "circuit.json").edges) == 5
     assert (out / "effects.png").read_bytes().startswith(b"\x89PNG")
     assert headtrace.load_circuit(file) == circuit, "the circuit itself is left alone"
+
+
+def test_the_table_of_edges_says_how_many_it_leaves_out(made, capsys) -> None:
+    _, file, _ = made
+    assert run("verify", file, "--edges", "top:5", "--controls", "1", "--show", "2") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the 2 strongest of 5 edges" in shown
 
 
 def test_verify_can_update_the_circuit_file(made, tmp_path) -> None:

@@ -47,6 +47,7 @@ def test_every_form_is_written(name: str, holds: str, tmp_path: Path) -> None:
     [
         (("--out", "m.docx"), "end its name in .html, .json, .md, .svg"),
         (("--counterfactual", "When Mary"), "equally long"),
+        (("--counterfactual", MARY.replace("went ", "")), "('went' is only in the prompt)"),
         (("--counterfactual", MARY), "prompt itself"),
         (("--answer", " Zorblax"), "Zorblax"),
     ],
@@ -55,3 +56,9 @@ def test_what_cannot_be_is_said_in_one_line(options: tuple[str, ...], message: s
     done = CliRunner().invoke(app, ["why", "builtin", "-p", MARY, *options])
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
+
+
+def test_a_run_that_is_not_there_is_named() -> None:
+    done = CliRunner().invoke(app, ["why", "runs/none"])
+    assert done.exit_code == 2
+    assert "There is no run at 'runs/none'" in " ".join(done.output.split())

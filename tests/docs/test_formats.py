@@ -11,7 +11,8 @@ from headtrace.causal import Report, Tolerance
 from headtrace.causal.effects import edge_table
 from headtrace.circuits.describe import example
 from headtrace.families import FamiliesFile
-from headtrace.interpret import atlas, head_measures, interpretation
+from headtrace.interpret import atlas, interpretation
+from headtrace.interpret.head_roles import MEASURES
 from headtrace.interpret.scan import Tally
 from headtrace.models import Recording
 from headtrace.runs import manifest
@@ -49,7 +50,7 @@ CASES = {
     "families": [name for name in FamiliesFile.__dataclass_fields__ if name not in ("more",)],
     "atlas": [
         *atlas.PAIR_COLUMNS,
-        *head_measures.MEASURES,
+        *MEASURES,
         *Tally.__dataclass_fields__,
         *interpretation.COLUMNS,
     ],

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 
-from tests.browsing import browser as browser
+from tests.browsing import open_browser
 from tests.documented import PAGES, ROOT
 
 LEAST = 5
@@ -103,6 +104,14 @@ def test_search_has_an_index_that_opens_from_disk(site: Path) -> None:
     assert {"reference/commands.html", "reference/api/tracing.html", "reference/glossary.html"} <= titles
 
 
+def test_every_how_to_is_found_from_their_index() -> None:
+    folder = ROOT / "docs" / "how-to"
+    linked = set(
+        re.findall(r"\((?:\.\./how-to/)?([a-z-]+\.md)", (folder / "index.md").read_text(encoding="utf-8"))
+    )
+    assert {page.name for page in folder.glob("*.md")} - linked == {"index.md"}
+
+
 def test_the_reference_has_every_command_and_every_public_name(site: Path) -> None:
     import typer
 
@@ -133,6 +142,14 @@ def test_every_image_says_what_it_shows(page: Path) -> None:
     assert [text for text in images if len(text.split()) < LEAST] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_of_a_page_leads_to_a_file_of_the_repository(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [urldefrag(link)[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and not urlsplit(target).scheme]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
 BROKEN = r"""# Start
 
 [page](none.md) [place](#none) [file](../none.py) [`name`][headtrace.none] $\frac{1$ $\nonsense$
@@ -145,7 +162,9 @@ def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs" / "not-listed.md").write_text("# A page that nobody finds\n")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[0]
     settings = re.sub(r"docs/site\b|(?<=\[)src\b", lambda place: str(ROOT / place[0]), settings)
-    settings = re.sub(r"^watch:.*$", "", settings, flags=re.MULTILINE)
+    settings = re.sub(
+        r"^watch:.*$|^ *- \S*/(commands|notebooks)\.py$", "", settings, flags=re.MULTILINE
+    )  # no pages but ours
     (tmp_path / "mkdocs.yml").write_text(settings + "\nnav:\n  - Start: index.md\n")
     done = build(tmp_path / "site", config=tmp_path / "mkdocs.yml")
     assert done.returncode != 0
@@ -154,6 +173,9 @@ def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------
+
+
+browser = pytest.fixture(scope="module")(open_browser)
 
 
 @pytest.fixture
@@ -169,16 +191,19 @@ def offline(browser):
 
 
 @pytest.mark.browser
-def test_search_finds_a_page_from_disk_without_a_network(site: Path, offline) -> None:
+def test_search_finds_pages_from_disk_without_a_network(site: Path, offline) -> None:
     page, asked = offline
     page.goto((site / "index.html").as_uri())
-    page.locator(".md-search__input").press_sequentially("representative")
-    page.locator(".md-search-result__item a[href*='glossary.html']").first.wait_for(timeout=60_000)
+    found = {"representative": "glossary", "which heads do induction": "atlas", "steering": "causal"}
+    for words, where in found.items():
+        page.locator(".md-search__input").fill("")
+        page.locator(".md-search__input").press_sequentially(words)
+        page.locator(f".md-search-result__item a[href*='{where}.html']").first.wait_for(timeout=60_000)
     assert asked == []
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1300, 400])
+@pytest.mark.parametrize("width", [1300, 390])
 def test_pages_fit_their_window_in_light_and_dark(site: Path, offline, width: int) -> None:
     page, asked = offline
     page.set_viewport_size({"width": width, "height": 900})
@@ -191,4 +216,39 @@ def test_pages_fit_their_window_in_light_and_dark(site: Path, offline, width: in
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} pixels wide"
     assert len(colours) == 2
+    assert asked == []
+
+
+@pytest.mark.browser
+def test_findings_are_cards_that_fit_a_phone(site: Path, offline) -> None:
+    page, asked = offline
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto((site / "findings" / "index.html").as_uri())
+    cards = page.locator(".grid.cards > ul > li")
+    assert cards.count() > 15
+    ends = cards.evaluate_all(
+        "cards => cards.map(card => card.getBoundingClientRect().right + card.scrollWidth - card.clientWidth)"
+    )
+    assert max(ends) <= 390
+    assert page.locator("article table").count() == 0
+    assert asked == []
+
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.browser
+def test_axe_finds_nothing_in_light_and_dark(site: Path, offline) -> None:
+    page, asked = offline
+    for name in ("index", "gallery", "findings/index", "tutorial/one-head", "reference/api/vocabulary"):
+        page.emulate_media(reduced_motion="reduce")
+        page.goto((site / f"{name}.html").as_uri())
+        page.evaluate(AXE)
+        for scheme, rules in (("dark", '{ runOnly: ["color-contrast"] }'), ("light", "{}")):
+            page.emulate_media(
+                color_scheme=scheme, reduced_motion="reduce"
+            )  # nothing but colours depends on it
+            found = page.evaluate(f"axe.run({rules}).then(({{ violations }}) => violations)")
+            told = [f"{each['id']}: {[node['target'] for node in each['nodes']]}" for each in found]
+            assert told == [], (name, scheme)
     assert asked == []

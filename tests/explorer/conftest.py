@@ -6,14 +6,14 @@ from collections import defaultdict
 
 import pytest
 
-from tests.browsing import Opened, browser
+from tests.browsing import Opened, open_browser
 
-__all__ = ["browser"]
+browser = pytest.fixture(scope="package")(open_browser)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def windows(browser):
-    """Windows that tests of a module have left, by size and scheme: a new one takes longer than the page in it."""
+    """Windows that tests have left, by size and scheme: a new one takes longer than the page in it."""
     return defaultdict(list)
 
 
@@ -24,13 +24,13 @@ def open_page(browser, windows, tmp_path):
 
     used = []
 
-    def open_(circuits, width=1280, height=800, scheme="light", **options) -> Opened:
+    def open_(circuits, width=1280, height=800, scheme="light", address="", **options) -> Opened:
         path = write_page(circuits, tmp_path / "page.html", **options)
         size = {"width": width, "height": height}
         free = windows[width, height, scheme]
         opened = Opened(free.pop() if free else new_window(browser, size, scheme))
         used.append((opened, size, free))
-        return opened.goto(path)
+        return opened.goto(path, address)
 
     yield open_
     for opened, size, free in used:

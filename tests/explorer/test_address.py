@@ -10,7 +10,7 @@ from tests.circuits.made_up import complete_circuit, random_circuit, small_circu
 
 def _fragment(page, expected: str) -> None:
     """Wait until the address says what is expected of it."""
-    for _ in range(100):
+    for _ in range(1000):
         found = page.evaluate("location.hash")
         if found == expected:
             return

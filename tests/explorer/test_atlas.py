@@ -9,6 +9,7 @@ import pytest
 import headtrace
 from headtrace.explorer import write_atlas_pages
 from headtrace.interpret.atlas import atlas, open_atlas
+from headtrace.interpret.head_roles import ROLES
 from tests.browsing import Opened
 
 pytestmark = pytest.mark.browser
@@ -82,6 +83,26 @@ def test_the_finder_sorts_by_any_measure_and_both_ways(opened, folder) -> None:
     page.page.locator('th[data-measure="head"] button').click()
     assert names(page) == heads["head"].to_list()
     assert page.errors == []
+
+
+def test_roles_are_shown_with_their_measures_and_found_by_name(opened, folder) -> None:
+    entries = [open_atlas(folder).head(*place) for place in heads_of(folder)]
+    with_role, without = ([each for each in entries if bool(each.roles) is has] for has in (True, False))
+    head, role = with_role[0], with_role[0].roles[0]
+    page = opened("index.html")
+    page.page.fill("#words", role.name)
+    assert {each.name for each in entries if role.name in [own.name for own in each.roles]} <= set(
+        names(page)
+    )
+    assert role.name in page.page.locator(f'tr[data-head="{head.name}"] td.roles').inner_text()
+    said = opened(f"heads/{head.name}.html").page.locator("p.roles").inner_text()
+    assert f"{role.name} ({ROLES[role.name].about})" in said
+    assert "by chance" in said
+    assert "None of the roles" in opened(f"heads/{without[0].name}.html").page.locator("p.roles").inner_text()
+
+
+def heads_of(folder) -> list[tuple[int, int]]:
+    return [(row["layer"], row["number"]) for row in open_atlas(folder).heads.iter_rows(named=True)]
 
 
 def test_the_finder_keeps_what_is_asked_for(opened, folder) -> None:

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from headtrace.circuits import Heads, Neuron
-from tests.circuits.made_up import TOKENS, complete_circuit, content_circuit, random_circuit, small_circuit
+from headtrace.circuits import Edge, Heads, Neuron
+from tests.circuits.made_up import (
+    TOKENS,
+    complete_circuit,
+    content_circuit,
+    random_circuit,
+    small_circuit,
+    with_influence,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -384,3 +391,29 @@ def test_a_saved_view_keeps_bars_ends_and_the_meaning_of_opposing(complete):
     assert "Mary" in text
     assert "+3.8" in text
     assert text.count('stroke-dasharray="2px, 2px"') + text.count('stroke-dasharray="2, 2"') >= 2
+
+
+# What was found by removing one signal alone
+
+
+def test_what_holds_a_head_down_or_carries_it_alone_says_so(open_page):
+    made = complete_circuit()
+    edges = [
+        replace(edge, alone=True, weight=-0.4) if (edge.source, edge.target) == (4, 1) else edge
+        for edge in made.edges
+    ]
+    edges.append(Edge(6, 4, "query", 0.6, (1,), alone=True))
+    page = open_page(with_influence(replace(made, edges=tuple(edges))))
+    card, panel = page.page.locator("#card"), page.page.locator("#panel")
+    page.node(4).hover()
+    expect(card).to_contain_text("here because it")
+    expect(card).to_contain_text("holds L9H6 down")
+    page.node(6).hover()
+    expect(card).not_to_contain_text("here because it")  # it moves content, too
+    page.node(1).click()
+    row = panel.locator("li", has_text="L3H2")
+    expect(row).to_contain_text("holds it down")
+    expect(panel.locator("li", has_text="mlp").first).not_to_contain_text("holds it down")
+    page.node(4).click()
+    expect(panel.locator("li", has_text="L0H1")).to_contain_text("carries it alone")
+    assert page.errors == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 from typer.testing import CliRunner
 
 from headtrace.circuits import LogitDifference, load_circuit
@@ -14,8 +15,7 @@ from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.explorer import page as page_text
 from headtrace.explorer import write_page
-from headtrace.explorer.document import json_for_script
-from headtrace.explorer.page import page_data
+from headtrace.explorer.page import json_for_script, page_data
 from tests.circuits.made_up import TOKENS, random_circuit, small_circuit
 
 HOSTILE = (
@@ -63,6 +63,7 @@ def test_a_hostile_prompt_runs_no_script_and_makes_no_request(open_page):
     opened = open_page(circuit.with_edges(edges))
     opened.node(1).click()
     opened.node(4).hover()
+    expect(opened.page.locator("#card")).to_be_visible()
     for selector in ("#card", "#panel", ".axes", "#question"):
         assert opened.page.locator(f"{selector} :is(script, img)").count() == 0
     assert opened.page.evaluate("window.hacked") is None
@@ -121,7 +122,7 @@ def test_very_long_tokens_are_cut_and_say_how_long_they_are(open_page):
     assert max(len(label) for label in labels) <= 11
     opened.node(4).hover()
     card = opened.page.locator("#card")
-    assert "(5,000 characters)" in card.inner_text()
+    expect(card).to_contain_text("(5,000 characters)")
     assert card.evaluate("(e) => e.offsetHeight") < 400
 
 

@@ -9,8 +9,7 @@ from itertools import pairwise
 import pytest
 
 from headtrace.circuits import Edge
-from headtrace.explorer.document import inline_modules
-from headtrace.explorer.page import page_data
+from headtrace.explorer.page import inline_modules, page_data
 from headtrace.vocabulary import KINDS, SIDES
 from tests.circuits.made_up import complete_circuit, content_circuit, random_circuit, small_circuit
 
@@ -36,7 +35,7 @@ RUN = """([data, detail, room]) => {
 def script(browser):
     """A page with nothing but the layout and the graph in it."""
     folder = files("headtrace.explorer") / "page"
-    modules = {name: (folder / name).read_text() for name in ("layout.js", "graph.js", "text.js")}
+    modules = {name: (folder / name).read_text() for name in ("layout.js", "graph.js", "fold.js", "text.js")}
     page = browser.new_page()
     page.add_script_tag(content=inline_modules({**modules, "entry.js": ENTRY}, "entry.js", "tools"))
     yield page
@@ -154,7 +153,7 @@ def test_room_is_filled_and_never_squeezed(lay_out):
     assert wide["width"] >= natural["width"]
     assert wide["width"] / wide["height"] == pytest.approx(2000 / 600, rel=0.1)
     assert wide["form"] == "full"
-    assert lay_out(circuit, room=(130, 700))["form"] == "compact", (
+    assert lay_out(circuit, room=(130, 700))["form"] == "brief", (
         "names alone, where there is no room for more"
     )
     assert_apart(lay_out(circuit, room=(10, 10)))

@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 import headtrace
 from headtrace.circuits import Circuit
+from tests.circuits.made_up import random_circuit
 
 pytestmark = pytest.mark.browser
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
@@ -31,7 +32,7 @@ def page(open_page, mechanism):
 
 
 def test_the_page_opens_on_the_sentence_with_a_chip_for_each_step(page, mechanism) -> None:
-    assert page.locator(".sentence").inner_text().replace("\n", " ").count(";") >= 1
+    assert len(page.locator(".sentence").inner_text()) > 100
     chips = page.locator(".sentence .step-chip").all_inner_texts()
     assert sorted(map(int, chips)) == [step.id for step in mechanism.steps]
     assert page.locator(".mechanism-drawing .card").count() == len(mechanism.steps)
@@ -66,6 +67,34 @@ def test_a_chip_lights_its_card_and_unfolds_its_heads(page, mechanism) -> None:
     assert f"{step.measured.without:.2f}" in details
 
 
+def test_an_unfolded_head_shows_where_it_attends_here_and_in_the_other_prompts(page, mechanism) -> None:
+    step = next(step for step in mechanism.steps if step.heads)
+    head = step.heads[0]
+    assert head.src in [place for place, _, _ in head.looks], "the token of the step is among them"
+    page.locator(f'.step-chip[data-step="{step.id}"]').click()
+    crop = page.locator(".step-details .crop").first
+    assert crop.locator("tbody tr").count() == len(head.looks)
+    row = crop.locator("tr.read")
+    assert row.locator("td").last.inner_text() == f"{head.attention:.2f}"
+    widths = row.locator(".bar").evaluate_all(
+        "bars => bars.map((bar) => bar.getBoundingClientRect().width / bar.parentElement.clientWidth)"
+    )
+    assert widths == pytest.approx([head.attention, head.other_attention], abs=0.02)
+
+
+def test_the_header_says_how_many_steps_were_confirmed(open_page, page, mechanism) -> None:
+    assert page.locator(".top .verdict").inner_text() == mechanism.verdict
+    assert "confirmed" in mechanism.verdict
+    first, *others = mechanism.steps
+    measured = first.measured
+    doubted = replace(first, measured=replace(measured, random=measured.without))
+    told = replace(mechanism, steps=(doubted, *others))
+    held = sum(step.doubt is None for step in told.steps)
+    assert told.verdict == f"{held} of {len(told.steps)} steps confirmed"
+    again = open_page(mechanism.circuit, width=1440, height=900, mechanism=told).page
+    assert again.locator(".top .verdict.hollow").inner_text() == told.verdict
+
+
 def test_arrow_keys_go_from_step_to_step(page, mechanism) -> None:
     page.locator(".mechanism").focus()
     page.keyboard.press("ArrowRight")
@@ -81,11 +110,16 @@ def test_on_a_phone_cards_are_a_list_and_nothing_is_wider_than_the_window(open_p
     assert page.locator(".mechanism-list .step-card").first.is_visible()
     assert page.locator(".mechanism-drawing").is_hidden()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    card = page.locator(".mechanism-list .step-card").nth(1)
+    card.click()
+    assert card.locator(".step-details li").count() >= 1, "a card unfolds where it is"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_text_is_smaller_than_eleven_pixels(open_page, mechanism, scheme) -> None:
-    page = open_page(mechanism.circuit, width=1440, height=900, scheme=scheme, mechanism=mechanism).page
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (1000, "light")])
+def test_no_text_is_smaller_than_eleven_pixels(open_page, mechanism, width, scheme) -> None:
+    page = open_page(mechanism.circuit, width=width, height=900, scheme=scheme, mechanism=mechanism).page
+    page.locator(".step-chip").first.click()
     sizes = page.evaluate(
         """() => [...document.querySelectorAll(".mechanism *")]
           .filter((n) => [...n.childNodes].some((c) => c.nodeType === 3 && c.data.trim()))
@@ -144,3 +178,36 @@ def test_where_nothing_can_be_told_buttons_say_what_to_do(open_page, mechanism) 
     button = page.get_by_role("button", name="compare with natural changes")
     button.click()
     expect(page.locator(".advice code").first).to_have_text(f"headtrace why builtin -p '{MARY}'")
+
+
+# The size on the screen of every text in the drawing, and whether each head says what it reads.
+DRAWN_TEXT = """() => {
+  const seen = [...document.querySelectorAll("#charts text, #charts tspan")]
+    .filter((e) => e.getBoundingClientRect().width && e.textContent.trim());
+  const size = (e) => {
+    const { a, b } = e.getScreenCTM();
+    return parseFloat(getComputedStyle(e).fontSize) * Math.hypot(a, b);
+  };
+  const heads = [...document.querySelectorAll(".nodes .node.head:not(.dot)")];
+  const reading = heads.filter((e) => [...e.querySelectorAll(".reads")].some((t) => t.getBoundingClientRect().width));
+  return { smallest: Math.min(...seen.map(size)), heads: heads.length, reading: reading.length };
+}"""
+
+
+@pytest.mark.parametrize("width", [2560, 1440, 390])
+def test_no_text_of_the_graph_is_smaller_than_eleven_pixels_and_heads_say_what_they_read(
+    open_page, mechanism, width
+) -> None:
+    measured = mechanism.circuit.with_edges(
+        tuple(replace(edge, effect={"metric": -0.25}) for edge in mechanism.circuit.edges)
+    )
+    page = open_page(measured, width=width, height=900, address="#tab=graph").page
+    drawn = page.evaluate(DRAWN_TEXT)
+    assert drawn["smallest"] >= 10.9, "eleven, but for the rounding of the screen's own matrix"
+    if width >= 1440:
+        assert drawn["reading"] == drawn["heads"] > 3
+
+
+def test_a_circuit_that_does_not_fit_still_has_no_small_text(open_page) -> None:
+    page = open_page(random_circuit(1500), width=1000, height=700).page
+    assert page.evaluate(DRAWN_TEXT)["smallest"] >= 10.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headtrace.errors import HeadtraceError
-from headtrace.explorer.document import inline_modules, json_for_script
+from headtrace.explorer.page import inline_modules, json_for_script
 
 MODULES = {
     "main.js": 'import { twice } from "./maths.js";\nimport { word } from "./text.js";\nexport const go = 1;',

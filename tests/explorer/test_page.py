@@ -19,7 +19,7 @@ from tests.browsing import ARGUMENTS, browser_path
 from tests.circuits.made_up import TOKENS, content_circuit, many_seeds, random_circuit, small_circuit
 
 pytestmark = pytest.mark.browser
-
+UNFOLDED = "#mlps=all"
 
 # A point of an edge, on the screen, where nothing else is near: no component, and no other edge within reach.
 ALONE = """(index) => {
@@ -227,17 +227,26 @@ def test_a_window_of_another_size_is_filled_at_once(small):
 )
 def test_at_420_pixels_mlps_keep_their_numbers_and_the_answer_its_token(open_page, make):
     circuit = make()
-    page = open_page(circuit, width=420, height=900)
+    page = open_page(circuit, width=420, height=900, address=UNFOLDED)
     answer = len(circuit.prompt.tokens) - 1
     label = page.page.locator(f'.axis-token[data-position="{answer}"]')
     assert label.evaluate("(e) => e.firstChild.data") == circuit.prompt.tokens[answer].strip()
     mlps = [node for node in circuit.nodes if node.kind == "mlp"]
     assert mlps
+    tags = page.page.locator(
+        ".chart .tag.mlp"
+    )  # written over the drawing where its own names would be too small
+    written = list(zip(tags.all_text_contents(), boxes(page, ".chart .tag.mlp"), strict=True))
     for node in mlps:
         text = page.node(node.id).locator("text")
         assert text.text_content() == str(node.layer)
-        assert text.is_visible()
-        assert text.evaluate(BOX)[3] - text.evaluate(BOX)[1] >= 7, "large enough to read"
+        left, top, right, bottom = page.node(node.id).locator(".body").evaluate(BOX)
+        middle = (left + right) / 2, (top + bottom) / 2
+        tagged = [
+            name for name, (x0, y0, x1, y1) in written if x0 <= middle[0] <= x1 and y0 <= middle[1] <= y1
+        ]
+        assert text.is_visible() or str(node.layer) in tagged
+    assert all(y1 - y0 >= 11 for _, (_, y0, _, y1) in written), "large enough to read"
     width = page.page.locator(".host").evaluate(BOX)[2]
     assert all(right <= width for _, _, right, _ in boxes(page, ".nodes .node .body"))
 
@@ -294,7 +303,10 @@ def numbers_under(page, title: str) -> list[float]:
 def test_what_goes_into_the_root_adds_up_with_what_is_not_shown(open_page):
     """Nine seeds and a value that others lower: eight are listed, and the rest is a line of its own."""
     circuit = many_seeds()
-    page = open_page(circuit)
+    folded = numbers_under(open_page(circuit), "Straight into the root")
+    assert len(folded) == 4, "six MLPs are one line"
+    assert sum(folded) == pytest.approx(circuit.root.value, abs=0.005 * len(folded))
+    page = open_page(circuit, address=UNFOLDED)
     listed = numbers_under(page, "Straight into the root")
     assert len(listed) == 9
     assert sum(listed) == pytest.approx(circuit.root.value, abs=0.005 * len(listed)), (
@@ -314,7 +326,7 @@ def test_what_goes_into_the_root_adds_up_with_what_is_not_shown(open_page):
 
 
 def test_lists_that_say_strongest_first_are_sorted_by_the_number_that_they_print(open_page):
-    page = open_page(many_seeds())
+    page = open_page(many_seeds(), address=UNFOLDED)
     for title in ("Straight into the root", "Strongest content"):
         sizes = [abs(value) for value in numbers_under(page, title)]
         sizes = sizes[:-1] if title.startswith("Straight") else sizes  # the last one is what is not shown
@@ -382,6 +394,7 @@ def test_every_root_says_what_it_measures(open_page, root, shown):
 
 def test_hovering_a_node_shows_attention_tokens_and_influence(small):
     small.node(1).hover()
+    expect(small.page.locator("#card")).to_be_visible()
     text = small.page.locator("#card").inner_text()
     for part in ("L9H6 7->1", "“ told”", "“ Mary”", "0.750", "without query", "0.200 (predicted)", "83%"):
         assert part in text
@@ -419,6 +432,7 @@ def test_equal_channels_are_shown_as_one_and_positions_have_a_shape_of_their_own
     edges.append(Edge(place.id, edge.target, "query", 0.1, (3,)))
     opened = open_page(replace(circuit, nodes=(*nodes, place), edges=tuple(edges)))
     opened.page.mouse.move(*opened.page.evaluate(ALONE, index))
+    expect(opened.page.locator("#card")).to_be_visible()
     text = opened.page.locator("#card").inner_text()
     assert "1\u20133 (equal singular values: one channel), 7" in text
     assert opened.count(".node.position .body") == 2  # in the drawing, and in the legend
@@ -455,7 +469,7 @@ def test_a_click_pins_a_node_dims_the_rest_and_lists_its_causes(small):
 def test_signals_that_act_on_competing_keys_are_listed(small):
     small.node(1).click()
     panel = small.page.locator("#panel").inner_text()
-    assert "Acts on competing keys" in panel
+    assert "Acts on other keys only" in panel
     assert "L8H3" in panel
     assert "weight 0.0125, channels 2, 6" in panel
 
@@ -571,7 +585,7 @@ def test_theme_follows_the_system_and_the_button(open_page):
 
 def test_a_large_circuit_shows_its_strongest_edges_and_bundles_the_rest(open_page):
     circuit = random_circuit(2000)
-    page = open_page(circuit)
+    page = open_page(circuit, address=UNFOLDED)
     drawn = page.page.locator(".edges .edge").evaluate_all("(all) => all.map((e) => Number(e.dataset.index))")
     flows = circuit.flows()
     strongest = sorted(range(2000), key=lambda i: (-flows[circuit.edges[i]], -circuit.edges[i].weight, i))
@@ -586,7 +600,7 @@ def test_a_large_circuit_shows_its_strongest_edges_and_bundles_the_rest(open_pag
 
 def test_pinning_a_dot_brings_out_edges_that_were_bundled(open_page):
     circuit = random_circuit(2000)
-    page = open_page(circuit)
+    page = open_page(circuit, address=UNFOLDED)
     dot = page.page.locator(".node.dot.head").first
     node = circuit.node(int(dot.get_attribute("data-id")))
     page.page.evaluate(f"document.querySelector('.node[data-id=\"{node.id}\"]').focus()")
@@ -621,7 +635,7 @@ def test_from_afar_every_head_has_a_name_or_is_filled_and_gets_its_name_when_poi
     at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     said = page.page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('.node').ariaLabel", at)
     page.page.mouse.move(*at)
-    assert said.split()[0] in page.page.locator(".over .tag").all_text_contents()
+    expect(page.page.locator(".over .tag").get_by_text(said.split()[0], exact=True)).to_be_attached()
 
 
 def test_zoom_brings_out_captions_and_fit_goes_back(open_page):
@@ -669,7 +683,8 @@ def test_circuits_of_different_prompts_are_matched_by_component(open_page):
 
 def test_a_switch_changes_the_circuit(open_page):
     page = open_page(
-        [small_circuit(), random_circuit(60, n_tokens=6), random_circuit(30, n_tokens=6, seed=4)]
+        [small_circuit(), random_circuit(60, n_tokens=6), random_circuit(30, n_tokens=6, seed=4)],
+        address=UNFOLDED,
     )
     assert page.count(".frame") == 1
     page.redrawn(lambda: page.page.locator("#first").select_option("1"))

@@ -108,6 +108,7 @@ def test_hostile_words_and_examples_stay_text(open_page):
     opened = open_page(worded_circuit(HOSTILE + "x" * 300_000, HOSTILE))
     page = opened.page
     page.locator(".words .word").first.hover()
+    expect(page.locator("#card")).to_be_visible()
     opened.node(1).click()
     for summary in page.locator("#panel summary").all():
         summary.click()

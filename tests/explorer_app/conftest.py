@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from threading import Event
 from types import ModuleType
 from typing import Any
@@ -15,17 +17,10 @@ import headtrace
 from headtrace.explorer.panels import Settings
 from headtrace.explorer.panels.circuits import RunSource
 from headtrace.tasks import load_task
-from tests.browsing import Opened, browser
+from tests.browsing import WAIT, Opened, open_browser
 from tests.explorer_server.live import LONG, Live, live
 
-__all__ = ["browser"]
-
 IOI = "When Mary and John went to the store, John gave a drink to"
-WAIT = 20_000
-"""Milliseconds after which something that should be seen soon is not seen: the machine may be busy."""
-
-
-expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +38,12 @@ def server(run_folder) -> Iterator[Live]:
         yield found
 
 
+HEAR = """() => {
+  window.heard_address = false;
+  addEventListener("popstate", () => (window.heard_address = true), { once: true });
+}"""
+
+
 class Explorer(Opened):
     """The explorer, opened at a state."""
 
@@ -51,26 +52,50 @@ class Explorer(Opened):
         self.server = server
         page.set_default_timeout(WAIT)
 
+    def leave(self) -> None:
+        self.page.unroute_all(behavior="ignoreErrors")
+        super().leave()
+
     def at(self, **state: Any) -> Explorer:
-        self.page.goto(f"http://127.0.0.1:{self.server.port}/#{urlencode(state)}")
+        address = f"http://127.0.0.1:{self.server.port}/#{urlencode(state)}"
+        there = self.page.url.split("#")[0] == address.split("#")[0] and self.page.url != address
+        if there:  # the page stays, and hears of its new address a moment after the browser has it
+            self.page.evaluate(HEAR)
+        self.page.goto(address)
         self.page.wait_for_selector("html[data-view]")
+        if there:
+            self.until(lambda: self.page.evaluate("window.heard_address"))
         return self
+
+    def until(self, so: Callable[[], bool]) -> None:
+        """Wait until something is so that no selector says."""
+        for _ in range(WAIT // 20):
+            if so():
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError("it did not come to be so")
 
     def type(self, text: str) -> None:
         """Write a prompt and press Enter."""
-        write, field = self.page.locator("#write"), self.page.locator("#text")
+        self.page.wait_for_selector("html[data-view]")  # from then on, the field is there or its button
+        field = self.page.locator("#text")
         if not field.is_visible():
-            write.click()
+            self.page.locator("#write").click()
         field.fill(text)
-        self.page.keyboard.press("Enter")
+        field.press("Enter")
 
     def remembers(self, text: str) -> bool:
-        """Whether the address comes to say something: it is written a moment after the page shows it."""
-        for _ in range(150):
-            if text in self.page.evaluate("location.hash"):
-                return True
-            self.page.wait_for_timeout(20)
-        return False
+        """The address comes to say something: it is written a moment after the page shows it."""
+        self.until(lambda: text in self.page.evaluate("location.hash"))
+        return True
+
+    def walk(self, dest: int, src: int) -> None:
+        """With the keyboard to a cell of the last row, in the head that has the focus: a key at a time."""
+        expect(self.page.locator(".zoom-host canvas")).to_be_focused()
+        readout = self.page.locator("#readout")
+        for key, at in (("Home", 0), *(("ArrowRight", i + 1) for i in range(src))):
+            self.page.keyboard.press(key)
+            expect(readout).to_contain_text(re.compile(rf"at {dest} attends to .* at {at}: "))
 
     @property
     def strangers(self) -> list[str]:
@@ -82,27 +107,56 @@ class Explorer(Opened):
             if urlsplit(url).netloc != own and not url.startswith(("data:", "blob:"))
         ]
 
+    def settled(self) -> Explorer:
+        """Wait until everything of the prompt is there: nothing moves, and nothing is of an earlier question."""
+        expect(self.page.locator(".question-row")).to_be_visible()
+        expect(self.page.locator(".stale")).to_have_count(0)
+        return self
+
+    def heads(self, words: str = "all 12 heads") -> Explorer:
+        """Wait until the grid shows the heads of the prompt."""
+        expect(self.page.locator(".heads .controls output")).to_have_text(words)
+        return self.settled()
+
+    def traced(self) -> Explorer:
+        """Wait until the circuit grows no more."""
+        expect(self.page.locator(".nodes .node").first).to_be_visible()
+        expect(self.page.get_by_role("button", name="Trace", exact=True)).to_be_visible()
+        return self
+
     def text(self, selector: str) -> str:
         return self.page.locator(selector).first.inner_text()
 
 
-@pytest.fixture
-def explorer(browser, server) -> Iterator[Any]:
-    contexts = []
+browser = pytest.fixture(scope="package")(open_browser)
 
-    def open_(width=1280, height=900, scheme="light", script=None, **state) -> Explorer:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
-        )
-        contexts.append(context)
-        page = context.new_page()
-        if script is not None:
-            page.add_init_script(script)
-        return Explorer(page, server).at(**state)
+
+@pytest.fixture(scope="package")
+def windows(browser) -> defaultdict[tuple[Any, ...], list[Any]]:
+    """Windows that tests have left, by size and scheme: a new one takes longer than the page in it."""
+    return defaultdict(list)
+
+
+@pytest.fixture
+def explorer(browser, windows, server) -> Iterator[Any]:
+    used = []
+
+    def open_(width=1280, height=900, scheme="light", script=None, port=None, **state) -> Explorer:
+        free = windows[width, height, scheme, script]
+        if not free:
+            size = {"width": width, "height": height}
+            context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+            free.append(context.new_page())
+            if script is not None:
+                free[-1].add_init_script(script)
+        opened = Explorer(free.pop(), server if port is None else Live(None, port))
+        used.append((opened, free))
+        return opened.at(**state)
 
     yield open_
-    for context in contexts:
-        context.close()
+    for opened, free in used:
+        opened.leave()
+        free.append(opened.page)
 
 
 def endless(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> Event:

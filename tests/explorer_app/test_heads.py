@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -22,7 +23,7 @@ def test_a_typed_prompt_shows_its_tokens_its_answers_and_every_head(explorer, se
     expect(tokens).to_have_count(len(view["tokens"]))
     assert [text.strip() for text in tokens.all_inner_texts()] == [t.strip() for t in view["tokens"]]
     expect(page.page.locator(".strip .says")).to_have_text(f"Mary {view['answers'][0]['probability']:.0%}")
-    expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
+    page.heads()
     assert page.page.locator(".grid-host").bounding_box()["width"] > 1200, (
         "with no head open, the grid has it all"
     )
@@ -43,11 +44,27 @@ def test_an_example_of_a_task_brings_its_prompt_and_its_answers(explorer):
     assert page.errors == []
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_card_of_a_head_stands_beside_its_square(explorer, width):
+    page = explorer(view="heads", text=IOI, width=width)
+    page.heads()
+    grid, card = page.page.locator(".grid-host canvas"), page.page.locator("#card")
+    grid.focus()
+    for key in ("Home", "ArrowRight", "End"):
+        page.page.keyboard.press(key)
+        expect(card).to_be_visible()
+        one, two = card.bounding_box(), page.page.locator(".grid-host .ring:not(.chosen)").bounding_box()
+        across = one["x"] + one["width"] <= two["x"] or two["x"] + two["width"] <= one["x"]
+        assert across or one["y"] + one["height"] <= two["y"] or two["y"] + two["height"] <= one["y"], key
+        assert one["x"] >= 0
+        assert one["x"] + one["width"] <= width
+
+
 def test_heads_are_ordered_and_left_out_by_what_they_do(explorer, server):
     heads = server.post("/api/record", {"text": IOI}).json()["heads"]
     page = explorer(view="heads", text=IOI, order="most", by="sink")
     count = page.page.locator(".heads .controls output")
-    expect(count).to_have_text("all 12 heads")
+    page.heads()
     grid = page.page.locator(".grid-host canvas")
     grid.focus()
     page.page.keyboard.press("Home")
@@ -67,19 +84,36 @@ def canvas_point(page, selector: str, x: float, y: float) -> tuple[float, float]
 
 def test_a_click_opens_a_head_and_pointing_at_a_cell_says_its_exact_number(explorer, server):
     page = explorer(view="heads", text=IOI)
-    expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
+    page.heads()
     page.page.mouse.click(*canvas_point(page, ".grid-host canvas", 60, 60))
     expect(page.page.locator(".zoom-panel h2")).to_have_text("L0H0")
     page.at(view="heads", text=IOI, head="L2H1")
     view = server.post("/api/record", {"text": IOI}).json()
     pattern = server.get(f"/api/recordings/{view['id']}/heads/2/1").json()["attention"]
     expect(page.page.locator(".zoom-panel h2")).to_have_text("L2H1")
-    canvas = page.page.locator(".zoom-host canvas")
-    canvas.focus()
-    for key in ("Home", *["ArrowRight"] * 10):
-        page.page.keyboard.press(key)
-    readout = page.page.locator("#readout")
-    expect(readout).to_contain_text("at 14 attends to")
+    page.page.locator(".zoom-host canvas").focus()
+    page.walk(14, 10)
+    expect(page.page.locator("#readout b")).to_have_text(f"{pattern[14][10]:.3f}")
+    assert page.errors == []
+
+
+def test_a_head_has_its_name_only_over_its_own_cells(explorer, server):
+    held: list[Any] = []
+    page = explorer(view="heads", text=IOI, head="L0H0")
+    title, readout = page.page.locator(".zoom-panel h2"), page.page.locator("#readout")
+    expect(title).to_have_text("L0H0")
+    page.page.route("**/heads/2/1", lambda route: held.append(route))
+    page.at(view="heads", text=IOI, head="L2H1")
+    expect(page.page.locator(".zoom-panel.stale")).to_be_visible()
+    expect(title).to_have_text("L0H0")
+    page.until(lambda: len(held) == 1)
+    held[0].continue_()
+    expect(title).to_have_text("L2H1")
+    expect(page.page.locator(".zoom-panel.stale")).to_have_count(0)
+    view = server.post("/api/record", {"text": IOI}).json()
+    pattern = server.get(f"/api/recordings/{view['id']}/heads/2/1").json()["attention"]
+    page.page.locator(".zoom-host canvas").focus()
+    page.walk(14, 10)
     expect(readout.locator("b")).to_have_text(f"{pattern[14][10]:.3f}")
     assert page.errors == []
 
@@ -90,7 +124,7 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
     page.page.locator("#text").focus()
     keyboard.type(IOI)
     keyboard.press("Enter")
-    expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
+    page.heads()
     for _ in range(60):
         keyboard.press("Tab")
         if page.page.evaluate("document.activeElement.matches('.grid-host canvas')"):
@@ -102,8 +136,8 @@ def test_with_the_keyboard_alone_from_prompt_to_why(explorer, server):
         keyboard.press("Tab")
         if page.page.evaluate("document.activeElement.matches('.zoom-host canvas')"):
             break
-    for key in ("Home", *["ArrowRight"] * 10, "Enter"):
-        keyboard.press(key)
+    page.walk(14, 10)
+    keyboard.press("Enter")
     expect(page.page.locator(".heads .why-panel h2")).to_have_text("Why does L2H1 attend here?")
     assert page.remembers("cell=14-10")
     assert page.errors == []
@@ -155,7 +189,7 @@ def test_a_cause_that_is_a_head_leads_to_its_own_why(explorer):
 
 def test_reload_and_back_restore_the_view(explorer):
     page = explorer(view="heads", text=IOI, order="least", by="entropy")
-    expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
+    page.heads()
     page.page.evaluate("location.hash += '&head=L2H1&cell=14-10'")
     title = page.page.locator(".heads .why-panel h2")
     expect(title).to_have_text("Why does L2H1 attend here?")
@@ -225,6 +259,7 @@ def test_hostile_tokens_and_words_are_shown_as_text(explorer, server):
     page.page.locator(".heads .channels-section summary").click()
     expect(page.page.locator(".evidence")).to_contain_text("</textarea>")
     expect(page.page.locator(".evidence .looked-at")).to_have_text(" far")
+    page.heads()
     expect(page.page.locator(".evidence")).to_contain_text("so far away now")
     page.page.locator(".grid-host canvas").focus()
     page.page.keyboard.press("Home")
@@ -261,15 +296,16 @@ def test_light_and_dark_draw_attention_in_their_own_colours(explorer):
     corner = "(c) => [...c.getContext('2d').getImageData(c.width - 40, c.height - 80, 1, 1).data]"
     seen = []
     for scheme in ("light", "dark"):
-        page = explorer(scheme=scheme, view="heads", text=IOI)
-        expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
-        seen.append(page.page.locator(".grid-host canvas").evaluate(corner))
+        page = explorer(scheme=scheme, view="heads", text=IOI).heads()
+        canvas = page.page.locator(".grid-host canvas")
+        page.until(lambda canvas=canvas: canvas.evaluate(corner)[3])  # the last head is drawn last
+        seen.append(canvas.evaluate(corner))
     assert sum(seen[0][:3]) > sum(seen[1][:3]) + 100
 
 
 def test_python_link_and_files_are_offered(explorer, server):
     page = explorer(view="heads", text=IOI)
-    expect(page.page.locator(".heads .controls output")).to_have_text("all 12 heads")
+    page.heads()
     view = server.post("/api/record", {"text": IOI}).json()
     page.page.locator(".share-menu summary").click()
     with page.page.expect_download() as saved:

@@ -81,5 +81,5 @@ def test_without_interventions_the_recording_is_the_clean_one(session, recorded)
 
 def test_an_edge_of_another_kind_is_refused_in_words(session, recorded) -> None:
     site = ComponentIntervention(site=SiteRequest(kind="offset", layer=1, head=1, dest=3))
-    with pytest.raises(InputError, match="nothing that writes"):
+    with pytest.raises(InputError, match="writes nothing that can be changed"):
         intervene(session, InterveneRequest(recording=recorded.id, interventions=[site]))

@@ -12,10 +12,13 @@ import headtrace
 from headtrace.errors import InputError
 from headtrace.explorer.panels import Session
 from headtrace.explorer.panels.mechanisms import QuestionRequest, explain, question, thumbnail
+from headtrace.explorer.panels.prompts import starter
 from headtrace.explorer.panels.requests import FiringRequest, PromptRequest
-from headtrace.explorer.panels.starters import starter
 from headtrace.explorer.panels.why import PairsRequest, WhyRequest, pairs
 from headtrace.explorer.panels.why import why as why_of
+from headtrace.interpret import HeadRole
+from headtrace.mechanism import evidence
+from headtrace.vocabulary import Firing
 from tests.rounding import rounding
 from tests.tiny import tiny_model
 
@@ -87,6 +90,50 @@ def test_the_mechanism_is_that_of_the_library_and_comes_in_parts(session, record
     assert "'Mary'" in view.python or "' Mary'" in view.python
 
 
+def test_badges_of_a_long_prompt_come_one_by_one(session, recorded, monkeypatch) -> None:
+    whole, found = explain(session, QuestionRequest(recording=recorded.id))
+    monkeypatch.setattr(evidence, "TOKENS_AT_ONCE", 1)  # as if each step made a full batch
+    parts = []
+    view, again = explain(session, QuestionRequest(recording=recorded.id), partial=parts.append)
+    cards = [part.mechanism["steps"] for part in parts if part.stage == "cards"]
+    assert [sum("measured" in step for step in steps) for steps in cards] == [*range(len(found.steps))]
+    for steps in cards:
+        for step, last in zip(steps, view.mechanism["steps"], strict=True):
+            assert step.get("measured") in (None, last["measured"]), "what was measured stays"
+    within = rounding(torch.float32, 10_000)
+    for step, alone in zip(found.steps, again.steps, strict=True):
+        for name in ("before", "without", "random"):
+            expected = getattr(step.measured, name)
+            assert getattr(alone.measured, name) == pytest.approx(expected, abs=within)
+    assert again.test is not None
+    assert again.test.kept == pytest.approx(found.test.kept, abs=within)
+    assert view.stage == whole.stage == "badges"
+
+
+def test_each_head_says_what_it_does_in_the_prompt_and_what_it_does_over_a_corpus(model, prompt) -> None:
+    known = HeadRole("induction", 0.5, 0.1)
+
+    class Book:
+        def channel(self, layer: int, head: int, channel: int) -> None:
+            return None
+
+        def roles(self, layer: int, head: int) -> tuple[HeadRole, ...]:
+            return (known,) if layer == 1 else ()
+
+    session, parts = Session([model], atlas=Book()), []
+    recorded = session.record(prompt)
+    view, found = explain(session, QuestionRequest(recording=recorded.id), partial=parts.append)
+    steps = {head.site.firing: step.title for step in found.steps for head in step.heads}
+    for part in (*parts, view):
+        for row in part.heads:
+            assert row.role, f"L{row.layer}H{row.head} at stage {part.stage}"
+            assert [each.name for each in row.measured] == (["induction"] if row.layer == 1 else [])
+    for row in view.heads:
+        title = steps.get(Firing(row.layer, row.head, row.dest, row.src))
+        assert title in (None, row.role)
+    assert len({row.role for row in parts[0].heads}) > 1, "before anything is compared"
+
+
 def test_heads_are_there_at_once_by_what_they_contribute_in_this_run(session, recorded) -> None:
     parts = []
 
@@ -108,9 +155,40 @@ def test_heads_are_there_at_once_by_what_they_contribute_in_this_run(session, re
     assert all(head.src > 0 for head in first.heads)
 
 
+def test_each_head_says_what_it_adds_straight_to_the_two_answers(session, recorded) -> None:
+    parts = []
+    view, found = explain(session, QuestionRequest(recording=recorded.id), partial=parts.append)
+    first, within = parts[0], rounding(torch.float32, 10_000)
+    asked = {"answer": " Mary", "wrong": " John", "recording": recorded.id}
+    compared = 0
+    for head in first.heads:
+        firing = FiringRequest(layer=head.layer, head=head.head, dest=head.dest, src=head.src)
+        assert head.logits is not None
+        assert head.straight == pytest.approx(head.logits[0] - head.logits[1], abs=within)
+        assert (head.straight == 0.0) == (head.dest < 14), "only the last token speaks"
+        why = why_of(session, WhyRequest(firing=firing, **asked))
+        assert why.moved.straight == list(zip(("Mary", "John"), head.logits, strict=True))
+        assert ("straight at the logits" in why.sentence) == (head.dest == 14)
+        if head.dest == 14:
+            moved = why.moved
+            said = dict([*moved.promotes, *moved.suppresses])
+            for token, added in zip(("Mary", "John"), head.logits, strict=True):
+                compared += token in said
+                assert said.get(token, added) == pytest.approx(added, abs=within)
+    assert compared, "a head of this run raises or lowers one of the two most"
+    circuit = found.circuit
+    edges = {circuit.node(edge.source).site.firing: edge for edge in circuit.edges if edge.side == "root"
+             if circuit.node(edge.source).kind == "head"}  # fmt: skip
+    assert edges
+    for head in view.heads:
+        edge = edges.get(Firing(head.layer, head.head, head.dest, head.src))
+        assert (head.straight, head.logits) == ((edge.weight, edge.logits) if edge else (0.0, None))
+
+
 def test_a_likelihood_is_explained_alone(session, recorded) -> None:
     view, found = explain(session, QuestionRequest(recording=recorded.id, alone=True))
     assert (view.answer, view.wrong, view.measure) == ("Mary", None, "log-likelihood")
+    assert all(head.logits is None for head in view.heads)
     assert found.steps
 
 

@@ -7,8 +7,16 @@ import math
 import pytest
 
 from headtrace.errors import InputError
-from headtrace.explorer.panels.prompts import examples, head_pattern, pattern_bytes, record, server_view
+from headtrace.explorer.panels.prompts import (
+    examples,
+    head_pattern,
+    pattern_bytes,
+    record,
+    server_view,
+    spelled_root,
+)
 from headtrace.explorer.panels.requests import PromptRequest
+from headtrace.roots import LogitDifference
 
 
 def test_measures_are_those_of_each_pattern_counted_by_hand(session, recording, prompt) -> None:
@@ -74,3 +82,11 @@ def test_examples_of_a_task_have_answers_and_counterfactuals(session) -> None:
 def test_no_file_is_read_for_examples(session, name) -> None:
     with pytest.raises(InputError, match="no task"):
         examples(session, name)
+
+
+def test_answers_that_are_pieces_of_characters_are_named_wherever_the_root_is(model) -> None:
+    root = LogitDifference(answer=(5,), wrong=(7,), answer_tokens=("as it is",), wrong_tokens=("\ufffd",))
+    (label,) = model.output_labels([7])
+    named = spelled_root(model, root)
+    assert (named.answer_tokens, named.wrong_tokens) == (("as it is",), (label,))
+    assert "\ufffd" not in named.question()

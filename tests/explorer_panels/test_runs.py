@@ -11,6 +11,7 @@ from headtrace.errors import InputError
 from headtrace.explorer.panels import circuits
 from headtrace.explorer.panels.circuits import RunSource, shown_rows
 from headtrace.explorer.panels.why import AtlasEvidence
+from headtrace.figures.families import colours_of
 from headtrace.tasks import load_task
 
 
@@ -48,6 +49,8 @@ def test_the_map_is_that_of_the_families_and_is_computed_once(source, monkeypatc
     assert found.name == "ioi"
     assert dict(zip(found.ids, found.family, strict=True)) == families.labels
     assert {f.family: f.representative for f in found.families} == families.representatives
+    drawn = colours_of(families.sizes)
+    assert all(f.colour == drawn[f.family] for f in found.families), "as in the figures"
     assert all(row[i] == 0 and len(row) == len(found.ids) for i, row in enumerate(found.distances))
     tops = {p.id for p in fresh.prompts("", None, 0, 100).prompts if p.representative}
     assert tops == set(families.representatives.values())
@@ -110,8 +113,11 @@ def test_a_folder_that_is_no_evidence_is_refused(model, tmp_path) -> None:
 def test_an_atlas_says_what_stands_out(model, tmp_path) -> None:
     from headtrace.interpret.atlas import atlas
 
-    atlas(model, "sampled:200", tmp_path, channels="top:1", length=50)
+    made = atlas(model, "sampled:200", tmp_path, channels="top:1", length=50)
     evidence = AtlasEvidence(tmp_path, model)
+    heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+    assert [evidence.roles(*head) for head in heads] == [made.head(*head).roles for head in heads]
+    assert any(evidence.roles(*head) for head in heads)
     told = [evidence.channel(1, 2, channel) for channel in range(model.d_head)]
     (only,) = [found for found in told if found is not None]
     assert only.words

@@ -8,6 +8,7 @@ from headtrace.errors import InputError
 from headtrace.explorer.panels import Session
 from headtrace.explorer.panels.requests import FiringRequest
 from headtrace.explorer.panels.why import EvidenceView, WhyRequest, why
+from headtrace.interpret import HeadRole
 
 PLACE = FiringRequest(layer=1, head=2, dest=14, src=2)
 
@@ -70,6 +71,9 @@ def test_what_is_known_of_a_channel_stands_beside_it(model, prompt) -> None:
     class Book:
         def channel(self, layer: int, head: int, channel: int) -> EvidenceView | None:
             return EvidenceView(words=f"L{layer}H{head} c{channel}") if channel == 0 else None
+
+        def roles(self, layer: int, head: int) -> tuple[HeadRole, ...]:
+            return ()
 
     session = Session([model], atlas=Book())
     view = why(session, WhyRequest(recording=session.record(prompt).id, firing=PLACE))

@@ -96,10 +96,10 @@ class Live:
 
 
 @contextmanager
-def live(model: Any, settings: Settings | None = None, **beside: Any) -> Iterator[Live]:
+def live(model: Any, settings: Settings | None = None, *, port: int = 0, **beside: Any) -> Iterator[Live]:
     logged: list[str] = []
     app = create_app(model, settings, log=logged.append, **beside)
-    bound, server = bind("127.0.0.1", 0), Server(app)
+    bound, server = bind("127.0.0.1", port), Server(app)
     thread = Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     found = Live(app, bound.getsockname()[1], logged)
     thread.start()

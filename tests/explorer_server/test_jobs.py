@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 
+import headtrace
 from headtrace.errors import InputError
 from headtrace.explorer.server.jobs import Compute, Finished, Job, QueueFullError
 
@@ -85,6 +86,25 @@ def test_cancelling_stops_the_work_itself_and_frees_the_queue(compute) -> None:
     steps = work.steps
     assert not work.let_go.is_set()
     assert work.steps == steps, "nothing runs any more"
+
+
+def test_a_cancelled_job_stops_before_the_model_runs_again_whether_or_not_it_reports(compute) -> None:
+    model, begun, cancelled, passes = headtrace.load("builtin"), Event(), Event(), []
+
+    def work(_: Job) -> None:
+        for n in range(100):
+            model.end_logits(["When Mary"])
+            passes.append(n)
+            begun.set()
+            assert cancelled.wait(LONG)
+
+    job = compute.submit(work)
+    assert begun.wait(LONG)
+    compute.cancel(job)
+    cancelled.set()
+    job.wait(LONG)
+    assert (job.state, passes) == ("cancelled", [0])
+    assert model.end_logits(["When Mary"]).shape[0] == 1, "who is not in that job is not stopped"
 
 
 def test_a_job_that_waits_and_is_cancelled_never_runs_and_those_behind_it_move_up(compute) -> None:

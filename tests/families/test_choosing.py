@@ -10,7 +10,7 @@ from scipy import sparse
 
 import headtrace
 from headtrace.families import find_families
-from headtrace.families.choosing import best_matches, choose, jaccard
+from headtrace.families.clustering import best_matches, choose, jaccard
 from headtrace.families.result import agreement as agree
 from tests.families.populations import circuits_of, drawn
 from tests.truth.known import KNOWN
@@ -65,7 +65,7 @@ def test_the_number_can_be_given_or_follow_from_a_distance() -> None:
 
 
 def test_large_populations_are_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headtrace.families.choosing.SAMPLE", 40)
+    monkeypatch.setattr("headtrace.families.clustering.SAMPLE", 40)
     incidence = drawn(TWO, 40, keep=0.9, noise=1)
     found = find_families(circuits_of(incidence), "edges", labels=[{"of": str(i // 40)} for i in range(80)])
     assert found.choice.circuits == found.stability(3).circuits == 40

@@ -219,7 +219,10 @@ def test_the_command_line_takes_runs_and_models(
         "ioi", builtin().tokenizer, n=3)]  # fmt: skip
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"txet": "x"}])))
     asked = ("builtin", tmp_path / "tuned", "--prompts", tmp_path / "prompts.jsonl", "--paths", "attention")
-    told = json.loads(called(*asked, "--json", "--out", tmp_path / "changed", code=3).stdout)
+    done = called(*asked, "--json", "--out", tmp_path / "changed", code=3)
+    told = json.loads(done.stdout)
+    written = {path.name for path in (tmp_path / "changed").iterdir() if path.suffix}
+    assert all(name in done.stderr for name in written), "every file that is written is named"
     assert told["names"] == ["builtin", "tuned"]
     assert headtrace.open_run(tmp_path / "changed" / "a").status().done == 3
     assert (tmp_path / "changed" / "comparison.json").exists()

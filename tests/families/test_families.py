@@ -198,7 +198,7 @@ def test_what_is_saved_is_what_was_found(found: Families, tmp_path: Path) -> Non
     [
         (lambda d: d.pop("labels"), "labels: missing"),
         (lambda d: d["labels"].update(p0="one"), "labels.p0: expected a valid integer"),
-        (lambda d: d.update(schema="headtrace.circuit/2"), "no file of families"),
+        (lambda d: d.update(schema="headtrace.circuit/2"), "not a file of families"),
         (lambda d: d.update(representatives=[1]), "representatives: expected a JSON object"),
     ],
 )

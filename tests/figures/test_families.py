@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from headtrace.families import compare_circuits, compare_signals, find_families
 from headtrace.families.ablation import ExclusiveAblation
 from headtrace.families.population import Population
+from headtrace.figures.families import colours_of
 from tests.families.populations import builtin, circuits_of, drawn, ioi, traced
 from tests.figures.labels import missing_labels
 from tests.figures.untouched import matplotlib_untouched
@@ -99,3 +102,32 @@ def _ablated() -> ExclusiveAblation:
 def _words(figure) -> str:
     """All text of a figure."""
     return "\n".join(text.get_text() for text in figure.findobj(mpl.text.Text))
+
+
+# What eyes without one kind of cone see of a linear colour (Vienot, Brettel and Mollon 1999), and with all three.
+EYES = {
+    "all cones": np.eye(3),
+    "no red cone": np.array([[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]]),
+    "no green cone": np.array([[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]]),
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+SEEN = 2.3
+"""The least difference in CIE L*a*b* that is seen where two colours touch."""
+
+
+def lab(colour: str, eye: str) -> np.ndarray:
+    """A colour as an eye sees it, in CIE L*a*b*."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt((XYZ @ np.clip(EYES[eye] @ linear, 0, 1)) / XYZ.sum(1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("eye", EYES)
+@pytest.mark.parametrize("count", [2, 4, 6, 7])
+def test_colours_of_families_can_be_told_apart_by_eyes_without_red_or_green(eye: str, count: int) -> None:
+    seen = [lab(colour, eye) for value, colour in colours_of(range(count)).items() if value is not None]
+    apart = [np.linalg.norm(one - two) for one, two in combinations(seen, 2)]
+    assert min(apart) > 4 * SEEN

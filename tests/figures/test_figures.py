@@ -144,7 +144,7 @@ def test_every_panel_of_a_causal_figure_says_what_its_axes_are(name: str) -> Non
 def test_violins_say_what_width_dots_and_diamond_mean_and_where_the_axis_is_linear(name: str) -> None:
     figure = getattr(causal, name)(*CAUSAL[name])
     assert figure.get_supxlabel() == causal.VIOLINS
-    for part in ("dot", "wide", "diamond", "mean", "linear", "logarithmic"):
+    for part in ("dot", "width", "diamond", "mean", "linear", "logarithmic"):
         assert part in causal.VIOLINS
     for axis in figure.axes:
         assert axis.get_yscale() == "symlog"
@@ -155,11 +155,26 @@ def test_violins_say_what_width_dots_and_diamond_mean_and_where_the_axis_is_line
     assert units == {"change of attention (share of attention)", "change of logit difference (logits)"}
 
 
+@pytest.mark.parametrize(
+    ("linear", "reach", "above"),
+    [(0.03, 0.76, [0.05, 0.1, 0.2, 0.5]), (0.008, 1.4, [0.01, 0.1, 1.0]), (0.1, 0.1, [0.1])],
+)
+def test_a_logarithmic_axis_has_steps_that_show_it_is_one(
+    linear: float, reach: float, above: list[float]
+) -> None:
+    """With -0.1, 0 and 0.1 alone, a mean of -0.27 looks like -0.13."""
+    _, ((axis,),) = new_figure(4, 3)
+    causal.violins(axis, [("a", [linear, reach], "#000000")], (linear, reach))
+    ticks = axis.get_yticks()
+    assert ticks.tolist() == pytest.approx([-x for x in reversed(above)] + [0.0, *above])
+    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{tick:g}" for tick in ticks]
+
+
 @pytest.mark.parametrize("name", ["a.gif", "a", "a.png.txt", "a.jpeg"])
 def test_a_figure_of_an_unknown_format_is_refused_with_the_formats_there_are(
     name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"end its name in \.png, \.svg or \.pdf") as error:
+    with pytest.raises(InputError, match=r"end it in \.png, \.svg or \.pdf") as error:
         figure_kind(tmp_path / name)
     assert name in str(error.value)
     with house_style():

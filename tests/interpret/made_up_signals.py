@@ -30,6 +30,7 @@ def all_pairs(seed: int = 0) -> list[Pair]:
     ]
 
 
+@cache
 def signal_by(
     holds: Callable[[Pair], bool], name: str = "L0H0:0", noise: float = 0.0, seed: int = 0
 ) -> SignalExamples:

@@ -112,10 +112,23 @@ def serving(answer: Callable[[int, list[dict[str, str]]], Answer]) -> Iterator[S
         thread.join()
 
 
-def good(_: int, messages: list[dict[str, str]]) -> str:
+def weighed(odds: float) -> Raw:
+    """The answer True, with the log-odds of True and False."""
+    tokens = [
+        {"token": "True", "logprob": -0.25, "bytes": None},
+        {"token": "False", "logprob": -0.25 - odds, "bytes": None},
+    ]
+    told = {"content": [{**tokens[0], "top_logprobs": tokens}]}
+    choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "True"}}
+    return completion(None, choices=[choice | {"logprobs": told}])
+
+
+def good(_: int, messages: list[dict[str, str]]) -> Answer:
     """Says that pairs have a same token, and finds those that do (by the marks in the text)."""
     if '{"description"' in messages[0]["content"]:
         return json.dumps({"description": "The source is an earlier occurrence of the destination token."})
+    if "True or False" in messages[0]["content"]:
+        return weighed(1.0 if _same(messages[-1]["content"]) else 0.5)
     asked = next(each for each in reversed(messages) if "Examples:" in each["content"])
     lines = re.findall(r"^\d+\. .*$", asked["content"], re.MULTILINE)
     return json.dumps({"labels": [_same(line) for line in lines]})

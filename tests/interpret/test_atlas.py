@@ -13,11 +13,10 @@ import headtrace
 from headtrace.cli import main
 from headtrace.errors import InputError
 from headtrace.interpret.atlas import atlas, open_atlas
-from headtrace.interpret.embedding_reads import channel_reads
-from headtrace.interpret.head_measures import MEASURES, RECORDED, HeadSums
-from headtrace.interpret.head_roles import roles_of_sums
+from headtrace.interpret.head_roles import MEASURES, RECORDED, HeadSums, roles_of_sums
 from headtrace.interpret.rules import PairStatistics
 from headtrace.interpret.scored_signals import Pair
+from headtrace.interpret.writes import channel_reads
 from headtrace.vocabulary import head_name
 from tests.interpret.planted import any_texts
 from tests.rounding import rounding
@@ -304,3 +303,28 @@ def test_a_bad_corpus_or_engine_ends_with_one_message(tmp_path, capsys) -> None:
     ):
         assert run(*asked, *options) == 2
         assert says in capsys.readouterr().err
+
+
+def test_why_says_beside_its_heads_what_they_do_over_the_corpus(made, tmp_path, capsys):
+    prompt = "When Mary and John went to the store, John gave a drink to"
+    asked = (
+        "why",
+        "builtin",
+        "-p",
+        prompt,
+        "--counterfactual",
+        prompt.replace(", John", ", Mary"),
+        "--no-measure",
+    )
+    assert run(*asked, "--atlas", made.folder, "--out", tmp_path / "m.json") == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    found = headtrace.load_mechanism(tmp_path / "m.json")
+    heads = [head for step in found.steps for head in step.heads]
+    assert any(head.roles for head in heads)
+    for head in heads:
+        known = made.head(head.layer, head.head).roles
+        assert head.roles == tuple(map(str, known))
+        assert all(str(role) in screen for role in known), "the number stands beside the name"
+    assert "Over a corpus: " in found.to_markdown()
+    assert run("why", "builtin", "-p", prompt, "--atlas", tmp_path) == 2
+    assert "is not an atlas" in " ".join(capsys.readouterr().err.split())

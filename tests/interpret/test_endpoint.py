@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -21,10 +22,19 @@ from headtrace.interpret import (
     EndpointExplainer,
     EndpointJudge,
     Failure,
+    Pair,
     interpret_examples,
 )
-from headtrace.interpret.endpoint import KEY, Malformed, read_description, read_labels
-from headtrace.interpret.explainers import RunContext, TokenBudget
+from headtrace.interpret.chat_questions import (
+    Malformed,
+    ask_for_labels,
+    ask_for_odds,
+    ask_for_words,
+    read_description,
+    read_labels,
+)
+from headtrace.interpret.endpoint import KEY, KNOWN
+from headtrace.interpret.explainers import BlindQuestion, RunContext, TokenBudget
 from tests.interpret.made_up_signals import previous, same_token, signal_by, to_animal, two_corpora
 from tests.interpret.serving import Answer, Raw, Server, completion, good, serving
 
@@ -79,9 +89,9 @@ def test_an_endpoint_that_is_not_there_is_told_and_given_up():
 
 def test_an_endpoint_that_hangs_is_a_failure():
     with serving(lambda n, m: None if n == 1 else good(n, m)) as server:
-        found = _explainer(server.url, timeout=0.5, concurrency=1).explain_all(SIGNALS)
+        found = _explainer(server.url, timeout=2.0, concurrency=1).explain_all(SIGNALS)
     assert isinstance(found[0], Failure)
-    assert "within 0.5 seconds" in found[0].reason
+    assert "within 2 seconds" in found[0].reason
     assert not any(isinstance(each, Failure) for each in found[1:])
 
 
@@ -201,12 +211,102 @@ def test_answers_that_cannot_be_read_are_counted_apart():
 
 
 def test_every_example_is_one_line_whatever_the_text_has():
-    (pair,) = (replace(SIGNALS[0].top[0], tokens=("\n", "a\r\n", "\u2028") * 6),)
+    first = SIGNALS[0].top[0]
+    (pair,) = (replace(first, tokens=("\n", "a\r\n", "\u2028") * len(first.tokens)),)
     with serving(lambda *_: '{"labels": [true]}') as server:
         EndpointJudge(server.url, "m", retries=0).judge(Description("x"), [pair])
         asked = server.messages[0][-1]["content"]
     assert len(asked.splitlines()) == 4
     assert "⏎" in asked
+
+
+TOKENS = (" the", " cat", "\n", " a", " cat", " sat")
+ASKED = {
+    "words": lambda pair, around: ask_for_words([pair], [pair], around),
+    "labels": lambda pair, around: ask_for_labels(Description("x"), [pair], 1, around),
+    "odds": lambda pair, around: ask_for_odds(Description("x"), pair, around),
+}
+
+
+@pytest.mark.parametrize(
+    ("dest", "src", "told", "text"),
+    [
+        (4, 1, '" cat" to " cat", 3 tokens later', ", in:  the[[ cat]]⏎ a<< cat>> sat"),
+        (5, 4, '" cat" to " sat", 1 token later', ", in:  the cat⏎ a[[ cat]]<< sat>>"),
+        (2, 2, '"⏎" to itself', ", in:  the cat<<[[⏎]]>> a cat sat"),
+    ],
+)
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_question_names_both_tokens_and_their_distance_before_the_marked_text(dest, src, told, text, asked):
+    pair = Pair("", dest, src, 1.0, (0, 1, 2, 3, 1, 4), TOKENS)
+    for around, line in ((8, told + text), (0, told)):
+        question = ASKED[asked](pair, around)
+        assert (
+            question.messages[-1]["content"].splitlines()[-1].removeprefix("1. ").removeprefix("Pair: ")
+            == line
+        )
+        assert ("[[" in json.dumps(question.messages)) is (around > 0)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_worked_examples_look_like_the_question(asked):
+    """The tokens that are named are those that are marked, and the answers have no pattern to go on with."""
+    question = ASKED[asked](Pair("", 1, 0, 1.0, (0, 1), (" a", " b")), 8)
+    lines = [line for each in question.messages[1:] for line in each["content"].splitlines() if "[[" in line]
+    assert len(lines) == {"words": 6 * 4 + 4 + 2, "labels": 7, "odds": 13}[asked]
+    for line in lines:
+        found = re.search(r'"(.*)" to "(.*)", \d+ tokens? later, in: .*\[\[(.*)\]\].*<<(.*)>>', line)
+        assert found is not None, line
+        assert (found[1], found[2]) == (found[3], found[4])
+    told = [each["content"] for each in question.messages if each["role"] == "assistant"]
+    if asked == "words":
+        assert len(set(told)) == len(told) == 7
+    else:
+        yes = ["true" in each.lower() for each in told]
+        assert sum(yes) == len(yes) / 2
+        assert yes not in ([True, False] * (len(yes) // 2), [False, True] * (len(yes) // 2))
+
+
+def test_a_judge_that_weighs_compares_with_pairs_that_are_known():
+    """A model that says True to everything is read by how probable that is, against pairs that the explainer saw."""
+    same, others = (
+        SIGNALS[0].top,
+        [pair for pair in SIGNALS[0].random if pair.src < pair.dest and not same_token(pair)],
+    )
+    known = [
+        *((pair, True) for pair in same[3 : KNOWN + 3]),
+        *((pair, False) for pair in others[4 : KNOWN + 4]),
+    ]
+    question = BlindQuestion(Description("x"), (*same[:3], *others[:4]), tuple(known))
+    with serving(good) as server:
+        judge = EndpointJudge(server.url, "m", retries=0, concurrency=1, weigh=True)
+        assert judge.judge_all([question]) == [(True,) * 3 + (False,) * 4]
+        assert server.asked == 2 * KNOWN + 7
+        assert all(body["logprobs"] and body["max_tokens"] == 1 for body in server.bodies)
+        assert judge.judge(question.description, same[:3]) == (True,) * 3, (
+            "without known pairs: more than even"
+        )
+    with serving(lambda n, m: "True" if n <= 2 * KNOWN else good(n, m)) as server:
+        judge = EndpointJudge(server.url, "m", retries=0, concurrency=1, weigh=True)
+        assert judge.judge_all([question]) == [(None,) * 7]
+
+
+def test_a_run_with_a_judge_that_weighs(tmp_path):
+    with serving(good) as server:
+        judge = EndpointJudge(server.url, "m", retries=0, weigh=True, pairs=10)
+        found = interpret_examples(SIGNALS[:2], second=SECOND[:2], judge=judge)
+    for each in found.signals:
+        assert (each.counts.recall.value, each.in_second.recall.value) == (1.0, 1.0)
+        assert (each.counts.false_positive_rate.value or 0) < 0.2
+    assert found.failures["pairs"] == 0
+
+
+def test_a_server_without_logprobs_cannot_be_weighed():
+    with serving(lambda *_: "True") as server:
+        labels = EndpointJudge(server.url, "m", retries=0, weigh=True).judge(
+            Description("x"), SIGNALS[0].top[:2]
+        )
+    assert labels == (None, None)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 10])
@@ -227,9 +327,9 @@ def _unsure(number: int, messages: list[dict[str, str]]) -> Answer:
     if '{"description"' in messages[0]["content"]:
         return text
     drawn = Random(messages[-1]["content"])
-    if (fault := drawn.random()) < 0.15:
-        return 500 if fault < 0.1 else "Yes."
-    return json.dumps({"labels": [each != (drawn.random() < 0.02) for each in json.loads(text)["labels"]]})
+    if (fault := drawn.random()) < 0.08:
+        return 500 if fault < 0.05 else "Yes."
+    return json.dumps({"labels": [each != (drawn.random() < 0.005) for each in json.loads(text)["labels"]]})
 
 
 def test_every_number_of_a_result_is_that_of_its_labels(tmp_path):
@@ -301,13 +401,13 @@ def test_failures_of_the_judge_are_never_negatives():
 
 def test_the_budget_is_kept():
     with serving(good) as server:
-        explainer = _explainer(server.url, budget=2500, concurrency=1)
+        explainer = _explainer(server.url, budget=10000, concurrency=1)
         found = explainer.explain_all(SIGNALS * 30)
         assert explainer.context is not None
-        assert explainer.context.budget.spent == 100 * server.asked <= 2500
+        assert explainer.context.budget.spent == 100 * server.asked <= 10000
     failed = [each for each in found if isinstance(each, Failure)]
     assert failed
-    assert all("budget of 2500 tokens" in each.reason for each in failed)
+    assert all("budget of 10000 tokens" in each.reason for each in failed)
 
 
 def test_the_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, caplog):
@@ -339,7 +439,7 @@ def test_a_missing_key_is_told_before_anything_is_asked():
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://localhost/v1", "http://", "http://[::1/v1"])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(InputError, match="no address"):
+    with pytest.raises(InputError, match="is not the address of an endpoint"):
         EndpointExplainer(url, "m").prepare(RunContext())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -11,8 +12,16 @@ from sklearn.metrics import roc_auc_score
 
 from headtrace.interpret import Description, Explainer, Failure, Judge, Pair, interpret_examples
 from headtrace.interpret.explainers import Explanation, Labels
-from headtrace.interpret.judging import LEAST_AUROC, Counts, blind_question, labels_by_group, split
-from headtrace.interpret.rules import Rules
+from headtrace.interpret.judging import (
+    LEAST_AUROC,
+    PER_HIGHEST,
+    Counts,
+    blind_question,
+    labels_by_group,
+    split,
+    with_other_tokens,
+)
+from headtrace.interpret.rules import PairCondition, Rule, Rules
 from tests.interpret.made_up_signals import first, previous, same_token, signal_by, to_animal, two_corpora
 
 BOTH = [
@@ -52,6 +61,40 @@ def test_a_pair_is_not_both_the_signals_own_and_a_negative():
     shown, held = split(examples)
     own = {_place(pair) for pair in examples.top}
     assert not own & {_place(pair) for pair in (*shown.random, *held.random, *held.middle)}
+
+
+def test_each_pair_at_the_same_distance_has_one_of_the_highest_to_match():
+    for examples, second in zip(SIGNALS, SECOND, strict=True):
+        _, held = split(examples, second=second)
+        for high, drawn, contexts, own in (
+            (held.top, held.same_distance, held.random, examples.top),
+            (held.second_top, held.second_same_distance, held.second_random, second.top),
+        ):
+            assert len(high) < len(drawn) <= PER_HIGHEST * len(high), (
+                "a place that is drawn twice counts once"
+            )
+            wanted = Counter(pair.dest - pair.src for pair in high)
+            found = Counter(pair.dest - pair.src for pair in drawn)
+            assert all(count <= PER_HIGHEST * wanted[distance] for distance, count in found.items())
+            assert {pair.text for pair in drawn} <= {pair.text for pair in contexts}
+            assert not set(map(_place, drawn)) & set(map(_place, own))
+            assert all(0 < pair.src <= pair.dest < len(pair.token_ids) for pair in drawn)
+
+
+def test_words_about_distance_alone_are_at_chance_against_pairs_at_the_same_distance():
+    found = interpret_examples(SIGNALS[1:3], second=SECOND[1:3])  # the token before; any token to an animal
+    near, animal = found.signals
+    assert near.supported
+    assert animal.supported
+    for counts in (near.against_same_distance, near.second_same_distance):
+        assert counts.auroc == 0.5
+    assert not near.beyond_distance
+    assert animal.beyond_distance
+    assert found.beyond_distance.count == 1
+    assert "Against pairs at the same distance: 1 of 2 supported words" in found.summary()
+    table = found.table
+    assert table["beyond_distance"].to_list() == [False, True]
+    assert table["second_same_distance_auroc"].to_list()[0] == 0.5
 
 
 def test_questions_are_blind_and_labels_find_their_way_back():
@@ -169,6 +212,31 @@ def test_forty_pairs_of_one_token_are_no_evidence():
     assert Rules.from_dict(words.structure).listed_sides
     assert not found.signals[0].supported
     assert found.signals[0].counts.recall.total == 0
+
+
+@pytest.mark.parametrize("listed", [{"source"}, {"destination"}, {"source", "destination"}])
+def test_words_that_list_tokens_are_tested_on_pairs_with_other_tokens(listed: set[str]):
+    """A list of one side on pairs whose other side is new; of both, on pairs that are new."""
+    rules = Rules(
+        (Rule(tuple(PairCondition(f"{side}_token", ids=(2,), tokens=(" cat",)) for side in listed)),)
+    )
+    words = Description(str(rules), rules.to_dict())
+    shown, held = split(signal_by(lambda pair: " cat" in (pair.tokens[pair.src], pair.tokens[pair.dest])))
+    tested = with_other_tokens(held, shown, words)
+
+    def others(pair: Pair) -> tuple[int, ...]:
+        source, destination = pair.token_ids[pair.src], pair.token_ids[pair.dest]
+        sides = {"source": source, "destination": destination}
+        return tuple(sides[side] for side in sides if {side} != listed)
+
+    known = set(map(others, shown.top))
+    assert 0 < len(tested.top) < len(held.top)
+    assert not known & set(map(others, tested.top))
+    assert [pair for pair in held.top if others(pair) not in known] == list(tested.top)
+    relation = Description(
+        "The token before.", {"any": [{"all": [{"feature": "distance", "low": 1, "high": 1}]}]}
+    )
+    assert with_other_tokens(held, shown, relation) == held, "a relation says nothing of tokens"
 
 
 def test_an_auroc_is_the_mean_of_both_rates_and_its_p_the_level_of_its_interval():

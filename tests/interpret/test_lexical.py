@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headtrace.errors import InputError
-from headtrace.interpret import Description, Lexical, LiteralJudge, SignalExamples
+from headtrace.interpret import Description, Lexical, LiteralJudge, SignalExamples, lexical
 from headtrace.interpret.rules import Rules
 from tests.interpret.made_up_signals import (
     after_same,
@@ -38,6 +38,20 @@ def _features(description: Description | None) -> list[list[str]]:
 def test_the_feature_that_made_a_signal_is_found(feature):
     found = _features(Lexical().explain(signal_by(PLANTED[feature])))
     assert found[0][0] == feature
+
+
+def test_tokens_are_listed_only_where_that_is_clearly_better_than_a_relation(monkeypatch):
+    """A list of one name separates a little better than "a name", of which these texts have two."""
+    examples = signal_by(lambda pair: pair.tokens[pair.src] == " Mary")
+
+    def lists() -> set[str]:
+        found = Lexical().explain(examples)
+        assert found is not None
+        return Rules.from_dict(found.structure or {}).listed_sides
+
+    assert lists() == set()
+    monkeypatch.setattr(lexical, "MARGIN", 0.0)
+    assert lists() == {"source"}
 
 
 def test_conditions_on_both_sides_are_joined():

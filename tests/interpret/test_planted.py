@@ -69,21 +69,24 @@ def test_every_token_of_a_class_that_is_seen_often_enough_is_named(kept):
     """Each of the five is a fifth of the head's pairs and a twelfth of all pairs. Among the hundred that are shown of
     two hundred that difference is far above chance, and all are named; among twenty, one that chance shows twice is
     as rare as anywhere, and no honest reader could name it."""
-    shown, _ = split(scored(three_heads(), 0, 2, any_texts(), kept=kept))
-    by_class = Lexical().explain(shown)
-    assert by_class is not None
-    assert by_class.structure is not None
-    listed = {
-        token
-        for rule in by_class.structure["any"]
-        for each in rule["all"]
-        if each["feature"] == "source_token"
-        for token in each["ids"]
-    }
-    seen = Counter(pair.token_ids[pair.src] for pair in shown.top)
-    rare = {token for token in CLASS if seen[token] / len(shown.top) < 1 / 12 + LEAST_GAIN}
-    assert set(CLASS) - rare <= listed <= set(CLASS)
-    assert kept == KEPT or not rare
+    examples, complete = scored(three_heads(), 0, 2, any_texts(), kept=kept), 0
+    for seed in range(1 if kept == KEPT else 5):
+        shown, _ = split(examples, seed=seed)
+        by_class = Lexical().explain(shown)
+        assert by_class is not None
+        assert by_class.structure is not None
+        listed = {
+            token
+            for rule in by_class.structure["any"]
+            for each in rule["all"]
+            if each["feature"] == "source_token"
+            for token in each["ids"]
+        }
+        seen = Counter(pair.token_ids[pair.src] for pair in shown.top)
+        rare = {token for token in CLASS if seen[token] / len(shown.top) < 1 / 12 + LEAST_GAIN}
+        assert set(CLASS) - rare <= listed <= set(CLASS)
+        complete += listed == set(CLASS)
+    assert kept == KEPT or complete > 0
 
 
 PLANTED = (("induction", "L0H1"), ("induction", "L1H0"), ("before repeat", "L0H1"))

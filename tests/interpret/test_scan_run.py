@@ -15,8 +15,7 @@ from headtrace.errors import InputError
 from headtrace.interpret import Scan, scan
 from headtrace.interpret.scan import Tally
 from headtrace.interpret.scan_run import CHUNKS, PARTS
-from headtrace.runs.lock import locked
-from headtrace.runs.store import open_store
+from headtrace.runs.store import locked, open_store
 from tests.interpret.test_scan import same
 from tests.starting import Started
 from tests.tiny import tiny_model

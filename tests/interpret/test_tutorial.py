@@ -8,12 +8,11 @@ import pytest
 
 import headtrace
 from headtrace.interpret import interpret
-from tests.documented import ROOT
+from tests.documented import ROOT, not_printed
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "Then, Claire and Jack had a great time at the kitchen. Claire gave a computer to"
-NUMBERS = r"\d+ (?:of \d+ = )?\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]|\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,7 @@ def test_the_tutorial_prints_what_comes_out(found) -> None:
     block = next(
         each for each in re.findall(r"```text\n(.*?)```", page, re.DOTALL) if "with words; supported" in each
     )
-    told, printed = " ".join(block.split()), " ".join(found.summary().splitlines()[:2])
-    assert re.findall(NUMBERS, told)[:5] == re.findall(NUMBERS, printed)[:5]
+    assert not_printed("\n".join(block.splitlines()[:2]), found.summary()) == []
     assert PROMPT in page
     for each in found.signals:
         if each.supported:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 
 import pytest
@@ -14,10 +15,12 @@ from headtrace.causal.changes import OtherRun, Patch
 from headtrace.causal.execute import rerun
 from headtrace.errors import InputError
 from headtrace.mechanism import RULES, Facts, StepRule, fold_circuit, fold_flows
-from headtrace.mechanism.evidence import MOST_PAIRS
+from headtrace.mechanism.drawing import LEFT_TO_RIGHT, involved_tokens, natural_width, text_width
+from headtrace.mechanism.evidence import MOST_PAIRS, _other_mlps
 from headtrace.mechanism.mechanism import mechanism_from_json
-from headtrace.mechanism.rules import role, token_phrase
-from headtrace.mechanism.steps import MLPS, MOST_STEPS
+from headtrace.mechanism.parts import StepMeasurement
+from headtrace.mechanism.rules import LOOKING, MLPS, role, token_phrase
+from headtrace.mechanism.steps import MOST_STEPS
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing import Tracer
 from headtrace.vocabulary import ROOT, Site
@@ -221,9 +224,93 @@ def test_rules_are_tried_in_order(facts: dict, expected: str) -> None:
     assert RULES[expected].words(known)
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        # L23H0 of SmolLM2 raises *France* among others, but what it brings to the answer is *Paris*.
+        ({"src": 4, "raises": (" France",), "logits": (1.5, -0.2)}, "*is* reads *France* and raises *Paris*"),
+        (
+            {"src": 4, "raises": (" France",), "logits": (0.2, -1.5)},
+            "*is* reads *France* and lowers *London*",
+        ),
+        ({"src": 4, "raises": (" France",)}, "*is* reads *France* and raises *Paris*"),
+        ({"src": 1, "raises": (" Paris",), "logits": (0.2, -1.5)}, "*is* copies *Paris*"),
+        ({"src": 1, "logits": (1.5, -0.2)}, "*is* copies *Paris*"),
+        ({"src": 1, "raises": (" Paris",), "logits": (-0.2, -1.5)}, "*is* reads *Paris* and lowers *London*"),
+        ({"src": 4, "raises": (" France",), "answer": (), "wrong": ()}, "*is* copies *France*"),
+    ],
+)
+def test_a_head_copies_only_the_token_that_it_raises(facts: dict, words: str) -> None:
+    given = {"answer": (" Paris",), "wrong": (" London",)} | facts
+    known = Facts(("<s>", " Paris", ":", " of", " France", " is"), 5, flow=2.0, whole=10.0, root=2.0, **given)
+    assert RULES[role(known)].words(known) == words
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"flow": 2.0, "logits": (1.9, -0.1)}, "*told* reads *met* and raises the answers"),
+        ({"flow": 2.0, "logits": (0.1, -1.9)}, "*told* reads *met* and lowers the wrong answers"),
+        ({"flow": -2.0, "logits": (-1.0, 1.0)}, "works against the answers at *told*"),
+        ({"flow": 2.0, "logits": (0.1, -1.9), "wrong": (" 1", "1")}, "*told* reads *met* and lowers *1*"),
+    ],
+)
+def test_of_several_answers_no_one_is_named(facts: dict, words: str) -> None:
+    given = {"answer": ("6", "7"), "wrong": ("0", "1")} | facts
+    known = Facts(TOKENS, 8, 5, whole=10.0, root=facts["flow"], **given)
+    assert RULES[role(known)].words(known) == words
+
+
+def test_a_head_on_its_own_position_re_encodes_its_token() -> None:
+    known = Facts(TOKENS, 5, 5, flow=1.0, whole=10.0)
+    assert RULES[role(known)].words(known) == "*met* is re-encoded in place"
+
+
+def test_a_head_that_takes_back_less_than_it_passes_on_does_not_speak_to_the_answer() -> None:
+    known = Facts(TOKENS, 8, 7, flow=0.76, whole=3.6, root=-0.67)
+    assert role(known) == "previous", "against the answer is what has a flow against it"
+    assert role(replace(known, flow=-0.76)) == "against"
+
+
+@pytest.mark.parametrize(("src", "words"), [(5, "reads *met*"), (8, "reads its own position")])
+def test_a_head_reads_another_token_or_its_own_position(src: int, words: str) -> None:
+    known = Facts(TOKENS, 8, src, 2.0, 10.0, 2.0, logits=(0.1, -1.9), answer=(" Mary",), wrong=("\n",))
+    assert RULES[role(known)].words(known) == f"*told* {words} and lowers *⏎*"
+
+
+def test_a_prompt_of_one_token_says_what_to_do() -> None:
+    found = headtrace.why(headtrace.load("builtin"), [5], answer=6, wrong=7, budget=20)
+    assert not found.steps
+    assert "longer prompt" in found.sentence
+
+
+def test_steps_that_cancel_are_no_explanation(mechanism: headtrace.Mechanism) -> None:
+    assert not any("cancel" in note for note in mechanism.notes)
+    first, *others = mechanism.steps
+    cancelling = replace(first, flow=11 * mechanism.whole)
+    assert "cancel" in replace(mechanism, steps=(cancelling, *others)).summary()
+
+
 def test_a_change_against_the_answer_turns_the_signs() -> None:
     assert role(Facts(TOKENS, 8, 2, flow=-2.0, whole=-10.0, root=-2.0)) != "against"
     assert role(Facts(TOKENS, 8, 2, flow=2.0, whole=-10.0, root=2.0)) == "against"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        # The changed prompts favour the answer more: J - J' is negative, and so is what brings it about.
+        ({"logits": (-2.0, 0.5), "flow": -2.5}, "*told* reads *met* and lowers *Mary*"),
+        ({"logits": (-0.5, 2.0), "flow": -2.5}, "*told* reads *met* and raises *John*"),
+        ({"logits": (2.0, -0.5), "flow": 2.5}, "works against *John* at *told*"),
+        ({"logits": None, "flow": -2.5, "wrong": ()}, "*told* reads *met* and lowers *Mary*"),
+        ({"logits": None, "flow": 2.5, "wrong": ()}, "works against the other answers at *told*"),
+    ],
+)
+def test_where_the_wrong_answer_is_favoured_steps_say_what_they_do_to_which(facts: dict, words: str) -> None:
+    given = {"answer": (" Mary",), "wrong": (" John",)} | facts
+    known = Facts(TOKENS, 8, 5, whole=-10.0, root=facts["flow"], **given)
+    assert RULES[role(known)].words(known) == words
 
 
 def test_another_package_can_add_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +424,16 @@ def test_a_prompt_without_words_to_exchange_says_what_to_do(model: headtrace.Mod
         headtrace.why(model, [0])
 
 
+def test_the_amount_stays_behind_an_answer_that_is_set_from_right_to_left(
+    mechanism: headtrace.Mechanism,
+) -> None:
+    root = mechanism.circuit.root
+    assert LEFT_TO_RIGHT not in mechanism.to_svg()
+    hebrew = replace(mechanism.circuit, root=replace(root, wrong_tokens=("\u05d4",)))
+    shown = replace(mechanism, circuit=hebrew)
+    assert f"{LEFT_TO_RIGHT}{mechanism.whole:+.2f}" in shown.to_svg()
+
+
 def test_the_drawing_shows_each_step_once_with_text_of_readable_size(mechanism: headtrace.Mechanism) -> None:
     import re
 
@@ -344,3 +441,126 @@ def test_the_drawing_shows_each_step_once_with_text_of_readable_size(mechanism: 
     cards = re.findall(r'class="card" data-step="(\d+)"', drawn)
     assert sorted(map(int, cards)) == [step.id for step in mechanism.steps]
     assert min(float(size) for size in re.findall(r'font-size="([\d.]+)"', drawn)) >= 11
+
+
+def test_what_speaks_to_the_answer_goes_straight_up_and_passes_behind_no_card(
+    mechanism: headtrace.Mechanism,
+) -> None:
+    import re
+
+    drawn = mechanism.to_svg(natural_width(mechanism))
+    cards = {
+        int(step): tuple(map(float, box))
+        for step, *box in re.findall(
+            r'class="card" data-step="(\d+)".*?<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"',
+            drawn,
+        )
+    }
+    lines = re.findall(
+        r'<path d="M([\d.]+),([\d.]+) C\S+ \S+ ([\d.]+),[\d.]+"[^>]*opacity="0.8" data-step="(\d+)"', drawn
+    )
+    assert {int(step) for *_, step in lines} == {
+        s.id for s in mechanism.steps if s.role not in LOOKING and abs(s.root) > 0.005 * mechanism.whole
+    }
+    for x, y, top, step in ((float(x), float(y), float(top), int(step)) for x, y, top, step in lines):
+        left, upper, width, _ = cards[step]
+        assert left < x < left + width, "it leaves its own card"
+        assert (y, top) == (upper, x), "from its upper edge, straight up"
+        assert not any(a < x < a + w for a, b, w, _ in cards.values() if b < upper), (
+            "beside the cards above it"
+        )
+
+
+@pytest.mark.parametrize("letters", [1, 9, 40])
+def test_words_under_the_drawing_never_stand_over_each_other(
+    mechanism: headtrace.Mechanism, letters: int
+) -> None:
+    import re
+
+    prompt = mechanism.circuit.prompt
+    words = tuple(f" {i % 10}{'w' * (letters - 1)}" for i in range(len(prompt.tokens)))
+    long = replace(
+        mechanism, circuit=replace(mechanism.circuit, prompt=replace(prompt, tokens=words, start_tokens=()))
+    )
+    width = 840
+    found = re.findall(
+        r'class="token" data-token="(\d+)"><text x="([\d.]+)" y="([\d.]+)".*?font-size="([\d.]+)".*?>(.*?)</text>',
+        long.to_svg(width),
+    )
+    shown = {int(place) for place, *_ in found}
+    assert shown >= set(involved_tokens(long)), "what takes part is always there"
+    assert (len(shown) == len(words)) == (letters == 1)
+    rows = dict[str, list[tuple[float, float]]]()
+    for _, x, y, size, word in found:
+        half = text_width(word, float(size)) / 2
+        rows.setdefault(y, []).append((float(x) - half, float(x) + half))
+    assert (len(rows) > 1) == (letters == 40), "more rows only where there is no other way"
+    for row in rows.values():
+        assert row[0][0] >= 0
+        assert row[-1][1] <= width
+        assert all(left[1] <= right[0] for left, right in pairwise(row))
+
+
+# -- a badge that its control contradicts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("measured", "flow", "expected"),
+    [
+        ((6.0, 3.0, 5.5), 3.0, None),
+        ((6.0, 3.0, None), 3.0, None),
+        ((6.0, 3.0, 3.0), 3.0, "no more than random heads do"),
+        ((6.0, 3.0, 0.5), 3.0, "no more than random heads do"),
+        ((6.0, 3.0, 9.5), 3.0, "no more than random heads do"),  # as far, whichever way
+        ((6.0, 3.0, 4.0), 3.0, "hardly more than random heads do"),
+        ((6.0, 8.0, 5.5), 3.0, "the opposite way to the flow"),
+        ((6.0, 8.0, 5.5), -3.0, None),
+        ((6.0, 5.99, 6.0), 3.0, "next to nothing"),
+    ],
+)
+def test_a_measurement_counts_only_if_it_goes_with_the_flow_and_well_beyond_its_control(
+    measured: tuple[float, float, float | None], flow: float, expected: str | None
+) -> None:
+    assert StepMeasurement(*measured).doubt(flow, "heads") == expected
+
+
+def test_a_badge_that_its_control_contradicts_looks_like_no_evidence_in_any_view(
+    mechanism: headtrace.Mechanism, tmp_path
+) -> None:
+    mlps = next(step for step in mechanism.steps if step.role == MLPS)
+    assert mlps.measured is not None
+    before, without = mlps.measured.before, mlps.measured.without
+    words = "no more than random MLPs do"
+    contradicted = StepMeasurement(before, without, without - (before - without))
+    steps = tuple(
+        replace(step, measured=contradicted) if step is mlps else replace(step, measured=None)
+        for step in mechanism.steps
+    )
+    found = replace(mechanism, steps=steps)
+    assert found.summary().count(words) == 2, "on its line and in the sentence"
+    assert f"; removing them changes the answer {words}" in found.sentence
+    struck = [line for line in found.to_markdown().splitlines() if "~~removed:" in line]
+    assert len(struck) == 1
+    assert words in struck[0]
+    drawn = found.to_svg()
+    assert drawn.count("line-through") >= 1
+    assert drawn.count('stroke-dasharray="5 4"/><circle') == 1, "its frame is dashed, no other card's"
+    assert "●" not in drawn
+    assert found.frame()["doubt"].drop_nulls().to_list() == [words]
+    data = json.loads(found.save(tmp_path / "m.json").read_text())
+    assert [step["doubt"] for step in data["steps"] if step["doubt"]] == [words]
+    data["steps"][0]["doubt"] = "none at all"
+    assert mechanism_from_json(data) == found, "what follows from the numbers is not read"
+
+
+def test_the_control_of_mlps_are_mlps_of_the_same_layers_whose_writes_changed_as_much() -> None:
+    changes = torch.tensor(
+        [[0.0, 1.0, 9.0, 9.5, 9.1, 9.2, 9.3, 50.0], [0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 8.0]]
+    )
+    sites = [Site("mlp", layer, dest=2) for layer in (0, 1)]
+    for seed in range(20):
+        first, second = _other_mlps(changes, sites, torch.Generator().manual_seed(seed))
+        assert (first.layer, second.layer) == (0, 1)
+        assert first.dest in (3, 4, 5, 6), "the four nearest, and never the step's own token"
+        assert second.dest in (3, 7), "only where something differs"
+    assert _other_mlps(torch.zeros(2, 8), sites, torch.Generator()) == []

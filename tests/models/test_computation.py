@@ -219,5 +219,5 @@ def test_an_interpretation_of_another_model_is_refused(pair, tmp_path: Path) -> 
 def test_families_and_networks_do_not_mix_two_computations(pair) -> None:
     circuits = [headtrace.Tracer(model).trace(IDS, *top_two(model, IDS)) for model in pair]
     same = [replace(each, model=replace(each.model, name="one name")) for each in circuits]
-    with pytest.raises(InputError, match="two models cannot be put together"):
+    with pytest.raises(InputError, match="two models cannot be merged"):
         headtrace.merge(same)

@@ -67,6 +67,14 @@ def test_a_hub_name_without_hub_says_what_to_do() -> None:
         headtrace.load("someone/some-model")
 
 
+def test_a_misspelled_name_is_answered_with_the_one_that_is_meant() -> None:
+    with pytest.raises(InputError, match="Did you mean 'smollm2-135m'"):
+        headtrace.load("smolm2-135m")
+    with pytest.raises(InputError) as unlike:
+        headtrace.load("someone/some-model")
+    assert "Did you mean" not in str(unlike.value)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

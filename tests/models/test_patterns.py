@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import headtrace
 from headtrace.causal import ComponentChange, rerun
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.tracing.complete import Paths
+from headtrace.request import Paths
 from headtrace.vocabulary import Site
 from tests.rounding import forward_terms, rounding
 from tests.tiny import NAMES, prompts, tiny_model, top_two

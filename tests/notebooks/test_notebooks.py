@@ -1,9 +1,11 @@
-"""Notebooks run from top to bottom in a kernel of their own, and what is kept of them is small and of no machine."""
+"""Notebooks run from top to bottom without the names of others, and what is kept of them is small and of no machine."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.notebooks.running import (
     QUICK,
     badge,
     kept,
+    kernel_manager,
     parameters,
     read,
     run,
@@ -36,16 +39,26 @@ def _code(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One kernel for all notebooks, with nobody's own settings."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        manager = kernel_manager()
+        yield manager
+        if manager.has_kernel:
+            asyncio.run(manager.shutdown_kernel(now=True))
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.smollm2] if name == "ioi" else []) for name in NAMES]
 )
 def test_every_cell_runs_with_quick_parameters(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, kernel: Any
 ) -> None:
     if request.node.get_closest_marker("smollm2"):
         request.getfixturevalue("smollm2_is_there")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # nobody's own settings
-    done = kept(run(with_parameters(read(name), QUICK[name]), tmp_path), name)
+    done = kept(run(with_parameters(read(name), QUICK[name]), tmp_path, kernel), name)
     shown, stored = _shown(done), _shown(read(name))
     assert shown == stored, "cells show something else than in the file: python -m tests.notebooks.refresh"
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,18 @@ import headtrace
 ROOT = Path(__file__).parents[2]
 LARGEST = 8_000_000
 """Bytes of a wheel or an sdist: the built-in model's 1.9 MB, the oracle's models in the tests, and some code."""
-NEEDED = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "PKG-INFO"}
+NEEDED = {
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "SECURITY.md",
+    "PKG-INFO",
+}
+PATH_OF_THE_REPOSITORY = re.compile(r"\]\((?!https?:|#)[^)\s]+\)")
+"""A link or picture of Markdown that leads nowhere on PyPI."""
 
 
 def of_the_repository() -> dict[str, bytes]:
@@ -54,8 +66,12 @@ def problems_of_wheel(found: dict[str, bytes], expected: dict[str, bytes]) -> li
     problems += [f"{name} is no part of the package" for name in found if not name.startswith("headtrace")]
     wanted = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
     problems += [f"{name} is missing" for name in sorted(wanted - about.keys())]
-    if f"\nVersion: {headtrace.__version__}\n" not in about.get("METADATA", b"").decode():
+    metadata = about.get("METADATA", b"").decode()
+    if f"\nVersion: {headtrace.__version__}\n" not in metadata:
         problems.append(f"METADATA does not say version {headtrace.__version__}")
+    if "\nDescription-Content-Type: text/markdown\n" not in metadata:
+        problems.append("METADATA does not have the README")
+    problems += [f"METADATA names the path {path}" for path in PATH_OF_THE_REPOSITORY.findall(metadata)]
     return problems
 
 

@@ -128,7 +128,9 @@ NEEDING = {
         ("interpret", "c.json", "--corpus", "sampled:200", "--explainer", "openai", "--out", "words"),
         ("atlas", "builtin", "--corpus", "hub:owner/name", "--out", "of-the-hub"),
     ],
+    "words": [],  # without it there are shorter lists, and a result says so
 }
+"""What does not work without each extra."""
 
 
 def extras_install(wheel: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +18,12 @@ from typer.testing import CliRunner
 import headtrace
 from headtrace.cli import app
 from headtrace.errors import HeadtraceDeprecationWarning, deprecated
-from tests.package.contents import of_the_repository, problems_of_sdist, problems_of_wheel
+from tests.package.contents import (
+    PATH_OF_THE_REPOSITORY,
+    of_the_repository,
+    problems_of_sdist,
+    problems_of_wheel,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,7 +44,7 @@ def _yaml(path: Path) -> Any:
 
 
 def test_the_version_is_stated_once() -> None:
-    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert "version" in PROJECT["project"]["dynamic"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/headtrace/__init__.py"
     assert CliRunner().invoke(app, ["--version"]).output == f"headtrace {headtrace.__version__}\n"
     heading = re.search(
@@ -46,6 +53,14 @@ def test_the_version_is_stated_once() -> None:
     assert heading is not None
     assert heading[1] == headtrace.__version__
     assert re.fullmatch(r"\d{4}-\d\d-\d\d|unreleased", heading[2])
+
+
+def test_pages_of_a_release_call_nothing_unreleased() -> None:
+    if "dev" in headtrace.__version__:
+        return
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    early = re.compile(r"\bunreleased\b|\d\.dev\d")
+    assert [page.name for page in pages if early.search(page.read_text(encoding="utf-8"))] == []
 
 
 def test_no_other_module_has_a_version_of_its_own() -> None:
@@ -134,7 +149,7 @@ def test_every_system_and_python_that_is_promised_is_in_the_matrix() -> None:
     assert {"docs", "wheel", "installed"} <= set(jobs)
     tried = jobs["installed"]["strategy"]["matrix"]
     extras = {*tried["extras"], *(each["extras"] for each in tried["include"])}
-    assert extras == {"", "serve", "ray", "interpret"}
+    assert extras == {"", "serve", "ray", "interpret", "words"}
 
 
 def test_a_tag_is_published_without_a_password_once_it_was_tried() -> None:
@@ -198,6 +213,35 @@ def test_the_readme_and_the_citation_name_the_same_papers() -> None:
             assert reference["title"] in readme
 
 
+# The README on PyPI
+
+
+@pytest.fixture
+def for_pypi(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the build makes of the README; the builder itself need not be installed."""
+    builder = ModuleType("hatchling.metadata.plugin.interface")
+    builder.MetadataHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, builder.__name__, builder)
+    return runpy.run_path(str(ROOT / "hatch_build.py"))["for_pypi"]
+
+
+def test_pictures_and_links_of_the_readme_have_addresses_on_pypi(for_pypi: Any) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    made = for_pypi(readme, "owner/name", "v1.2.3")
+    assert "](https://raw.githubusercontent.com/owner/name/v1.2.3/docs/figures/mechanism.png)" in made
+    assert "](https://github.com/owner/name/blob/v1.2.3/docs/gallery.md)" in made
+    assert PATH_OF_THE_REPOSITORY.findall(made) == []
+    prefix = r"https://(?:raw\.githubusercontent\.com/owner/name|github\.com/owner/name/blob)/v1\.2\.3/"
+    assert re.sub(prefix, "", made) == readme, "nothing else is changed"
+
+
+def test_without_an_address_the_readme_on_pypi_names_no_path(for_pypi: Any) -> None:
+    made = for_pypi(
+        "A ![picture](docs/a.png), [a page](docs/b.md#c) and [a site](https://a.b/c).", None, "v1"
+    )
+    assert made == "A , a page and [a site](https://a.b/c)."
+
+
 # Stability
 
 
@@ -215,7 +259,7 @@ def test_the_table_of_file_forms_is_what_the_code_writes() -> None:
         f"headtrace.{name}"
         for name in ("comparison/1", "runcomparison/1", "signals/1", "importance/1", "bench/1", "steps/1")
     }
-    assert reports <= written, "their versions stand in the last row of the table"
+    assert reports <= written, "their versions stand in the last rows of the table"
     assert said == written - reports
 
 
@@ -261,12 +305,16 @@ def test_a_wheel_that_lacks_a_file_or_has_one_too_many_is_told() -> None:
         f"headtrace-9.dist-info/{name}": b"\nVersion: 9\n"
         for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     }
-    about["headtrace-9.dist-info/METADATA"] = f"\nVersion: {headtrace.__version__}\n".encode()
+    said = f"\nVersion: {headtrace.__version__}\nDescription-Content-Type: text/markdown\n"
+    about["headtrace-9.dist-info/METADATA"] = said.encode()
     assert problems_of_wheel(expected | about, expected) == []
-    found = {"headtrace/__init__.py": b"other", "headtrace/cache.pyc": b"", "tests/a.py": b""} | about
+    about["headtrace-9.dist-info/METADATA"] = f"{said}\n![A picture](docs/a.png)".encode()
+    assert problems_of_wheel(expected | about, expected) == ["METADATA names the path ](docs/a.png)"]
+    about["headtrace-9.dist-info/METADATA"] = said.encode()
+    found = {"headtrace/__init__.py": b"other", "headtrace/writing.pyc": b"", "tests/a.py": b""} | about
     assert problems_of_wheel(found, expected) == [
         "headtrace/explorer/page/main.js is missing",
-        "headtrace/cache.pyc does not belong there",
+        "headtrace/writing.pyc does not belong there",
         "headtrace/__init__.py is another",
         "tests/a.py is no part of the package",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import polars as pl
 import pytest
 
 import headtrace
-from headtrace.runs import Run
+from headtrace.runs import Run, open_run
 from headtrace.tasks import TaskSet, load_task
 
 SHARD = 8
@@ -40,6 +41,12 @@ def again(model: headtrace.Model, prompts: TaskSet, tmp_path: Path) -> Callable[
         return headtrace.run(model, prompts, **{"out": tmp_path / "ioi", "shard_size": SHARD, **how})
 
     return start
+
+
+@pytest.fixture
+def whole(undisturbed: Run, tmp_path: Path) -> Run:
+    """The undisturbed run, copied to where ``again`` goes on with it."""
+    return open_run(shutil.copytree(undisturbed.path, tmp_path / "ioi"))
 
 
 def frames(run: Run) -> dict[str, pl.DataFrame]:

@@ -10,11 +10,11 @@ import psutil
 
 
 class Killer(threading.Thread):
-    """Kills one of two workers as soon as a first shard is written."""
+    """Kills one of two workers as soon as the first of so many shards is written."""
 
-    def __init__(self, name: str, shards: Path) -> None:
+    def __init__(self, name: str, shards: Path, *, of: int) -> None:
         super().__init__(daemon=True)
-        self.name_of_workers, self.shards, self.left = name, shards, 0
+        self.name_of_workers, self.shards, self.of, self.left = name, shards, of, 0
 
     def run(self) -> None:
         workers: list[psutil.Process] = []
@@ -24,7 +24,7 @@ class Killer(threading.Thread):
         while not any(self.shards.glob("*.json")):
             time.sleep(0.001)
         workers[0].kill()
-        self.left = 30 - len(list(self.shards.glob("*.json")))
+        self.left = self.of - len(list(self.shards.glob("*.json")))
 
 
 def workers_of_this_process(name: str) -> list[psutil.Process]:

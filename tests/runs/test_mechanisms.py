@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,18 @@ def test_shares_and_means_are_those_of_the_rows(run: Run) -> None:
     assert copies["flow_low"] <= copies["flow"] <= copies["flow_high"]
     assert copies["lost"] == pytest.approx((mine["before"] - mine["without"]).mean())
     assert copies["text"] == "*end* copies *IO*"
+    farther = (mine["random"] - mine["without"]) * copies["flow"] / abs(copies["flow"])
+    assert copies["beyond"] == pytest.approx(farther.mean())
+    assert copies["beyond_low"] <= copies["beyond"] <= copies["beyond_high"]
+
+
+def test_a_step_that_random_components_match_is_said_to_be_no_more_than_they(run: Run) -> None:
+    found = shared_steps(run)
+    level = pl.when(pl.col("rule") == "copies").then(-0.1).otherwise(0.1)
+    doubted = replace(found, table=found.table.with_columns(beyond_low=level))
+    lines = [line for line in doubted.summary().splitlines() if "no more than random ones do" in line]
+    assert lines
+    assert all("copies" in line for line in lines)
 
 
 def test_groups_by_label_and_by_family_are_compared_step_by_step(run: Run) -> None:
@@ -119,6 +132,9 @@ def test_the_command_tells_a_run_a_prompt_of_it_and_its_families(run: Run, tmp_p
     out = tmp_path / "steps.json"
     assert "order ABBA" in said("why", run.path, "--by", "order", "--out", str(out))
     assert json.loads(out.read_text())["schema"] == "headtrace.steps/1"
+    table = tmp_path / "steps.tex"
+    said("why", run.path, "--out", str(table))
+    assert "& L1H2" in table.read_text() or "& L1H0" in table.read_text()
     assert "Straight into the answer" in said("why", f"{run.path}#0")
     folder = tmp_path / "families"
     assert "family 1" in said("families", run.path, "--n", "2", "--out", str(folder))

@@ -198,7 +198,7 @@ def test_a_run_that_has_only_begun_has_empty_frames_of_the_same_columns(again, u
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is not a run: it holds no run.json"):
         open_run(tmp_path)
-    with pytest.raises(InputError, match=r"place of the run is empty"):
+    with pytest.raises(InputError, match=r"folder of the run is an empty text"):
         open_run("")
 
 

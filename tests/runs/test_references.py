@@ -97,7 +97,7 @@ def test_a_reference_without_edges_compares_heads_only() -> None:
     bare = reference_from_json({key: value for key, value in MINE.items() if key != "edges"})
     found = agreement(_network(), bare)
     assert found.table["edges_f1"].null_count() == found.table.height
-    with pytest.raises(InputError, match="says nothing of edges"):
+    with pytest.raises(InputError, match="says nothing about edges"):
         found.best(what="edges")
 
 

@@ -15,9 +15,8 @@ import headtrace
 from headtrace.errors import IdentityError, InputError
 from headtrace.prompts import batches
 from headtrace.runs import Run, open_run
-from headtrace.runs.lock import locked
 from headtrace.runs.manifest import shard_file, shard_record
-from headtrace.runs.store import checksum, open_store, parquet_bytes
+from headtrace.runs.store import checksum, locked, open_store, parquet_bytes
 from headtrace.tasks import load_task
 from tests.runs.conftest import SHARD, assert_same
 from tests.starting import Started
@@ -66,8 +65,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_an_undisturbed_one(
     assert told[0] == (16, 30), "two shards were whole"
 
 
-def test_a_run_that_is_done_traces_nothing_again(again, monkeypatch: pytest.MonkeyPatch) -> None:
-    again()
+def test_a_run_that_is_done_traces_nothing_again(again, whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headtrace.runs.work.ShardWork.trace", lambda *_: pytest.fail("traced again"))
     assert again().status().done == 30
 
@@ -107,9 +105,8 @@ def test_a_second_run_is_refused_while_one_is_there_and_not_after_it_was_killed(
 
 
 def test_another_model_other_options_or_other_prompts_are_refused_by_name(
-    again, model, prompts, tmp_path
+    again, whole, model, prompts, tmp_path
 ) -> None:
-    again()
     cases = {
         'options.paths: "attention" there, "complete" now': {"paths": "complete"},
         'options.method.name: "acc++" there, "svt" now': {"method": "svt"},
@@ -131,10 +128,9 @@ def test_another_model_other_options_or_other_prompts_are_refused_by_name(
         headtrace.run(model, changed, out=tmp_path / "ioi", shard_size=SHARD, seed=0)
 
 
-def test_other_weights_of_the_same_name_are_refused(again, prompts, tmp_path) -> None:
+def test_other_weights_of_the_same_name_are_refused(whole, prompts, tmp_path) -> None:
     import torch
 
-    again()
     other = headtrace.load("builtin")
     with torch.no_grad():
         next(other.hf.parameters()).mul_(1.01)
@@ -143,8 +139,9 @@ def test_other_weights_of_the_same_name_are_refused(again, prompts, tmp_path) ->
 
 
 @pytest.mark.parametrize("table", ["prompts", "nodes", "edges"])
-def test_a_damaged_shard_is_found_left_out_and_traced_again(again, undisturbed, tmp_path, table) -> None:
-    again()
+def test_a_damaged_shard_is_found_left_out_and_traced_again(
+    again, whole, undisturbed, tmp_path, table
+) -> None:
     file = tmp_path / "ioi" / shard_file(2, table)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -157,8 +154,7 @@ def test_a_damaged_shard_is_found_left_out_and_traced_again(again, undisturbed, 
     assert open_run(tmp_path / "ioi").status().damaged == ()
 
 
-def test_a_shard_that_lost_a_file_or_its_record_is_traced_again(again, undisturbed, tmp_path) -> None:
-    again()
+def test_a_shard_that_lost_a_file_or_its_record_is_traced_again(again, whole, undisturbed, tmp_path) -> None:
     (tmp_path / "ioi" / shard_file(0, "edges")).unlink()
     (tmp_path / "ioi" / shard_record(1)).unlink()
     (tmp_path / "ioi" / shard_record(3)).write_text('{"shard": 3')
@@ -168,10 +164,9 @@ def test_a_shard_that_lost_a_file_or_its_record_is_traced_again(again, undisturb
 
 @pytest.mark.parametrize("field", ["prompts", "failures", "rows"])
 def test_a_record_that_its_table_contradicts_is_not_believed(
-    again, undisturbed, tmp_path, field: str
+    again, whole, undisturbed, tmp_path, field: str
 ) -> None:
     """A count that is one too low was "1 left" for ever."""
-    again()
     path = tmp_path / "ioi" / shard_record(0)
     record = json.loads(path.read_text())
     if field == "prompts":
@@ -252,8 +247,7 @@ def test_a_folder_of_other_things_is_left_alone(model, tmp_path: Path) -> None:
         headtrace.run(model, ["When Mary and"], out=tmp_path / "thesis.tex", top_k=1)
 
 
-def test_a_run_of_another_version_is_refused(again, tmp_path: Path) -> None:
-    again()
+def test_a_run_of_another_version_is_refused(again, whole, tmp_path: Path) -> None:
     manifest = tmp_path / "ioi" / "run.json"
     said = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(said | {"headtrace": "0.0.1"}))
@@ -300,7 +294,7 @@ def test_a_full_disk_is_reported_and_the_run_is_resumed_when_there_is_room(
     said = process.stdout.read()
     process.close()
     assert "File too large" in said, said
-    assert "8 of 30 prompts are there and stay: the same command" in said
+    assert "8 of 30 prompts are done and kept. The same command resumes" in said
     assert open_run(tmp_path / "ioi").status().left == 22
     assert not list((tmp_path / "ioi").rglob(".*"))
     assert_same(again(), undisturbed)

@@ -15,7 +15,8 @@ from pyarrow import fs
 import headtrace
 from headtrace.circuits import read_circuit
 from headtrace.errors import InputError
-from headtrace.runs import lock, open_run
+from headtrace.runs import open_run
+from headtrace.runs import store as stores
 from headtrace.runs.manifest import shard_file
 from headtrace.runs.store import open_store
 from tests.runs.conftest import SHARD, assert_same
@@ -51,7 +52,7 @@ def bucket(endpoint: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SETTLES", 0.0)
+    monkeypatch.setattr(stores, "SETTLES", 0.0)
 
 
 def test_a_run_in_a_bucket_is_that_of_a_folder_and_goes_on_after_a_stop(
@@ -68,7 +69,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder_and_goes_on_after_a_stop(
     assert_same(run, undisturbed)
     assert run.circuit(3) == undisturbed.circuit(3)
     assert read_circuit(f"{bucket}#3") == undisturbed.circuit(3)
-    assert lock.LEASE not in run.store.sizes()
+    assert stores.LEASE not in run.store.sizes()
 
 
 def test_a_damaged_shard_in_a_bucket_is_traced_again(model, prompts, bucket) -> None:
@@ -83,33 +84,37 @@ def test_a_damaged_shard_in_a_bucket_is_traced_again(model, prompts, bucket) -> 
 
 def test_a_lease_keeps_a_second_run_out_until_its_owner_is_gone(bucket: str) -> None:
     store = open_store(bucket)
-    with lock.locked(store), pytest.raises(InputError, match=r"Another run is writing"), lock.locked(store):
+    with (
+        stores.locked(store),
+        pytest.raises(InputError, match=r"Another run is writing"),
+        stores.locked(store),
+    ):
         pass
-    assert lock.LEASE not in store.sizes()
+    assert stores.LEASE not in store.sizes()
     elsewhere = {"owner": "x", "host": "elsewhere", "pid": 1, "started": 0.0, "renewed": time.time()}
-    store.write(lock.LEASE, json.dumps(elsewhere).encode())
-    with pytest.raises(InputError, match=r"process 1 on elsewhere.* its lease ends in"), lock.locked(store):
+    store.write(stores.LEASE, json.dumps(elsewhere).encode())
+    with pytest.raises(InputError, match=r"process 1 on elsewhere.* its lease ends in"), stores.locked(store):
         pass
-    store.write(lock.LEASE, json.dumps(elsewhere | {"renewed": time.time() - 2 * lock.EXPIRES}).encode())
-    with lock.locked(store):
-        assert json.loads(store.read(lock.LEASE))["owner"] != "x"
+    store.write(stores.LEASE, json.dumps(elsewhere | {"renewed": time.time() - 2 * stores.EXPIRES}).encode())
+    with stores.locked(store):
+        assert json.loads(store.read(stores.LEASE))["owner"] != "x"
 
 
 def test_a_lease_of_a_process_of_this_machine_that_has_ended_is_taken_over_at_once(bucket: str) -> None:
     store = open_store(bucket)
-    dead = lock._owner() | {"owner": "x", "started": 1.0, "renewed": time.time()}
-    store.write(lock.LEASE, json.dumps(dead).encode())
-    with lock.locked(store):
+    dead = stores._owner() | {"owner": "x", "started": 1.0, "renewed": time.time()}
+    store.write(stores.LEASE, json.dumps(dead).encode())
+    with stores.locked(store):
         pass
 
 
 def test_a_lease_is_renewed_while_the_run_goes_on(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "RENEWED", 0.01)
+    monkeypatch.setattr(stores, "RENEWED", 0.01)
     store = open_store(bucket)
-    with lock.locked(store):
-        first = json.loads(store.read(lock.LEASE))["renewed"]
+    with stores.locked(store):
+        first = json.loads(store.read(stores.LEASE))["renewed"]
         for _ in range(1000):
-            if json.loads(store.read(lock.LEASE))["renewed"] > first:
+            if json.loads(store.read(stores.LEASE))["renewed"] > first:
                 return
             time.sleep(0.01)
     pytest.fail("it was not renewed")
@@ -150,7 +155,7 @@ def test_what_fsspec_can_write_holds_a_run(model, prompts, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("place", ["memory://runs/ioi", "MEMORY://x", "mock://x"])
 def test_a_run_in_memory_is_refused_in_python_as_on_the_command_line(model, prompts, place: str) -> None:
-    with pytest.raises(InputError, match=r"gone when it ends.*Give a folder") as error:
+    with pytest.raises(InputError, match=r"lost when it ends.*Give a folder") as error:
         headtrace.run(model, list(prompts)[:1], out=place)
     assert "\n" not in str(error.value)
 

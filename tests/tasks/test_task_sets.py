@@ -11,8 +11,8 @@ import pytest
 
 from headtrace.errors import InputError
 from headtrace.tasks import TASKS, load_task
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.ioi import FORMS
+from headtrace.tasks.words import Draw
 
 CELLS = {
     "ioi": ("form", "order"),
@@ -85,7 +85,7 @@ def test_sets_are_the_same_on_any_machine(builtin_tokenizer: Any, name: str) -> 
 
 
 def test_draws_do_not_depend_on_the_process() -> None:
-    code = "from headtrace.tasks.draws import Draw; print(Draw('a', 1).shuffled(list('headtrace')))"
+    code = "from headtrace.tasks.words import Draw; print(Draw('a', 1).shuffled(list('headtrace')))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == str(Draw("a", 1).shuffled(list("headtrace")))
 

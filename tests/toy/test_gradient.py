@@ -14,7 +14,6 @@ import pytest
 import torch
 from benchmarks.toy_reference import PlainToyModel, train_one
 
-from headtrace.toy.gradient import Batch, Teacher, losses, write_gradient
 from headtrace.toy.model import (
     FOUR_PAIRS,
     BatchShape,
@@ -24,7 +23,7 @@ from headtrace.toy.model import (
     Weights,
     strengths,
 )
-from headtrace.toy.train import LEARNING_RATE, train
+from headtrace.toy.train import LEARNING_RATE, Batch, Teacher, losses, train, write_gradient
 
 SETTINGS = [
     Setting(),

@@ -231,7 +231,7 @@ def test_attention_stays_the_default(builtin: headtrace.Model) -> None:
         ({"paths": "attention", "neurons": 3}, 'paths="content" or "complete"'),
         ({"paths": "content", "neurons": -1}, "neurons=-1"),
         ({"paths": "content", "counterfactual": OTHER}, 'paths="difference"'),
-        ({"paths": "content", "heads": ["L2H0"], "answer": None, "wrong": None}, "is no direction"),
+        ({"paths": "content", "heads": ["L2H0"], "answer": None, "wrong": None}, "is not a direction"),
     ],
 )
 def test_bad_questions_say_what_to_do(builtin: headtrace.Model, options: dict, message: str) -> None:

@@ -122,7 +122,7 @@ def test_prompts_bring_their_own_answers(builtin) -> None:
         ({"answer": 5, "wrong": 6, "top_k": 3}, "linear root does not use top_k.*root='probability'"),
         ({"answer": 5, "layer": 2}, "probability root does not use layer.*root='direction'"),
         ({"heads": ["L1H1"], "answer": 5}, "heads root does not use answer"),
-        ({"root": LogitDifference((5,)), "answer": 5}, "says already what to explain"),
+        ({"root": LogitDifference((5,)), "answer": 5}, "already says what to explain"),
         (
             {"root": "sideways", "answer": 5},
             "no root 'sideways'.*'linear', 'probability', 'direction', 'heads'",

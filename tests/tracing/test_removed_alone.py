@@ -8,7 +8,7 @@ import torch
 import headtrace
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing.attribute_root import Place
-from headtrace.tracing.signal_directions import REMOVED_ALONE, SingleRemovals, causes_alone
+from headtrace.tracing.mlp_causes import REMOVED_ALONE, SingleRemovals, causes_alone
 from tests.tiny import NAMES, tiny_model, top_two
 
 

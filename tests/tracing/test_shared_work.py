@@ -10,10 +10,14 @@ import torch
 
 import headtrace
 from headtrace.channels.svd import ModelChannels
+from headtrace.mechanism.folding import fold_flows
+from headtrace.models import recording as recording_module
 from headtrace.models.forward import forward, forward_behind, forward_keeping
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing import Tracer, difference_circuit
-from headtrace.tracing.replacements import ask, measure
+from headtrace.tracing import Tracer, difference, difference_circuit
+from headtrace.tracing.measured_replacements import measure
+from headtrace.tracing.prompt_words import ReplacementSearch, ask
+from headtrace.vocabulary import Site
 from tests.tiny import NAMES, prompts, tiny_model, top_two
 
 MARY = "When Mary and John went to the store, John gave a drink to"
@@ -40,6 +44,17 @@ def test_tokens_behind_a_kept_beginning_have_the_logits_of_the_whole_prompt(fami
     found = forward_behind(model, kept, start, changed[:, start:])
     allowed = tolerance_for(torch.float64) * float(expected.abs().max())
     torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
+
+
+def test_words_of_several_tokens_are_continued_behind_the_prompt_as_from_its_start() -> None:
+    model = tiny_model("llama", dtype=torch.float64)
+    ids = list(next(iter(prompts())))
+    asked = ask(model, ids)
+    search = ReplacementSearch(model, asked, model.record([ids]), 0)
+    rows = [[1, 2], [3, 4]]
+    expected = model.end_logits([[*ids[:3], *row] for row in rows])
+    allowed = tolerance_for(torch.float64) * float(expected.abs().max())
+    torch.testing.assert_close(search._next(3, rows), expected, rtol=0, atol=allowed)
 
 
 def test_every_change_is_measured_as_if_it_ran_alone(model: headtrace.Model) -> None:
@@ -70,8 +85,8 @@ def test_pairs_that_are_swept_together_have_the_flows_of_each_alone(family: str)
     for other, flow in zip(others, together, strict=True):
         (alone,) = tracer.difference_flows(ids, answer, wrong, root="linear", counterfactual=other)
         size = max(abs(alone.value), abs(alone.other_value), 1.0)
-        for site in alone.candidates():
-            assert flow.of(site) == pytest.approx(alone.of(site), abs=tolerance_for(torch.float64) * size)
+        sites = list(alone.candidates)
+        assert flow.of(sites) == pytest.approx(alone.of(sites), abs=tolerance_for(torch.float64) * size)
 
 
 def test_long_pairs_are_swept_one_by_one_with_the_same_circuit(
@@ -98,6 +113,43 @@ def test_a_batch_of_one_prompt_is_a_view(model: headtrace.Model) -> None:
     assert three.residuals.data_ptr() == one.residuals.data_ptr()
     with pytest.raises(headtrace.errors.InputError, match="3 prompts"):
         three.repeated(2)
+
+
+def test_a_recording_splits_into_the_recordings_of_its_prompts(model: headtrace.Model) -> None:
+    batch = model.record([model.to_ids(text) for text in (MARY, *OTHERS)])
+    first, rest = batch.split(1)
+    assert (len(first), len(rest)) == (1, len(OTHERS))
+    for part, place, number in ((first, 0, 0), (rest, 2, 3)):
+        assert part[place].lengths == batch[number].lengths
+        for name, tensor in part[place].tensors.items():
+            assert torch.equal(tensor, batch[number].tensors[name]), name
+        assert torch.equal(part[place].visible[0], batch[number].visible[0])
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_writes_of_many_components_are_those_of_each(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "WRITES_AT_ONCE", 2)
+    recording = tiny_model(family, dtype=torch.float64).record([list(each) for each in prompts()][:2])
+    sites = [Site("head", layer, head, 3, src) for layer in (0, 1) for head in (0, 1) for src in (0, 3)]
+    sites += [Site("mlp", 1, dest=2), Site("embedding", dest=1), Site("head", 1, 0, 2, 1)]
+    each = torch.stack([recording.write(site.component, 1, site.dest) for site in sites])
+    torch.testing.assert_close(recording.writes(sites, 1), each)
+
+
+def test_mlps_that_a_sweep_does_not_keep_are_folded_the_same(
+    model: headtrace.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"counterfactual": OTHERS}
+    kept = Tracer(model).difference_flows(MARY, " Mary", " John", **how)
+    monkeypatch.setattr(difference, "MLPS_KEPT", 0)
+    made = Tracer(model).difference_flows(MARY, " Mary", " John", **how)
+    assert len(kept[0].flow.kept_mlps) == model.n_layers
+    assert not made[0].flow.kept_mlps
+    one, two = fold_flows(kept), fold_flows(made)
+    size = abs(one.whole)
+    assert set(one.edges) == set(two.edges)
+    for ends, folded in one.edges.items():
+        assert two.edges[ends].flow == pytest.approx(folded.flow, abs=1e-4 * size)
 
 
 def test_channels_are_made_without_the_lock_of_the_model(

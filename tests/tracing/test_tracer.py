@@ -109,12 +109,15 @@ def test_every_root_traces_every_architecture(name: str, root: str) -> None:
     tracer = headtrace.Tracer(model)
     if root == "linear":
         circuit = tracer.trace(ids, answer, wrong, root="linear")
+        logits = model.end_logits([ids])[0]
+        assert circuit.root.value == pytest.approx(float(logits[answer] - logits[wrong]), rel=1e-4, abs=1e-5)
     elif root == "probability":
         circuit = tracer.trace(ids, root="probability", top_k=3, paths="attention")
         assert len(circuit.root.support or ()) == 3
     else:
         vector = model.record(ids).residuals[3, 0, 5]
         circuit = tracer.trace(ids, direction=vector, layer=3, position=5)
+        assert circuit.root.value == pytest.approx(float(vector.norm() ** 2), rel=1e-4)
         assert circuit.root.position == 5
         assert all(n.layer is None or n.layer < 3 for n in circuit.nodes)
     assert circuit.root.kind == root

@@ -12,6 +12,9 @@ component that a node reads is taken away from what it reads, one at a time, fro
   if the component matters when one or two others are taken away with it (``together``).
 - A **value** or **root** edge is true if it carries anything at all.
 
+`edges_by_reader` asks less of an edge: it must change what its own reader does, whether or not that matters further up.
+It has every edge that matters along a path, and those of what an MLP writes besides.
+
 Each model also comes *rotated*: the residual stream, and the spaces inside every head, in random bases. It is the same
 function with the same circuit, and nothing lies along an axis.
 """
@@ -183,19 +186,23 @@ COMPILED = Architecture(
 
 @cache
 def weights(program: str, *, rotated: bool = False) -> Weights:
-    """The matrices of a program, for row vectors; tokens and outputs are filled up with zeros to equal numbers."""
-    w = {
-        name: value.astype(np.float64)
-        for name, value in load_file(FOLDER / f"{program.replace(' ', '_')}.safetensors").items()
-    }
+    """The matrices of a program that the tests keep."""
+    w = read_weights(FOLDER / f"{program.replace(' ', '_')}.safetensors")
+    return rotated_weights(w) if rotated else w
+
+
+def read_weights(file: Path) -> Weights:
+    """Matrices for row vectors; tokens and outputs are filled up with zeros to equal numbers."""
+    w = {name: value.astype(np.float64) for name, value in load_file(file).items()}
     size = max(2, len(w["token"]), len(w["unembed"]))
     for name in ("token", "unembed"):
         w[name] = np.pad(w[name], ((0, size - len(w[name])), (0, 0)))
-    return _rotated(w, np.random.default_rng(0)) if rotated else w
+    return w
 
 
-def _rotated(w: Weights, random: np.random.Generator) -> Weights:
+def rotated_weights(w: Weights) -> Weights:
     """The same function in random bases of the residual stream, and of queries with keys and of values in each head."""
+    random = np.random.default_rng(0)
     layers, heads, d_model, d_head = w["W_Q"].shape
     turn = np.linalg.qr(random.normal(size=(d_model, d_model)))[0]
     match, move = np.linalg.qr(random.normal(size=(2, layers, heads, d_head, d_head)))[0]
@@ -212,7 +219,11 @@ def _rotated(w: Weights, random: np.random.Generator) -> Weights:
 @cache
 def compiled_model(program: str, *, rotated: bool = False) -> headtrace.Model:
     """A program as a model in float64, loaded through the registry of architectures."""
-    w = weights(program, rotated=rotated)
+    return as_model(weights(program, rotated=rotated))
+
+
+def as_model(w: Weights) -> headtrace.Model:
+    """Matrices for row vectors as a model."""
     layers, heads, d_model, d_head = w["W_Q"].shape
     config = CompiledConfig(
         vocab_size=len(w["token"]),
@@ -397,3 +408,56 @@ def _follow_head(
             if is_true and np.abs(write[at]).max() > NOTHING:
                 edges.add((_site(component, at), here, side))
                 _follow(run, component, at, context, edges, together)
+
+
+def edges_by_reader(
+    w: Weights, ids: list[int], answer: int, wrong: int, *, all_keys: bool = True
+) -> set[Place]:
+    """All edges that each change what their own reader does, from the root down: its attention, or all that it writes,
+    by more than 5%; a value or root edge if it moves anything. Without ``all_keys`` a component is taken away from the
+    source alone."""
+    run, last = Run(w, ids), len(ids) - 1
+    direction = w["unembed"][answer] - w["unembed"][wrong]
+    edges, done = set[Place](), set[Site]()
+
+    def visit(component: Component, at: int) -> None:
+        here = _site(component, at)
+        if here in done:
+            return
+        done.add(here)
+        match component:
+            case ("head", layer, head, src):
+                reads = run.before_attention[layer]
+                x = sum(reads.values(), np.zeros_like(reads["embedding",]))[: at + 1]
+                before = float(run.patterns[layer][head, at, src])
+                W_VO = w["W_V"][layer, head] @ w["W_O"][layer, head]
+                kept = np.ones((at + 1, 1)) if all_keys else np.eye(at + 1)[:, [src]]
+                for c, write in reads.items():
+                    query = run.attend(layer, head, x[at:] - write[at], x)[0, src]
+                    key = run.attend(layer, head, x[at:], x - kept * write[: at + 1])[0, src]
+                    moved = before * write[src] @ W_VO
+                    for side, place, true in (
+                        ("query", at, abs(query / before - 1) > CHANGED),
+                        ("key", src, abs(key / before - 1) > CHANGED),
+                        ("value", src, np.abs(moved).max() > NOTHING),
+                    ):
+                        if true and np.abs(write[place]).max() > NOTHING:
+                            edges.add((_site(c, place), here, side))
+                            visit(c, place)
+            case ("mlp", layer):
+                reads = run.before_mlp[layer]
+                x = sum(reads.values(), np.zeros_like(reads["embedding",]))[at]
+                out = run.mlp(layer, x)
+                for c, write in reads.items():
+                    without = run.mlp(layer, x - write[at])
+                    if np.linalg.norm(out - without) > CHANGED * np.linalg.norm(out):
+                        edges.add((_site(c, at), mlp(layer, at), "input"))
+                        visit(c, at)
+            case _:
+                pass
+
+    for component, write in run.final.items():
+        if abs(float(write[last] @ direction)) > NOTHING:
+            edges.add((_site(component, last), ROOT, "root"))
+            visit(component, last)
+    return edges

@@ -11,7 +11,7 @@ tracr needs jax, so that this runs in an environment of its own, and the weights
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,15 +178,17 @@ def weights(compiled: Any, outputs: list[Any]) -> dict[str, np.ndarray]:
     }
 
 
-def main() -> None:
-    """Write the weights of every program, and what its tokens and outputs are."""
-    FOLDER.mkdir(exist_ok=True)
+def write_programs(
+    programs: Mapping[str, tuple[Callable[[], Any], tuple[Any, ...], int]], folder: Path
+) -> None:
+    """Write the weights of programs, each with its vocabulary and longest prompt, and what tokens and outputs are."""
+    folder.mkdir(parents=True, exist_ok=True)
     about: dict[str, Any] = {}
-    for name, (program, vocabulary) in PROGRAMS.items():
+    for name, (program, vocabulary, longest) in programs.items():
         compiled = compiling.compile_rasp_to_model(
             program().named("answer"),
             vocab=set(vocabulary),
-            max_seq_len=LONGEST,
+            max_seq_len=longest,
             causal=True,
             compiler_bos="BOS",
         )
@@ -195,15 +197,15 @@ def main() -> None:
         )
         outputs = sorted(encoding, key=encoding.__getitem__)
         arrays = weights(compiled, outputs)
-        file = FOLDER / f"{name.replace(' ', '_')}.safetensors"
+        file = folder / f"{name.replace(' ', '_')}.safetensors"
         save_file({key: np.ascontiguousarray(value, np.float32) for key, value in arrays.items()}, file)
         tokens = sorted(
             compiled.input_encoder.encoding_map, key=compiled.input_encoder.encoding_map.__getitem__
         )
         about[name] = {"tokens": tokens, "outputs": outputs or None}
-        print(name, {key: value.shape for key, value in arrays.items()})
-    (FOLDER / "programs.json").write_text(json.dumps(about, indent=2) + "\n")
+        print(name, {key: value.shape for key, value in arrays.items()}, flush=True)
+        (folder / "programs.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    write_programs({name: (*program, LONGEST) for name, program in PROGRAMS.items()}, FOLDER)

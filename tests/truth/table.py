@@ -2,7 +2,8 @@
 
 Precision and recall of edges that carry at least 1% of the influence, mean over prompts. The last column counts only
 edges that come from heads, which is all that SVT looks for. The second table has the compiled programs: edges that
-complete circuits found, of the true ones on each side.
+complete circuits found, of the true ones on each side: first of those that matter along a path to the root, then of all
+that change what their own reader does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import headtrace
 from headtrace.vocabulary import SIDES, Side
-from tests.truth.compiled import ABOUT, compiled_model, true_edges, weights
+from tests.truth.compiled import ABOUT, compiled_model, edges_by_reader, true_edges, weights
 from tests.truth.known import KNOWN, Known
 from tests.truth.limits import TWO_NEEDS, TWO_WRITERS
 from tests.truth.programs import questions
@@ -60,11 +61,14 @@ def rows(n: int = N) -> list[str]:
 
 
 class Tally(NamedTuple):
-    """Edges of a compiled program over all its prompts; ``extra`` are those found that are not true, ``missed`` those
-    that were not found although the circuit does not say that there is something that it cannot tell."""
+    """Edges of a compiled program over all its prompts: those that matter along a path, and those that change what
+    their own reader does. ``extra`` are those found that are neither. ``missed`` are those that matter along a path and
+    were not found, although the circuit does not say that there is something that it cannot tell."""
 
     true: Counter[Side]
     found: Counter[Side]
+    by_reader: Counter[Side]
+    found_by_reader: Counter[Side]
     extra: list[Place]
     missed: list[Place]
 
@@ -72,29 +76,38 @@ class Tally(NamedTuple):
 @cache
 def tally(program: str, *, rotated: bool) -> Tally:
     """Complete circuits of a logit difference, with all their edges, against the edges of the weights."""
-    tracer, result = (
-        headtrace.Tracer(compiled_model(program, rotated=rotated)),
-        Tally(Counter(), Counter(), [], []),
-    )
+    tracer, w = headtrace.Tracer(compiled_model(program, rotated=rotated)), weights(program)
+    result = Tally(Counter(), Counter(), Counter(), Counter(), [], [])
     for ids, answer, wrong, _ in questions(program, COMPILED_N, SEED):
         circuit = tracer.trace(ids, answer, wrong, root="linear", paths="complete")
-        found, true = set(found_edges(circuit, at=0.0)), true_edges(weights(program), ids, answer, wrong)
+        found, true = set(found_edges(circuit, at=0.0)), true_edges(w, ids, answer, wrong)
+        by_reader = edges_by_reader(w, ids, answer, wrong)
         result.true.update(side for *_, side in true)
         result.found.update(side for *_, side in found & true)
-        if found - true:
-            result.extra.extend(found - true_edges(weights(program), ids, answer, wrong, together=2))
+        result.by_reader.update(side for *_, side in by_reader)
+        result.found_by_reader.update(side for *_, side in found & by_reader)
+        if surplus := found - true - by_reader:
+            result.extra.extend(surplus - true_edges(w, ids, answer, wrong, together=2))
         if not circuit.not_told:
             result.missed.extend(true - found)
     return result
 
 
 def compiled_rows() -> list[str]:
-    """Found and true edges of every compiled program on each side, in Markdown."""
+    """Found and true edges of every compiled program on each side, in Markdown: along paths ; by their readers."""
     lines = [f"| program | {' | '.join(SIDES)} | extra |", "|---" * (len(SIDES) + 2) + "|"]
     for program in ABOUT:
         for rotated in (False, True):
             t = tally(program, rotated=rotated)
-            numbers = [f"{t.found[side]}/{t.true[side]}" if t.true[side] else "-" for side in SIDES]
+            numbers = [
+                " ; ".join(
+                    f"{found[side]}/{true[side]}"
+                    for found, true in ((t.found, t.true), (t.found_by_reader, t.by_reader))
+                    if true[side]
+                )
+                or "-"
+                for side in SIDES
+            ]
             lines.append(f"| {program}{', rotated' * rotated} | {' | '.join(numbers)} | {len(t.extra)} |")
     return lines
 

@@ -13,8 +13,19 @@ from headtrace.models import ARCHITECTURES
 from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.tracing.attribute_root import above_cutoff
 from tests.tiny import prompts, tiny_model, top_two
-from tests.truth.compiled import ABOUT, compiled_model, true_edges, weights
+from tests.truth.compiled import (
+    ABOUT,
+    FOLDER,
+    as_model,
+    compiled_model,
+    edges_by_reader,
+    read_weights,
+    rotated_weights,
+    true_edges,
+    weights,
+)
 from tests.truth.programs import questions
+from tests.truth.scoring import found_edges
 
 
 @pytest.mark.parametrize("wrong", [{"gain_offset": 1.0}, {"norm": "layer"}], ids=["gain_offset", "norm"])
@@ -114,13 +125,15 @@ def test_heads_that_drive_saturated_units_are_causes(program: str, rotated: bool
     model = compiled_model(program, rotated=rotated)
     for ids, answer, wrong, _ in questions(program, 8, seed=20):
         circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
-        counts = [
-            edge
-            for edge in circuit.edges
-            if edge.side == "input" and circuit.node(edge.source).kind == "head"
-        ]
-        true = true_edges(weights(program), ids, answer, wrong)
-        assert bool(counts) == any(side == "input" and source.kind == "head" for source, _, side in true)
+        counts, true, by_reader = (
+            {edge for edge in edges if edge[2] == "input" and edge[0].kind == "head"}
+            for edges in (
+                found_edges(circuit, at=0.0),
+                true_edges(weights(program), ids, answer, wrong),
+                edges_by_reader(weights(program), ids, answer, wrong),
+            )
+        )
+        assert true <= counts <= by_reader
 
 
 def test_sources_that_a_head_attends_to_alike_are_explained_together() -> None:
@@ -139,13 +152,50 @@ def test_sources_that_a_head_attends_to_alike_are_explained_together() -> None:
 
 
 def test_what_one_run_cannot_tell_is_said() -> None:
-    """A head whose attention is held down: the circuit and its summary name it."""
+    """With a budget that ends the trace early, what holds a head down is named and not followed."""
     model, said = compiled_model("times behind"), list[str]()
     for ids, answer, wrong, _ in questions("times behind", 8, seed=20):
-        circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+        circuit = headtrace.Tracer(model, max_firings=2).trace(
+            ids, answer, wrong, root="linear", paths="complete"
+        )
         assert all(sentence in circuit.summary() for sentence in circuit.not_told)
         said += circuit.not_told
     assert any("MLP 2" in sentence and "difference" in sentence for sentence in said)
+
+
+def test_what_holds_a_head_down_is_its_cause_and_is_followed() -> None:
+    """A head attends to the start token unless it finds others: what finds them takes attention away."""
+    model = compiled_model("count of previous")
+    ids, answer, wrong, _ = questions("count of previous", 1, seed=20)[0]
+    circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+    held = [node for node in circuit.heads() if node.held_down_by]
+    assert held
+    for node in held:
+        sources = {circuit.node(e.source).name for e in circuit.edges_into(node) if e.side != "value"}
+        assert sources >= set(node.held_down_by or ())
+    assert headtrace.verify(circuit, model, edges="none").verdict == "PASS"
+
+
+@pytest.mark.parametrize("rotated", [False, True], ids=["axes", "rotated"])
+def test_what_matters_by_not_writing_at_the_source_is_followed(rotated: bool) -> None:
+    """An MLP marks tokens that have occurred before; what a head wrote at the start keeps it from marking that one."""
+    w, (ids, answer, wrong) = read_weights(FOLDER / "rare_tokens.safetensors"), ([0, 1, 3, 2, 2, 1], 3, 2)
+    model = as_model(rotated_weights(w) if rotated else w)
+    circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+    found = set(found_edges(circuit, at=0.0))
+    assert true_edges(w, ids, answer, wrong) <= found <= edges_by_reader(w, ids, answer, wrong)
+    assert not circuit.not_told
+    assert headtrace.verify(circuit, model, edges="none").verdict == "PASS"
+
+
+@pytest.mark.parametrize("program", ["count of previous", "induction"])
+def test_verify_removes_channels_of_equal_singular_values_together_as_a_trace_does(program: str) -> None:
+    """In random bases a signal lies in several channels of one singular value, each with an attribution of its own."""
+    model = compiled_model(program, rotated=True)
+    ids, answer, wrong, _ = questions(program, 3, seed=20)[2]
+    circuit = headtrace.Tracer(model).trace(ids, answer, wrong, root="linear", paths="complete")
+    assert any(node.equal_channels for node in circuit.heads())
+    assert headtrace.verify(circuit, model, edges="none").verdict == "PASS"
 
 
 # -- token and position ----------------------------------------------------------------------------------------

@@ -47,6 +47,31 @@ def test_accpp_removes_all_heads_that_write_one_signal() -> None:
         assert {edge.place for edge in seen_by("attention", case.truth)} <= set(found_edges(circuit, at=0.0))
 
 
+def test_of_two_writers_each_of_which_suffices_one_is_followed_and_the_other_is_named() -> None:
+    """Either alone leaves the attention as it was, so that the first to be removed takes nothing away."""
+    for case, circuit in traced(TWO_WRITERS, paths="complete"):
+        missed = {edge.place for edge in case.truth} - set(found_edges(circuit, at=0.0))
+        (reader,) = {target for _, target, _ in missed}
+        (sentence,) = circuit.not_told
+        assert (
+            f"together with others, so that their own causes are not told: {reader}. A difference" in sentence
+        )
+        assert sentence in circuit.summary()
+
+
+def test_a_difference_circuit_has_what_differs_of_what_one_run_does_not_tell() -> None:
+    """A compared prompt has another token there; that the head reads the token before is the same in both."""
+    for case, circuit in traced(TWO_WRITERS, paths="complete")[:2]:
+        missed = {edge.place for edge in case.truth} - set(found_edges(circuit, at=0.0))
+        tracer = headtrace.Tracer(TWO_WRITERS.model, max_firings=None, min_influence=0.0)
+        differs = tracer.trace(
+            list(case.ids), case.answer, case.wrong, paths="difference", counterfactual="auto"
+        )
+        found = {edge for edge in missed if edge in found_edges(differs, at=0.0)}
+        assert {side for _, _, side in found} == {"value"}
+        assert {side for _, _, side in missed - found} == {"query", "key"}
+
+
 @pytest.mark.xfail(reason="weight goes to the removal that tips the attention, the last one")
 def test_heads_that_write_equal_parts_of_one_signal_have_equal_weights() -> None:
     for case, circuit in traced(TWO_WRITERS):

@@ -31,11 +31,10 @@ from headtrace.causal.effects import EdgeEffect, Intervened, intervene
 from headtrace.causal.execute import Outcome, continued, rerun, run
 from headtrace.causal.importance import Importance, WordImportance, importance
 from headtrace.causal.metric import Metric, metric_of
-from headtrace.causal.opening import open_circuit
+from headtrace.causal.opening import Tolerance, open_circuit
 from headtrace.causal.report import Difference, Enough, Mismatch, PredictionCheck, Report, Verdict, overall
 from headtrace.causal.signals import Signal, find_edge, residual_change
 from headtrace.causal.sufficiency import Curve, Necessity, Sufficiency, sufficiency
-from headtrace.causal.tolerance import Tolerance
 from headtrace.causal.verify import verify
 from headtrace.errors import renamed
 

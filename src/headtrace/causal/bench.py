@@ -31,9 +31,9 @@ from headtrace.causal.patching import (
 from headtrace.causal.sufficiency import SHOWN, measured_curves, patching_case
 from headtrace.errors import InputError
 from headtrace.lines import Lines
-from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.request import TraceRequest, read_requests
+from headtrace.tables import frame, paragraph
 from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class Bench:
     def __repr__(self) -> str:
         medians = self.medians
         sets = medians["set"].n_unique()
-        return f"Bench({self.model['name']!r}: {medians['method'].n_unique()} methods on {sets} set(s) of prompts)"
+        of = f"Bench({self.model['name']!r}: {medians['method'].n_unique()} methods on {sets} "
+        return f"{of}set of prompts)" if sets == 1 else f"{of}sets of prompts)"
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self)) + frame(self.medians)

@@ -41,7 +41,7 @@ _LAYERED: tuple[Kind, ...] = ("head", "mlp", "attention_bias")
 
 @dataclass(frozen=True)
 class SignalChange:
-    """What a component writes into the channels that a firing reads, times ``factor``."""
+    """Multiplies what a component writes into the channels that a firing reads by ``factor``."""
 
     signal: Signal
     factor: float = ABLATE
@@ -56,7 +56,8 @@ class SignalChange:
 
 @dataclass(frozen=True)
 class ComponentChange:
-    """What a head, an MLP, the embedding, a position or an attention bias writes, times ``factor``, for every reader.
+    """Multiplies what a head, an MLP, the embedding, a position or an attention bias writes by ``factor``, for
+    every reader.
 
     Without ``dest`` the site is everywhere; a head without ``src`` is all that it writes there.
     """
@@ -141,7 +142,7 @@ def edit(
 
 @dataclass(frozen=True, eq=False)
 class OtherRun:
-    """What every component wrote in another run of as many tokens: with that run's attention and values."""
+    """What every component wrote in another run of the same length: with that run's attention and values."""
 
     patterns: Float[Tensor, "layer head dest src"]
     values: Float[Tensor, "layer head src d_head"]
@@ -176,7 +177,7 @@ class OtherRun:
         found = self.embeddings if kind == "embedding" else self.mlp_writes
         if found is None:
             raise InputError(
-                f"The other run was recorded without what a patched {kind} needs: keep everything."
+                f"The other run was recorded without what patching a {kind} needs: record it again without keep=."
             )
         return found if kind == "embedding" else found[layer]
 
@@ -221,9 +222,7 @@ class FixedValues:
     def write(self, kind: Kind, layer: int) -> Float[Tensor, " d_model"]:
         """What an MLP writes in its place."""
         if kind == "embedding" or self.mlp_writes is None:
-            raise InputError(
-                f"There is no mean or zero {kind} to put in the place of one: patch heads and MLPs."
-            )
+            raise InputError(f"A {kind} cannot be replaced by its mean or by zero: patch heads and MLPs.")
         return self.mlp_writes[layer]
 
 
@@ -233,7 +232,7 @@ Source = OtherRun | FixedValues
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """Components take what they have in a source (another run, a mean, zero), while everything else runs live.
+    """Sets components to their values in a source (another run, a mean, zero), while everything else runs live.
 
     Components are named by their sites (a head without ``dest`` or ``src`` everywhere, as in ``ComponentChange``), or,
     where there are thousands, by ``places``: indices into the flattened (layer, head, dest, src). ``all_but`` names
@@ -386,18 +385,18 @@ def _check_signal(recording: Recording, signal: Signal) -> None:
     if component.kind == "offset":
         return
     if component.kind == "head" and component.src is None:
-        raise InputError(f"{component}: the signal of a head is of one source that it read. Name it (src).")
+        raise InputError(f"{component}: a head's signal comes from one source position. Name it (src).")
     _check_component(recording, component)
     if component.kind in _LAYERED and (component.layer or 0) >= signal.firing.layer:
-        raise InputError(f"{signal.firing} does not read {component}: it is not below it.")
+        raise InputError(f"{signal.firing} does not read {component}, which is not upstream of it.")
 
 
 def _check_component(recording: Recording, component: Component) -> None:
     model, layer, head = recording.model, component.layer, component.head
     if component.kind not in (*_LAYERED, "embedding", "position"):
         raise InputError(
-            f"A {component.kind} is nothing that writes: change a head, an mlp, an embedding, a position or an "
-            "attention_bias."
+            f"A {component.kind} writes nothing that can be changed: choose a head, an mlp, an embedding, "
+            "a position or an attention_bias."
         )
     if component.kind == "position":
         recording.write(component)  # says what is wrong in a model, or a recording, that has none

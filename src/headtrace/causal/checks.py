@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headtrace.causal.claims import RULES, Row, SideClaim
-from headtrace.causal.opening import text_as_ids
+from headtrace.causal.opening import WRITTEN, Tolerance, text_as_ids
 from headtrace.causal.report import Ledger
-from headtrace.causal.signals import edge_name
-from headtrace.causal.tolerance import WRITTEN, Tolerance
+from headtrace.causal.signals import Signal, edge_name
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
 from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
-from headtrace.models.computation import NOT_COMPARED
+from headtrace.models.integrity import NOT_COMPARED
 from headtrace.tracing.attribute_root import RootAttribution, attribute_root
 from headtrace.tracing.methods import IG_STEPS, METHODS, THRESHOLD_RULES, Method, make_method
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Firing
@@ -203,9 +202,10 @@ def check_flags(check: Checking) -> None:
             if node.kind != "mlp" and not node.explained:
                 check.ledger.require("explained", node.name, in_file=False, measured=True)
             continue
-        said = bool([e for e in causes if e.side in ATTENTION_SIDES] or node.elsewhere or node.predicted)
-        if not said and any(edge.side == "value" for edge in causes):
-            continue  # expanded for what it moved
+        signals = [e for e in causes if e.side in ATTENTION_SIDES and not e.alone]
+        said = bool(signals or node.elsewhere or node.predicted)
+        if not said and any(edge.side == "value" or edge.alone for edge in causes):
+            continue  # expanded for what it moved, or for what it attends to in part
         if not node.expanded:
             check.ledger.require("expanded", node.name, in_file=False, measured=said)
             check.ledger.require("explained", node.name, in_file=node.explained, measured=True)
@@ -334,10 +334,29 @@ def check_root_edges(check: Checking) -> None:
 def claimed_sides(circuit: Circuit) -> Iterator[tuple[Node, AttentionSide]]:
     """Every side of every firing that something is said about."""
     for node in circuit.heads():
-        sides = {edge.side for edge in circuit.edges_into(node)} | ({"key"} if node.elsewhere else set())
+        sides = {edge.side for edge in circuit.edges_into(node) if not edge.alone}
+        sides |= {"key"} if node.elsewhere else set()
         for side in ATTENTION_SIDES:
             if side in sides or (node.predicted or {}).get(side) is not None:
                 yield node, side
+
+
+def check_alone(check: Checking) -> None:
+    """What each signal accounts for that was found by removing it alone: the attention of its head without it."""
+    circuit = check.circuit
+    for edge in circuit.edges:
+        if not edge.alone or edge.side not in ATTENTION_SIDES:
+            continue
+        node = replace(circuit.node(edge.target), group=None)  # of its own source
+        claim = SideClaim(check.recording, node, edge.side, (edge,), (Signal.of(circuit, edge),))
+        left = claim.row.attention_with(claim.row.logits - claim.rows.sum(dim=0))
+        check.ledger.compare(
+            "weight",
+            edge_name(circuit, edge),
+            in_file=edge.weight,
+            measured=claim.row.attention - float(left),
+            allowed=2 * check.tolerance.attention(claim.size),
+        )
 
 
 def check_weights(check: Checking, claim: SideClaim) -> None:
@@ -351,7 +370,7 @@ def check_weights(check: Checking, claim: SideClaim) -> None:
         where = (
             edge_name(circuit, part)
             if isinstance(part, Edge)
-            else f"L{part.layer}H{part.head} from {part.src} => key of {claim.node.name} (elsewhere)"
+            else f"{part.component} => key of {claim.node.name} (elsewhere)"
         )
         check.ledger.between(
             "weight", where, in_file=part.weight, low=least, high=most, allowed=found.allowed

@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.causal.changes import Intervention, LocalEdit
+from headtrace.causal.opening import Tolerance
 from headtrace.causal.signals import Reader, Signal
-from headtrace.causal.tolerance import Tolerance
-from headtrace.channels.groups import along_own, first_of_group
+from headtrace.channels.sparsity import along_own, first_of_group
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, Node
+from headtrace.measures import relative_row
 from headtrace.models.attention import softcap
 from headtrace.models.devices import exact, exact_device
-from headtrace.relative import relative_row
 from headtrace.tracing.firing import attribution_vector
 from headtrace.tracing.methods import IG_STEPS, EdgeWeight
 from headtrace.vocabulary import AttentionSide, Component, Firing
@@ -99,13 +99,11 @@ class SideClaim:
 
     @classmethod
     def of(cls, recording: Recording, circuit: Circuit, node: Node, side: AttentionSide) -> SideClaim:
-        edges = [edge for edge in circuit.edges_into(node) if edge.side == side]
+        edges = [edge for edge in circuit.edges_into(node) if edge.side == side and not edge.alone]
         signals = [Signal.of(circuit, edge) for edge in edges]
         others = (node.elsewhere or ()) if side == "key" else ()
         firing = node.site.firing
-        signals += [
-            Signal(firing, side, Component("head", e.layer, e.head, e.src), e.channels) for e in others
-        ]
+        signals += [Signal(firing, side, e.component, e.channels) for e in others]
         steps = circuit.method.ig_steps or IG_STEPS
         return cls(recording, node, side, (*edges, *others), tuple(signals), steps)
 
@@ -157,6 +155,17 @@ class SideClaim:
         return exact(own) * other * scale
 
     @cached_property
+    def candidates(self) -> tuple[Int[Tensor, " candidate"], Float[Tensor, "candidate token"]]:
+        """The signal of each candidate, and what it adds to the logits. A signal's channels of equal singular values
+        are one candidate: their basis is arbitrary, so the tracer ranks and removes them as a whole."""
+        f, (signal, channel) = self.firing, self.claimed
+        values = self.recording.model.channels.at(f.layer, f.head).singular_values
+        group = first_of_group(values).to(channel.device)[channel]
+        pairs, own = torch.stack((signal, group)).unique(dim=1, return_inverse=True)
+        rows = self.rows.new_zeros(pairs.shape[1], self.rows.shape[1])
+        return pairs[0], rows.index_add_(0, own, self.rows)
+
+    @cached_property
     def size(self) -> float:
         """The largest number that a removal computes with: a logit, or what is taken from one."""
         if not self.claimed.numel():
@@ -206,7 +215,7 @@ def removal_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     The attributions of two candidates may be closer than rounding. Only where the weights are not what the file has
     are other orders tried, each as attributions within the tolerance would give it.
     """
-    row, rows = claim.row, claim.rows
+    row, (_, rows) = claim.row, claim.candidates
     visible, src = row.visible[None], row.sources[None]
     cap = claim.recording.softcaps[claim.firing.layer]
     attributions = rows @ attribution_vector(row.logits[None], visible, src, cap, claim.ig_steps)[0]
@@ -223,14 +232,16 @@ def removal_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:
     return WeightRange(low, high, allowed)
 
 
-def _removed_in_order(claim: SideClaim, attributions: Float[Tensor, " claimed"]) -> Float[Tensor, " signal"]:
-    """The attention that each signal takes away when its channels are removed by falling attribution."""
+def _removed_in_order(
+    claim: SideClaim, attributions: Float[Tensor, " candidate"]
+) -> Float[Tensor, " signal"]:
+    """The attention that each signal takes away when its candidates are removed by falling attribution."""
     order = attributions.argsort(descending=True, stable=True)
-    left = claim.row.logits - torch.cat((torch.zeros_like(claim.rows[:1]), claim.rows[order])).cumsum(0)
+    signal, rows = claim.candidates
+    left = claim.row.logits - torch.cat((torch.zeros_like(rows[:1]), rows[order])).cumsum(0)
     attention = claim.row.attention_with(left)
-    taken = torch.empty_like(attributions)
-    taken[order] = attention[:-1] - attention[1:]
-    return claim.by_signal(taken)
+    taken = attention[:-1] - attention[1:]
+    return taken.new_zeros(len(claim.signals)).index_add_(0, signal[order], taken)
 
 
 def relative_weights(claim: SideClaim, tolerance: Tolerance) -> WeightRange:

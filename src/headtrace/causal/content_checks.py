@@ -48,13 +48,14 @@ def check_content(check: Checking) -> None:
     recording = as_traced(circuit, recording)
     if stated and check.root is not None:
         content = Content.of(recording, [check.root.parts])
-        with torch.inference_mode():
+        with torch.inference_mode(), recording.model.assume_weights_unchanged():
             found = [*_contributions(check, content), *_unit_contributions(check, content)]
         allowed = check.tolerance.number(max([check.root.size, *(abs(each.measured) for each in found)]))
         for field, where, in_file, measured in found:
             check.ledger.compare(field, where, in_file=in_file, measured=measured, allowed=allowed)
     for edge in through_mlps:
-        left = share_left(recording, circuit, edge)
+        with recording.model.assume_weights_unchanged():
+            left = share_left(recording, circuit, edge)
         where = edge_name(circuit, edge)
         # The signal is one by definition; what is removed and what is left are of its size.
         allowed = check.tolerance.number(1.0 + abs(left))

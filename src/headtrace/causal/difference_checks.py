@@ -35,9 +35,10 @@ from headtrace.causal.patching import measure
 from headtrace.causal.signals import edge_name
 from headtrace.circuits.graph import node_influence
 from headtrace.errors import InputError
-from headtrace.notebook import frame, paragraph
 from headtrace.roots import Heads
-from headtrace.tracing.difference_circuit import PairFlow, PromptPair, edge_logits, mean_edges, trace_pairs
+from headtrace.tables import frame, paragraph
+from headtrace.tracing.difference_circuit import PairFlow, PromptPair, edge_logits, trace_pairs
+from headtrace.tracing.edge_flows import mean_edges
 from headtrace.vocabulary import Kind, Site
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ ALL_HEADS = "all heads"
 
 @dataclass(frozen=True)
 class PatchedSet:
-    """The metric when some components take what they had in the other run, and when only they keep their own."""
+    """The metric when some components are set to their values in the other run, and when all others are."""
 
     components: int
     clean: float
@@ -87,7 +88,7 @@ class PatchedSet:
 
     @property
     def sufficiency(self) -> float:
-        """The share of clean - other that is there with these components alone."""
+        """The share of clean - other that these components alone keep."""
         return (self.kept - self.other) / (self.clean - self.other)
 
 
@@ -357,7 +358,7 @@ class _Numbers:
         influence, written = node_influence(self.check.circuit), WRITTEN * (1 + len(self.check.circuit.edges))
         for node in self.check.circuit.nodes:
             self.compare("influence", node.name, node.influence, influence[node.id], written)
-            own = [each.of(node.site) for each in self.flows]
+            own = [each.of([node.site])[0] for each in self.flows]
             self.compare("flow", node.name, node.flow, fmean(own))
             ends = zip(("least", "most"), node.spread or (), (min(own), max(own)), strict=False)
             for name, in_file, measured in ends:
@@ -373,14 +374,17 @@ class _Numbers:
     def edges(self, said: DifferenceInfo) -> None:
         """Flows between nodes, by channel and by logit, and the share of the difference that is shown."""
         circuit = self.check.circuit
-        between = mean_edges(self.flows, [node.site for node in circuit.nodes if node.kind != "root"])
+        found = mean_edges(self.flows, [node.site for node in circuit.nodes if node.kind != "root"])
+        between = found.every()
+        by_channel = found.by_channel(between)
         into_root = [circuit.node(edge.source).site for edge in circuit.edges if edge.side == "root"]
         logits = edge_logits(self.flows, into_root)
         for edge in circuit.edges:
             source, target = circuit.node(edge.source).site, circuit.node(edge.target).site
             where = edge_name(circuit, edge)
-            whole, channels = between.get((source, target, edge.side), (0.0, None))
-            self.compare("weight", where, edge.weight, whole)
+            key = source, target, edge.side
+            channels = by_channel.get(key)
+            self.compare("weight", where, edge.weight, between.get(key, 0.0))
             for channel, in_file in zip(edge.channels or (), edge.flows or (), strict=False):
                 measured = 0.0 if channels is None else float(channels[channel])
                 self.compare("flows", f"channel {channel} of {where}", in_file, measured)
@@ -442,13 +446,13 @@ def _patched(
             done += len(sets) * (1 + draws)
             if progress is not None:
                 progress(done, total * len(said.prompts))
-    among = mean_edges(flows, heads) if heads else {}
+    among = mean_edges(flows, heads).every() if heads else {}
 
     def made(name: str, sites: Sequence[Site], rows: Sequence[PatchedSet], with_random: bool) -> PatchedNode:
         flow = None
         if name != ALL_HEADS:  # heads of different places pass flow on through MLPs
-            inside = sum(flow for (one, two, _), (flow, _) in among.items() if one in sites and two in sites)
-            flow = sum(fmean(each.of(site) for each in flows) for site in sites) - inside
+            inside = sum(flow for (one, two, _), flow in among.items() if one in sites and two in sites)
+            flow = fmean(sum(each.of(sites)) for each in flows) - inside
         random = fmean(row.random_effect for row in rows) if with_random else None
         return PatchedNode(name, len(sites), flow, fmean(row.effect for row in rows), random)
 

@@ -23,8 +23,8 @@ from headtrace.causal.opening import open_circuit
 from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, random_channels, residual_change
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
-from headtrace.notebook import paragraph, table
 from headtrace.progress import Progress
+from headtrace.tables import html_table, paragraph
 from headtrace.vocabulary import ATTENTION_SIDES
 
 if TYPE_CHECKING:
@@ -284,15 +284,15 @@ class Intervened:
 
     def __repr__(self) -> str:
         moved = ", ".join(f"{name} {before:.4f} -> {after:.4f}" for name, before, after in self._moved)
-        return f"Intervened({len(self.edges)} edge(s) x {self.factor:g}: {moved})"
+        edges = "1 edge" if len(self.edges) == 1 else f"{len(self.edges)} edges"
+        return f"Intervened({edges} x {self.factor:g}: {moved})"
 
     def _repr_html_(self) -> str:
         edges = [(e.source, e.target, e.side, e.cosine, e.norm_ratio) for e in self.edges[:10]]
         how = f"times {self.factor:g}, {self.reach}, scope {self.scope}"
         titles = ("from", "into", "side", "residual cosine", "norm ratio")
-        return (
-            f"<div>{table(self._moved, ('', 'before', 'after'))}{paragraph(how)}{table(edges, titles)}</div>"
-        )
+        moved = html_table(("", "before", "after"), self._moved)
+        return f"<div>{moved}{paragraph(how)}{html_table(titles, edges)}</div>"
 
 
 def intervene(

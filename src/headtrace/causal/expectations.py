@@ -96,7 +96,7 @@ class Claim:
             Firing.parse(firing)
         if self.kind == "step" and not (self.firings and len(self.other) == len(self.tokens)):
             raise InputError(
-                "A step needs its firings, and another prompt of as many tokens: got "
+                "A step needs its firings, and a second prompt with the same number of tokens: got "
                 f"{len(self.firings)} firings, and {len(self.other)} tokens for {len(self.tokens)}."
             )
         if self.kind in ("answer", "carries", "step") and not (self.answer and self.wrong):
@@ -250,7 +250,7 @@ def expect(claims: Sequence[Claim] | str | Path, model: Model) -> Expectations:
     """Put claims (or a file of them) to a model: one recording per prompt, and one run of what is taken out."""
     given = read_claims(claims) if isinstance(claims, (str, Path)) else list(claims)
     if not given:
-        raise InputError("There are no claims to put to the test.")
+        raise InputError("There are no claims to test.")
     given = ordered(given)
     prompts = list(dict.fromkeys(claim.tokens for claim in given))
     measured: dict[int, float] = {}

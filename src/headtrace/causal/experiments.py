@@ -35,10 +35,9 @@ from headtrace.causal.opening import open_circuit
 from headtrace.causal.signals import ABLATE, BOOST, Scope, Signal, edge_name, node_name, residual_change
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
-from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress, part_of
 from headtrace.statistics import compare
-from headtrace.tables import WithTable
+from headtrace.tables import WithTable, chart, frame, paragraph
 from headtrace.vocabulary import ATTENTION_SIDES, FiringName, head_name
 
 if TYPE_CHECKING:

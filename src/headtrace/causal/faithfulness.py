@@ -25,8 +25,8 @@ from headtrace.causal.opening import open_circuit
 from headtrace.causal.patching import NEAREST, drawn_like, measure, random_like
 from headtrace.errors import InputError
 from headtrace.lines import Skipped
-from headtrace.notebook import chart, paragraph, table
 from headtrace.progress import Progress
+from headtrace.tables import chart, html_table, paragraph
 from headtrace.vocabulary import ROOT, Kind, Site
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Faithfulness:
             ("all but as many with as much attention", self.without_matched),
         ]
         first = paragraph(self.summary().split("\n")[0], bold=f"faithfulness {self.faithfulness:.3f}:")
-        return f"<div>{first}{table(rows, ('kept', self.metric))}{chart(self.plot())}</div>"
+        return f"<div>{first}{html_table(('kept', self.metric), rows)}{chart(self.plot())}</div>"
 
     def plot(self, path: str | Path | None = None) -> Figure:
         from headtrace.figures.causal import faithfulness_curves

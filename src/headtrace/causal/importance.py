@@ -11,7 +11,7 @@
 True
 
 A word is exchanged for words of the prompt itself, for neighbours in the input embedding and for what the model finds
-likely in its place (`headtrace.tracing.replacements`). Nothing here is an attribution: every number was seen in a run.
+likely in its place (`headtrace.tracing.prompt_words`). Nothing here is an attribution: every number was seen in a run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from headtrace.errors import InputError
-from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress
-from headtrace.tracing.replacements import BUDGET, Measured, Replacement, Word, ask, measure
+from headtrace.tables import chart, frame, paragraph
+from headtrace.tracing.measured_replacements import BUDGET, Measured, measure
+from headtrace.tracing.prompt_words import Replacement, Word, ask
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -156,10 +157,10 @@ class Importance:
                 f"(most: {best.after!r} {best.effect:+.2f})"
             )
         if self.flips:
-            lines += ["Smallest changes that flip it, most natural first:"]
+            lines += [f"Smallest changes that flip it, most natural first ({self.root.measure} then):"]
             lines += [f"  {change}  ({change.value:+.2f})" for change in self.flips[:SHOWN]]
         else:
-            lines += ["No change that was tried flips it. The strongest:"]
+            lines += [f"No change that was tried flips it. The strongest ({self.root.measure} then):"]
             lines += [f"  {change}  ({change.value:+.2f})" for change in self.counterfactuals]
         return "\n".join(lines)
 
@@ -221,7 +222,7 @@ def importance(
     bos: bool | None = None,
     progress: Progress | None = None,
 ) -> Importance:
-    """What matters in a prompt: the metric when each word is exchanged for natural others of the same shape.
+    """Measure which words of a prompt matter: the metric after each is replaced by natural others of the same shape.
 
     Without an ``answer``, the model's own; without a ``wrong`` one, its strongest rival (a word of the prompt if one is
     among the ten likeliest tokens). ``budget`` is the number of changed prompts that are run; ``seed`` draws the likely

@@ -1,26 +1,43 @@
-"""Opening a circuit on a model: whether it is the model that was traced, and has all that the circuit names.
+"""Opening a circuit on a model: whether it is the model that was traced, has all that the circuit names, and how far
+two correct computations of the same number may lie apart.
 
 >>> import headtrace
 >>> from headtrace.circuits.describe import example
 >>> require_places(example(), headtrace.load("builtin"))
 Traceback (most recent call last):
 headtrace.errors.InputError: prompt.token_ids[1]: expected 0 to 484 (token ids of 'builtin'), got 5390
+
+A forward pass adds up many numbers, and each sum is rounded. Rounding goes up as often as down, so the errors of n sums
+grow like the square root of n (Higham and Mary, 2019, on probabilistic rounding error analysis): a number of size s
+computed with n of them may differ by ``2 eps sqrt(n) s`` (eps / 2 is one rounding, so that is four of their standard
+deviations at most) on another CPU, with another number of threads or in another order.
+
+The precision is that of the model which is run. What a file says of its own precision changes nothing about it: a file
+of coarser numbers cannot be confirmed to the model's rounding, and gets a verdict that says so. Nothing is finer than
+the channels themselves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from headtrace.channels.svd import RECONSTRUCTION_TOLERANCE
+from headtrace.circuits.checks import require_token_ids
 from headtrace.errors import InputError
-from headtrace.models.computation import difference
-from headtrace.models.devices import available_bytes
+from headtrace.models.devices import DTYPES, HALF, available_bytes
+from headtrace.models.integrity import difference
 from headtrace.validation import fail
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit, Node
     from headtrace.models import Model, Recording
+
 
 PATHS = 5
 """How many tensors as large as the path of integrated gradients exist at a time."""
@@ -68,9 +85,8 @@ def text_as_ids(model: Model, text: str) -> dict[bool | None, list[int]]:
 
 def require_places(circuit: Circuit, model: Model) -> None:
     """Tokens, layers, heads and channels exist in the model; the error names the field that says otherwise."""
+    require_token_ids(circuit)
     ids = circuit.prompt.token_ids
-    if not ids:
-        raise InputError("prompt.token_ids: expected at least one token, got an empty list")
     if model.max_positions is not None and len(ids) > model.max_positions:
         fail("prompt.token_ids", f"at most {model.max_positions} (the context of {model.name!r})", len(ids))
     _require_tokens("prompt.token_ids", ids, model)
@@ -111,7 +127,61 @@ def _require_node(path: str, node: Node, model: Model) -> None:
     for i, signal in enumerate(node.elsewhere or ()):
         inner = f"{path}.elsewhere[{i}]"
         below = node.layer or 0
-        if signal.layer >= below:
+        if signal.layer is not None and signal.layer >= below:
             fail(f"{inner}.layer", f"a layer below {below}, that of {node.name!r}", signal.layer)
         _require_below(f"{inner}.head", signal.head, model.n_heads, "heads of a layer", model)
         _require_each(f"{inner}.channels", signal.channels, model.d_head, "channels of a head", model)
+
+
+WRITTEN = torch.finfo(torch.float32).eps
+"""For each number that follows from others in the file, whatever the model."""
+ROUNDED_PER_LAYER = 10
+"""Tensors that a layer rounds to half precision: norms, queries, keys, values, scores, mixture, writes, residual.
+Inside a product, half precision is added up in float32."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far the numbers of a file may differ from the model's, and how that was derived."""
+
+    precision: str
+    """The precision that the model runs in."""
+    terms: int
+    """Rounded sums along one path through the model."""
+    relative: float
+    """``2 eps sqrt(terms)``: allowed for a number of size one."""
+
+    @classmethod
+    def of(cls, model: Model, precision: str | None = None) -> Tolerance:
+        """The tolerance of a model as it runs, or as it would in another precision."""
+        dtype = model.hf.dtype
+        if precision is not None:
+            dtype = next(each for each in DTYPES if str(each) == f"torch.{precision}")
+        terms = rounded_sums(model, dtype)
+        relative = max(2 * torch.finfo(dtype).eps * math.sqrt(terms), RECONSTRUCTION_TOLERANCE)
+        return cls(str(dtype).removeprefix("torch."), terms, relative)
+
+    def number(self, size: float) -> float:
+        """For a number in a computation whose largest numbers have this size."""
+        return self.relative * max(1.0, size)
+
+    def attention(self, size: float) -> float:
+        """For attention whose logits (and what is removed from them) have this size.
+
+        ``dp = p (1 - p) d(logit - other logits)``, so no change of logits by x moves attention by more than x / 2.
+        """
+        return min(1.0, self.number(size) / 2)
+
+    def __str__(self) -> str:
+        why = f"2 x eps of {self.precision} x sqrt of {self.terms:,} rounded sums"
+        if self.relative <= RECONSTRUCTION_TOLERANCE:
+            why = f"{self.precision}; the exactness of the channels"
+        return f"{self.relative:.1e} x the size of what is added up ({why})"
+
+
+def rounded_sums(model: Model, precision: torch.dtype) -> int:
+    """Sums that are rounded along one path: per layer what is read, mixed and written, and the hidden units."""
+    if precision in HALF:
+        return ROUNDED_PER_LAYER * model.n_layers
+    hidden = getattr(model.config, "intermediate_size", None) or 4 * model.d_model
+    return model.n_layers * (2 * model.d_model + model.d_head + hidden) + model.d_model

@@ -25,7 +25,7 @@ from torch import Tensor
 from headtrace.causal.changes import Intervention, Patch, Source
 from headtrace.causal.execute import Changes, Copy, Replaced, run_copies
 from headtrace.causal.metric import Metric
-from headtrace.causal.tolerance import rounded_sums
+from headtrace.causal.opening import rounded_sums
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError, OutOfMemoryError
 from headtrace.models.devices import available_bytes

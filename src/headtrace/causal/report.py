@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headtrace.causal.effects import EdgeEffect, edge_table, effect_record, mean
-from headtrace.causal.tolerance import Tolerance
+from headtrace.causal.opening import Tolerance
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
-from headtrace.notebook import paragraph, table
+from headtrace.tables import html_table, paragraph
 from headtrace.writing import replacing, write_text
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "NOT REPRODUCED", "OTHER PRECISION",
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on many, the worst of them; nothing is verified only where nothing is in any of them."""
+    """The worst of several verdicts; NOTHING TO VERIFY only if that is the verdict of all."""
     given = set(verdicts)
     for verdict in WORST_FIRST:
         if verdict in given:
@@ -153,7 +153,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Difference:
-    """A node, an edge or a channel that the file has and tracing again does not give, or the other way round."""
+    """A node, an edge or a channel found only in the file, or only by tracing again."""
 
     what: str
     in_file: bool
@@ -214,7 +214,7 @@ class PredictionCheck:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What the model showed when the circuit's claims were put to the test."""
+    """What the model showed when the circuit's claims were tested."""
 
     circuit: Circuit
     tolerance: Tolerance
@@ -246,7 +246,8 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """What it comes to (`Verdict`). ``"PASS"`` says that the numbers reproduce, not that the circuit is enough.
+        """The verdict (`Verdict`) on the whole circuit. ``"PASS"`` says that the numbers reproduce, not that the
+        circuit is enough.
 
         Claims about causes are predictions of attention, contributions of content, what an MLP still writes, and flows.
         """
@@ -355,8 +356,8 @@ class Report:
             )
         if self.left_out:
             lines.append(
-                f"Left out: {self.left_out} edges from offsets, which no component writes (a global intervention has "
-                "nothing to change)"
+                f"Left out: {self.left_out} {'edge' if self.left_out == 1 else 'edges'} from offsets, which no "
+                "component writes (a global intervention has nothing to change)"
             )
         lines += [] if self.patches is None else self.patches.lines()
         effects = self.effects
@@ -389,14 +390,14 @@ class Report:
         parts.append(paragraph(f"Tolerance: {self.tolerance}"))
         if self.failures:
             rows = [(f.field, f.where, shown(f.in_file), shown(f.measured)) for f in self.failures[:20]]
-            parts.append(table(rows, ("field", "where", "in the file", "in the model")))
+            parts.append(html_table(("field", "where", "in the file", "in the model"), rows))
         if self.effects:
             strongest = [
                 (e.source, e.target, e.edge.side, e.edge.weight, e.ablate_attention, e.ablate_metric)
                 for e in self.strongest(10)
             ]
             titles = ("from", "into", "side", "weight", "attention when ablated", self.metric or "metric")
-            parts.append(table(strongest, titles))
+            parts.append(html_table(titles, strongest))
         return f"<div>{''.join(parts)}</div>"
 
     def strongest(self, k: int = 10) -> list[EdgeEffect]:

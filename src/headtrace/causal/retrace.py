@@ -156,7 +156,7 @@ def _differences(circuit: Circuit, again: Circuit) -> Iterator[Difference]:
             found += [f"{one.node(k).name} in 'through' of {name}" for k in edge.through or ()]
         for node in one.nodes:
             found += [
-                f"L{e.layer}H{e.head} from {e.src}, channel {k}, elsewhere of {node.name}"
+                f"{e.component}, channel {k}, elsewhere of {node.name}"
                 for e in node.elsewhere or ()
                 for k in e.channels
             ]

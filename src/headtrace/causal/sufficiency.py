@@ -55,8 +55,8 @@ from headtrace.causal.patching import (
     ranked_firings,
 )
 from headtrace.errors import IdentityError, InputError
-from headtrace.notebook import chart, frame, paragraph
 from headtrace.progress import Progress
+from headtrace.tables import chart, frame, paragraph
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Sufficiency:
 
     @property
     def sufficiency(self) -> float:
-        """That of the whole circuit."""
+        """Sufficiency of the whole circuit."""
         return self.at(self.size)
 
     @property
@@ -388,7 +388,7 @@ def sufficiency(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Sufficiency:
-    """Keep only a circuit, at every size, and take only it away: what is left of the metric of its root?
+    """Measure how much of the root's metric a circuit keeps alone, at every size, and how much is lost without it.
 
     ``counterfactual`` is text or token ids, as many as the circuit's prompt has. ``ranking`` puts head components of
     your own in the place of the circuit's (its prompt and root stay). ``baselines`` adds rankings to compare with, all

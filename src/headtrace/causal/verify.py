@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from headtrace.causal.changes import Reach
 from headtrace.causal.checks import (
     Checking,
+    check_alone,
     check_flags,
     check_influence,
     check_method,
@@ -45,13 +46,12 @@ from headtrace.causal.effects import (
 )
 from headtrace.causal.execute import run
 from headtrace.causal.metric import metric_of
-from headtrace.causal.opening import open_circuit
+from headtrace.causal.opening import Tolerance, open_circuit
 from headtrace.causal.patching import measure
 from headtrace.causal.report import Difference, Enough, Ledger, PredictionCheck, Report
 from headtrace.causal.retrace import check_traced_again, not_traced
 from headtrace.causal.signals import Scope, edge_name
 from headtrace.causal.sufficiency import open_case
-from headtrace.causal.tolerance import Tolerance
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.progress import Progress, part_of
@@ -80,7 +80,8 @@ def verify(
     counterfactual: Prompt | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure what a circuit claims. ``edges``: ``"all"``, ``"none"``, ``"top:20"``, ``"random:20"`` or a list.
+    """Test what a circuit claims in the running model. ``edges``: ``"all"``, ``"none"``, ``"top:20"``,
+    ``"random:20"`` or a list.
 
     With a ``counterfactual``, a prompt of as many tokens, the report also says which share of the difference between
     the two the circuit keeps by itself. A difference circuit has one of its own.
@@ -112,6 +113,7 @@ def verify(
         check_places(check)
         check_root_edges(check)
         check_content(check)
+        check_alone(check)
 
     # What each signal accounts for, and what is left without all of them.
     predictions = check_predictions(check, part_of(progress, 0, of_all))
@@ -212,9 +214,10 @@ def check_predictions(check: Checking, progress: Progress | None = None) -> list
     sides, found = list(claimed_sides(check.circuit)), list[PredictionCheck]()
     for start in range(0, len(sides), SIDES_AT_ONCE):
         group = sides[start : start + SIDES_AT_ONCE]
-        claims = [SideClaim.of(check.recording, check.circuit, node, side) for node, side in group]
-        for claim in claims:
-            check_weights(check, claim)
+        with check.recording.model.assume_weights_unchanged():  # sums read them thousands of times
+            claims = [SideClaim.of(check.recording, check.circuit, node, side) for node, side in group]
+            for claim in claims:
+                check_weights(check, claim)
         stated = [(c, p) for c in claims if (p := (c.node.predicted or {}).get(c.side)) is not None]
         measured = run(check.recording, [claim.intervention for claim, _ in stated]).attention.tolist()
         for (claim, predicted), value in zip(stated, measured, strict=True):

@@ -24,7 +24,7 @@ from headtrace.channels.terms import (
     firing_places,
     terms_of,
 )
-from headtrace.sparseness import n_recon, sparseness
+from headtrace.measures import n_recon, sparseness
 
 __all__ = [
     "ChannelTerm",

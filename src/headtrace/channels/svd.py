@@ -40,11 +40,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headtrace.cache import cache_folder
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.devices import exact, exact_device, rounded
 from headtrace.tables import html_table
 from headtrace.vocabulary import head_name
+from headtrace.writing import cache_folder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -188,7 +188,7 @@ def _check(svd: HeadSVD, layer: int, heads: Sequence[int]) -> None:
     worst = int(svd.error.argmax())
     if not float(svd.error[worst]) <= RECONSTRUCTION_TOLERANCE:
         raise IdentityError(
-            f"The channels of {head_name(layer, heads[worst])} do not give back its query-key form: relative error "
+            f"The channels of {head_name(layer, heads[worst])} do not reproduce its query-key form: relative error "
             f"{float(svd.error[worst]):.1e} (allowed {RECONSTRUCTION_TOLERANCE:.0e}). Are the weights finite?"
         )
 
@@ -426,7 +426,7 @@ class ModelChannels:
 
 
 def model_channels(model: Model, bias: Bias = "offset", dtype: torch.dtype | None = None) -> ModelChannels:
-    """The channels of a model in its dtype (or the one given); of layers that the cache has, from there."""
+    """The channels of a model in its dtype (or the one given), read from the cache where it has the layer."""
     return ModelChannels(model, bias, dtype)
 
 

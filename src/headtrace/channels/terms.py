@@ -34,12 +34,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headtrace.channels.groups import first_of_group, summed
 from headtrace.channels.sparsity import (
     Control,
     RotationControl,
+    first_of_group,
     rotation_control,
     signal_set,
+    summed,
 )
 from headtrace.channels.svd import (
     RANK_TOLERANCE,
@@ -51,14 +52,12 @@ from headtrace.channels.svd import (
     thin_triangle,
 )
 from headtrace.errors import IdentityError
+from headtrace.measures import n_recon, relative, sparseness
 from headtrace.models.devices import exact, exact_device
 from headtrace.models.identities import tolerance_for
 from headtrace.models.integrity import require_same_weights
-from headtrace.notebook import frame as notebook_frame
-from headtrace.notebook import paragraph
-from headtrace.relative import relative
-from headtrace.sparseness import n_recon, sparseness
-from headtrace.tables import html_table
+from headtrace.tables import frame as notebook_frame
+from headtrace.tables import html_table, paragraph
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ class FiringTerms:
     @cached_property
     def first(self) -> Int[Tensor, "firing channel"]:
         """The first channel of each channel's group: channels of nearly equal singular values are one, and are counted
-        and chosen as one below (`headtrace.channels.groups`)."""
+        and chosen as one below (`headtrace.channels.sparsity`)."""
         return first_of_group(self.singular_values)
 
     @cached_property
@@ -188,7 +187,7 @@ def real_positions(recording: Recording, *, skip_first: bool) -> Bool[Tensor, "b
 def firing_places(
     recording: Recording, *, above: float = 0.0, skip_first: bool = True, layers: list[int] | None = None
 ) -> Places:
-    """Every place with more attention than ``above``; by default none from or to the first token."""
+    """Every place with more attention than ``above``; by default, the first token is left out on both sides."""
     real = real_positions(recording, skip_first=skip_first)
     found: list[Tensor] = []
     for layer in range(recording.model.n_layers) if layers is None else layers:
@@ -432,7 +431,7 @@ class Decomposition:
 
     @property
     def n_effective(self) -> float:
-        """How many channels of equal size the relative attention is spread over like this."""
+        """How many channels of equal size would be as sparse as the relative attention."""
         return self.sparseness * int(self.batch.n_channels[0])
 
     @property

@@ -2,13 +2,13 @@
 
 ``parts.py`` and ``circuit.py`` state what a circuit is, field by field, and ``checks.py`` what must hold
 between the parts. ``graph.py`` computes influence and cuts out subgraphs, ``summary.py`` describes a circuit in words.
-``files.py`` reads and writes circuit files, ``describe.py`` makes their documentation, ``rows.py`` keeps many
-circuits in one table, ``sources.py`` finds circuits wherever they are kept, ``exports.py`` and ``imports.py`` are for
+``files.py`` reads and writes circuit files and finds circuits wherever they are kept, ``describe.py`` makes their
+documentation, ``rows.py`` keeps many circuits in one table, ``exports.py`` and ``imports.py`` are for
 other tools.
 """
 
 from headtrace.circuits.circuit import Circuit
-from headtrace.circuits.files import load_circuit
+from headtrace.circuits.files import load_circuit, named_circuits, read_circuit, read_circuits
 from headtrace.circuits.imports import imported
 from headtrace.circuits.parts import (
     ComparedPrompt,
@@ -24,7 +24,6 @@ from headtrace.circuits.parts import (
     PromptInfo,
 )
 from headtrace.circuits.rows import read_parquet, write_parquet
-from headtrace.circuits.sources import named_circuits, read_circuit, read_circuits
 from headtrace.errors import renamed
 from headtrace.roots import Direction, Heads, Likelihood, LogitDifference, Root
 

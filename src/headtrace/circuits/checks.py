@@ -35,6 +35,17 @@ ROUNDED = 1e-5
 PRECISIONS = ("bfloat16", "float16", "float32", "float64")
 
 
+def require_token_ids(circuit: Circuit) -> None:
+    """Raise ``InputError`` if no model can run the prompt of a circuit, which then cannot be tested."""
+    if circuit.prompt.token_ids:
+        return
+    raise InputError(
+        f"The circuit has no token ids (prompt.token_ids is empty; its method is {circuit.method.name!r}), so no model "
+        "can run its prompt. Circuits of other tools have none: merge, families, compare and view work on them. "
+        "To test a circuit, trace the prompt with headtrace."
+    )
+
+
 def check(circuit: Circuit) -> None:
     """Ids exist once, positions lie in the prompt, edges lead upwards into sides that their targets have."""
     length = len(circuit.prompt.tokens)
@@ -156,9 +167,7 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
     _check_node_numbers(path, node, length)
     if not site.possible:
         fail(f"{path}.src", f"a position at or before dest ({node.dest})", node.src)
-    for i, signal in enumerate(node.elsewhere or ()):
-        _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
-        _check_once(f"{path}.elsewhere[{i}].channels", signal.channels)
+    _check_elsewhere(path, node, length)
     if node.neurons is None:
         return
     if node.kind != "mlp":
@@ -168,6 +177,18 @@ def _check_node(path: str, node: Node, site: Site, length: int) -> None:
         if neuron.unit in seen:
             fail(f"{path}.neurons[{i}].unit", "a unit that is not listed yet", neuron.unit)
         seen.add(neuron.unit)
+
+
+def _check_elsewhere(path: str, node: Node, length: int) -> None:
+    """Signals at other keys name a component that there is."""
+    for i, signal in enumerate(node.elsewhere or ()):
+        places = _PLACE[signal.kind or "head"]
+        for key, value in (("layer", signal.layer), ("head", signal.head), ("src", signal.src)):
+            if (value is None) == (key in places):
+                wanted = "an integer" if value is None else "null"
+                fail(f"{path}.elsewhere[{i}].{key}", f"{wanted} for kind {signal.kind or 'head'!r}", value)
+        _check_position(f"{path}.elsewhere[{i}].src", signal.src, length)
+        _check_once(f"{path}.elsewhere[{i}].channels", signal.channels)
 
 
 def _check_node_numbers(path: str, node: Node, length: int) -> None:

@@ -150,7 +150,7 @@ class Circuit:
     def not_told(self) -> tuple[str, ...]:
         """What this circuit cannot say by its nature, a sentence each: attention that is needed though no signal makes
         it, causes that do nothing by themselves, what biases of MLPs hold. Empty where there is nothing of the kind."""
-        from headtrace.circuits.limits import not_told
+        from headtrace.circuits.summary import not_told
 
         return not_told(self)
 
@@ -333,7 +333,7 @@ class Edges(tuple[Edge, ...]):
         )
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame
+        from headtrace.tables import frame
 
         return frame(self.frame())
 

@@ -10,15 +10,32 @@
 True
 >>> content_id(example()) == content_id(example()) != content_id(example().prune(min_weight=1.0))
 True
+
+Circuits are read from wherever they are kept (``read_circuits``): a circuit file, a Parquet table, one circuit of it, a
+folder of files, a run.
+
+>>> import tempfile
+>>> from headtrace.circuits import write_parquet
+>>> from headtrace.circuits.describe import example
+>>> with tempfile.TemporaryDirectory() as folder:
+...     table = write_parquet([example(), example()], f"{folder}/many.parquet")
+...     len(read_circuits(table)), read_circuit(f"{table}#1") == example()
+(2, True)
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headtrace.circuits.circuit import Circuit
 from headtrace.errors import InputError, shown
@@ -26,16 +43,24 @@ from headtrace.roots import ROOTS
 from headtrace.validation import document, fail, file_text, parse, plain, read_object
 from headtrace.writing import write_text
 
+if TYPE_CHECKING:
+    pass
+
+
 SCHEMA = "headtrace.circuit/2"
 
 
 def load_circuit(path: str | Path) -> Circuit:
-    """Read a circuit file, of this version or an earlier one. A damaged one gets an error that names the field."""
-    text = file_text(path, "a circuit file", f"`headtrace trace ... --out {path}` writes one.")
+    """Read a circuit file, of this version or an earlier one. For a damaged file, the error names the field."""
+    made = f"{'trace' if Path(path).suffix else 'run'} ... --out {path}"
+    text = file_text(path, "a circuit file", f"`headtrace {made}` writes one.")
     try:
         return loads(text)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        other = ""
+        if text.lstrip().startswith("<") or ('"schema"' not in text and '"nodes"' in text):
+            other = f". Is it another tool's graph? `headtrace import {path} --out circuit.json` reads those"
+        raise InputError(f"{path}: {error}{other}") from None
 
 
 def loads(text: str) -> Circuit:
@@ -126,3 +151,108 @@ def _upgrade_root(root: dict[str, Any]) -> dict[str, Any]:
         return root
     kept = {field.name for field in fields(ROOTS[kind])}
     return {key: value for key, value in root.items() if key in kept or key not in _ROOT_OF_FIRST}
+
+
+_NUMBERED = re.compile(r"(?P<path>.+)#(?P<number>\d+)")
+_NAMED = re.compile(r"(?P<path>.+)#(?P<name>[^#]+)")
+RUN, READS_RUNS = "run.json", "headtrace.runs.reading"
+"""The file that marks the folder of a run, and the module that reads one: found by name, for data knows no rooms."""
+_SCHEMA = b'"headtrace.circuit/'
+
+
+def read_circuit(source: str | Path) -> Circuit:
+    """The one circuit of a source; where it holds several, an error says how to name one."""
+    circuits = named_circuits(source)
+    if len(circuits) != 1:
+        raise InputError(
+            f"{str(source)!r} holds {len(circuits)} circuits and one is expected: name it by its number, "
+            f"like {str(source) + '#0'!r}."
+        )
+    return circuits[0][1]
+
+
+def read_circuits(source: str | Path) -> list[Circuit]:
+    """All circuits of a source: ``c.json``, ``many.parquet``, ``many.parquet#3``, a folder, ``-`` (standard input), a
+    run, or one prompt of it: ``runs/ioi#3f2a`` (its id, the beginning of one, or its number)."""
+    return [circuit for _, circuit in named_circuits(source)]
+
+
+def named_circuits(source: str | Path) -> list[tuple[str, Circuit]]:
+    """The circuits of a source, each with a name under which ``read_circuit`` finds it again."""
+    text = os.fspath(source)
+    run = _of_run(text)
+    if run is not None:
+        return run
+    numbered = _NUMBERED.fullmatch(text)
+    if numbered is None or os.path.lexists(text):  # a file may have such a name
+        return _all_of(text)
+    circuits, number = _all_of(numbered["path"]), int(numbered["number"])
+    if number >= len(circuits):
+        raise InputError(
+            f"{text!r}: there is no circuit {number} in {numbered['path']!r}, which holds {len(circuits)}, "
+            f"numbered from 0."
+        )
+    return [circuits[number]]
+
+
+def _of_run(text: str) -> list[tuple[str, Circuit]] | None:
+    """The circuits of a run, or the one that is named; none if it is no run."""
+    named = None if os.path.lexists(text) else _NAMED.fullmatch(text)
+    path, name = (text, None) if named is None else (named["path"], named["name"])
+    if "://" not in path and not os.path.isfile(os.path.join(path, RUN)):
+        return None
+    read: Callable[[str, str | None], list[tuple[str, Circuit]]]
+    read = import_module(READS_RUNS).named_circuits_of_run
+    return read(path, name)
+
+
+def _all_of(text: str) -> list[tuple[str, Circuit]]:
+    if text == "-":
+        return [("-", _from_standard_input())]
+    try:
+        mode = os.stat(text).st_mode
+    except (OSError, ValueError):
+        mode = 0  # the reader says what is wrong
+    if stat.S_ISCHR(mode):  # which could be read for ever
+        raise InputError(
+            f"{text!r} is a device; expected a circuit file, a Parquet file or a folder of circuits."
+        )
+    if stat.S_ISDIR(mode):
+        return _of_folder(Path(text))
+    if text.lower().endswith(".parquet") or (stat.S_ISREG(mode) and _begins_like_parquet(text)):
+        from headtrace.circuits.rows import read_parquet
+
+        return [(f"{text}#{number}", circuit) for number, circuit in enumerate(read_parquet(text))]
+    return [(text, load_circuit(text))]
+
+
+def _from_standard_input() -> Circuit:
+    try:
+        return loads(sys.stdin.read())
+    except InputError as error:
+        raise InputError(f"standard input: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text (byte {error.start}).") from None
+
+
+def _of_folder(folder: Path) -> list[tuple[str, Circuit]]:
+    """The circuit files of a folder in the order of their names; other JSON (a report, say) is passed over."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.is_file())
+        found = [path for path in files if _SCHEMA in path.read_bytes()]
+    except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from None
+    if not found:
+        raise InputError(
+            f"The folder {str(folder)!r} holds no circuit files (.json). `headtrace trace ... --out {folder}` "
+            "writes some."
+        )
+    return [(str(path), load_circuit(path)) for path in found]
+
+
+def _begins_like_parquet(text: str) -> bool:
+    try:
+        with open(text, "rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False

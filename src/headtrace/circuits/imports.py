@@ -77,7 +77,7 @@ def imported(
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}. Check the path.") from None
     except UnicodeDecodeError:
-        raise InputError(f"{str(path)!r} is no text, and no Parquet file by its name.") from None
+        raise InputError(f"{str(path)!r} is not text, and its name is not that of a Parquet file.") from None
 
 
 # -- ACC and accpp-tracer --------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class _Name:
                 return cls(layer, kind, dest, src)
             case _:
                 raise InputError(
-                    f"{text[:80]!r} is no node of ACC: expected (layer, head, destination, source), with "
+                    f"{text[:80]!r} is not a node of ACC: expected (layer, head, destination, source), with "
                     f"{', '.join(map(repr, KINDS))} in place of a head, or (name of the root, destination)."
                 )
 
@@ -131,7 +131,8 @@ def _of_links(
     settings: Mapping[str, Any],
 ) -> Circuit:
     """One circuit of ACC's edges."""
-    read = {name: _Name.read(name) for name in dict.fromkeys([*names, *_ends(links)])}
+    ends = [name for link in links for name in (link.source, link.target)]
+    read = {name: _Name.read(name) for name in dict.fromkeys([*names, *ends])}
     roots = [name for name, each in read.items() if each.layer is None]
     if len(roots) != 1:
         raise InputError(f"expected one root such as ('IO-S direction', 'end'), found {len(roots)}")
@@ -182,9 +183,7 @@ def _of_links(
             source = ids[link.source]
         key = (source, ids[link.target], side)
         if key in edges or link.source == roots[0]:
-            raise InputError(
-                f"an edge from {link.source} to {link.target} where none, or no second one, can be"
-            )
+            raise InputError(f"an edge from {link.source} to {link.target} is impossible, or occurs twice")
         edges[key] = Edge(source, ids[link.target], side, link.weight, link.channels)
     layer = 1 + max((each.layer for each in read.values() if each.layer is not None), default=-1)
     return Circuit(
@@ -204,10 +203,6 @@ def _side(link: _Link, target: _Name) -> Side:
     if link.type not in SIDES:
         raise InputError(f"an edge has the type {link.type!r}: expected d (destination) or s (source)")
     return SIDES[link.type]
-
-
-def _ends(links: Iterable[_Link]) -> Iterable[str]:
-    return (name for link in links for name in (link.source, link.target))
 
 
 def _places(names: Sequence[_Name], end: str) -> tuple[tuple[str, ...], Any]:
@@ -248,18 +243,23 @@ def _of_table(path: Path, where: Mapping[str, str]) -> list[Circuit]:
     try:
         table = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(f"it is no Parquet table: {error}") from None
+        raise InputError(f"it is not a Parquet table: {error}") from None
     if "circuit:model" in table.columns or "source_kind" in table.columns:
         raise InputError("it is a table of headtrace's own circuits: it needs no import")
     absent = [name for name in TABLE if name not in table.columns]
     if absent:
         raise InputError(f"the table has no column {absent[0]!r}; expected {', '.join(TABLE)}")
+    if table.is_empty():
+        raise InputError("the table has no rows")
     for name, value in where.items():
         if name not in TABLE[:3]:
             raise InputError(f"where chooses by {', '.join(TABLE[:3])}, not by {name!r}")
-        table = table.filter(pl.col(name).cast(pl.String) == value)
-    if table.is_empty():
-        raise InputError(f"no rows are left{'' if not where else f' with {dict(where)}'}")
+        chosen = table.filter(pl.col(name).cast(pl.String) == value)
+        if chosen.is_empty():
+            there = table[name].cast(pl.String).unique().sort().to_list()
+            more = f" and {len(there) - 8} more" if len(there) > 8 else ""
+            raise InputError(f"no row has {name}={value}: expected {', '.join(map(str, there[:8]))}{more}")
+        table = chosen
     circuits: list[Circuit] = []
     for (model, task, prompt), rows in table.group_by("model", "task", "prompt", maintain_order=True):
         links = [_Link(*row) for row in rows.select("source", "target", "type", "weight").iter_rows()]
@@ -274,7 +274,7 @@ def _of_graphml(text: str, stem: str, model: str | None) -> Circuit:
     try:
         graph: Any = nx.parse_graphml(text, force_multigraph=True)
     except Exception as error:  # whatever the XML reader raises
-        raise InputError(f"it is no GraphML: {str(error)[:200]}") from None
+        raise InputError(f"it is not GraphML: {str(error)[:200]}") from None
     if "headtrace" in graph.graph:
         nodes = [(name, dict(values)) for name, values in graph.nodes(data=True)]
         edges = [(source, target, dict(values)) for source, target, values in graph.edges(data=True)]
@@ -313,8 +313,8 @@ def _of_json(data: Any, stem: str, model: str | None) -> Circuit:
     nodes, edges = data.get("nodes"), data.get("edges")
     if not isinstance(nodes, dict) or not isinstance(edges, list):
         raise InputError(
-            "it is no circuit that headtrace knows: expected a circuit file, Neuronpedia's metadata and links, or "
-            "accpp-tracer's nodes (by name) and edges"
+            "it is not a circuit that headtrace can read: expected a circuit file, Neuronpedia's metadata and "
+            "links, or accpp-tracer's nodes (by name) and edges"
         )
     try:
         links = [

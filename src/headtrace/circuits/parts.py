@@ -32,7 +32,7 @@ from headtrace.validation import (
     Written,
     stored,
 )
-from headtrace.vocabulary import Kind, Side, Site
+from headtrace.vocabulary import Component, Kind, Side, Site
 
 
 @stored
@@ -150,22 +150,31 @@ class MethodInfo:
 
 @stored
 class CompetingKeySignal:
-    """A key-side signal that a head wrote only at competing keys, not at the firing's source.
+    """A key-side signal that was written only at other keys, not at the firing's source, so that it is not followed
+    further upstream.
 
-    The head read a position `src` after the firing's own source, so it is not followed further upstream. Removing the
-    signal raises the competing keys. It is part of the claim, but not of the graph.
+    A head that wrote it read a position `src` after the firing's own source, or does not attend at the source to what
+    it read. Removing the signal raises the keys that compete with the source, or lowers other keys of the same `group`.
+    It is part of the claim, but not of the graph.
     """
 
-    layer: Index
-    """The layer of the head that wrote it."""
-    head: Index
+    layer: Index | None
+    """The layer of the component that wrote it."""
+    head: Index | None
     """The head that wrote it."""
-    src: Index
+    src: Index | None
     """The position that the head read."""
     channels: Ids
     """The channels of the firing that it was written into."""
     weight: Number
     """The attention that is lost when it is removed."""
+    kind: Kind | None = None
+    """The kind of component that wrote it; null for a head."""
+
+    @property
+    def component(self) -> Component:
+        """The component that wrote it."""
+        return Component(self.kind or "head", self.layer, self.head, self.src)
 
 
 @stored
@@ -221,12 +230,12 @@ class Node:
     """For a head with channels of equal singular values: its groups of such channels. Within a group any basis is as
     good as another, so signals have all channels of a group or none, and a group counts as one channel."""
     held_down_by: Words | None = None
-    """For a head that attends in part: the components without each of which its query would attend far more (at least
-    half of what it does not attend now). A complete circuit names them and does not follow them."""
+    """For a head that attends in part: the components without each of which, in its query or its keys, it would attend
+    far more (at least half of what it does not attend now). In a complete circuit they are its causes."""
     label: Text | None = None
     """What the node does, in words."""
     elsewhere: tuple[CompetingKeySignal, ...] | None = None
-    """Key-side signals of this firing that act on competing keys only."""
+    """Key-side signals of this firing that act on other keys only."""
     contribution: Number | None = None
     """The component's total contribution to the root, in the unit of the root."""
     neurons: tuple[Neuron, ...] | None = None
@@ -351,6 +360,10 @@ class Edge:
     """The share of the signal that the mlp still writes without them: a claim that `headtrace verify` tests."""
     evidence: Evidence | None = field(default=None, hash=False)
     """How `description` was tested; null if the words have not been tested."""
+    alone: Flag | None = None
+    """True for a query or key edge in a complete circuit that was found by removing this signal alone: without it the
+    head would attend far more (the weight is negative), or less than half as much. It is no part of what the target's
+    `predicted` removes."""
 
 
 def mark(pieces: Words, dest: int, src: int) -> str:

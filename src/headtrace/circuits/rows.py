@@ -274,11 +274,11 @@ class _CircuitRows:
         if not self.first_rows or len(self.edges) < n_edges:
             first = "" if self.first_rows else ", and its first row is not among them"
             raise self._error(
-                f"only a part of it is here ({len(self.edges)} of {n_edges} edges{first}): rows were filtered or cut "
-                f"off. {_INSTEAD}"
+                f"only part of it is in the table ({len(self.edges)} of {n_edges} edges{first}): rows were filtered "
+                f"or cut off. {_INSTEAD}"
             )
         if any(len(rows) != len(self.first_rows) for rows in self.edges.values()):
-            raise self._error(f"some of its rows are here more often than others. {_INSTEAD}")
+            raise self._error(f"some of its rows occur more often than others. {_INSTEAD}")
         circuit = self._build()
         if len(circuit.nodes) != n_nodes or circuit.content_id != self.name:
             raise self._error(
@@ -297,12 +297,12 @@ class _CircuitRows:
                 "write_parquet."
             )
         if any(len(rows) != 1 for rows in self.edges.values()):
-            raise self._error("an edge of it is there more than once. Read the file as it was written.")
+            raise self._error("one of its edges occurs more than once. Read the file as it was written.")
         circuit = self._build()
         named = {end for edge in circuit.edges for end in (edge.source, edge.target)}
         alone = [node.name for node in circuit.nodes if node.id not in named and node.kind != "root"]
         if alone:
-            raise self._error(f"only a part of it is here: no edge names {alone[0]!r}. {_INSTEAD}")
+            raise self._error(f"only part of it is in the table: no edge names {alone[0]!r}. {_INSTEAD}")
         return circuit
 
     def _build(self) -> Circuit:

@@ -1,4 +1,4 @@
-"""A circuit in a few lines: text for a terminal, a compact table for a notebook."""
+"""A circuit in a few lines: text for a terminal, a compact table for a notebook; and what it cannot tell."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headtrace.circuits.parts import Edge, Node
     from headtrace.roots import Root
     from headtrace.validation import Ids
+
 
 FROM_THE_ROOT: tuple[Side, ...] = tuple(sorted(SIDES, key=lambda side: side != "root"))
 """The sides in the order in which a circuit is shown: the root first."""
@@ -146,7 +147,7 @@ def opening(circuit: Circuit) -> str:
         shortened(prompt),
         f"Why {question(circuit)}? ({circuit.root.kind} root{value}; {origin(circuit)})",
     ]
-    lines += _continued(circuit.root)
+    lines += continued(circuit.root)
     notice = (circuit.method.settings or {}).get("notice")
     lines += [] if notice is None else [str(notice)]
     lines += _compared(circuit)
@@ -155,7 +156,7 @@ def opening(circuit: Circuit) -> str:
     return "\n".join([*lines, size(circuit), *_tokens(circuit)])
 
 
-def _continued(root: Root) -> list[str]:
+def continued(root: Root) -> list[str]:
     """Of answers of several tokens: which token decides, and what follows it."""
     if not isinstance(root, LogitDifference) or root.continuations is None or root.log_odds is None:
         return []
@@ -197,9 +198,10 @@ def _compared(circuit: Circuit) -> list[str]:
         lines.append(f"  {other.value:+8.4g}  {change}{shown}")
     lines += [] if said.note is None else [said.note]
     mean = "" if len(said.prompts) == 1 else " (mean)"
+    other = f"{said.other_value:.4g}" if said.other_value >= 0 else f"({said.other_value:.4g})"
     return [
         *lines,
-        f"Difference {said.value:.4g} - {said.other_value:.4g} = {said.change:.4g}{mean}; edges into the root that are "
+        f"Difference {said.value:.4g} - {other} = {said.change:.4g}{mean}; edges into the root that are "
         f"shown carry {said.shown:.0%} of the difference",
     ]
 
@@ -306,7 +308,7 @@ def _edge_line(circuit: Circuit, edge: Edge) -> str:
     return text + (" (opposing)" if opposing(circuit, edge) else "")
 
 
-def html_table(circuit: Circuit, rows: int = 12) -> str:
+def edges_table(circuit: Circuit, rows: int = 12) -> str:
     """A small table of the strongest edges; all text escaped."""
     text = escape(shortened(circuit.prompt.text or " ".join(circuit.prompt.tokens)))
     head = (
@@ -332,3 +334,96 @@ def html_table(circuit: Circuit, rows: int = 12) -> str:
     )
     titles = "".join(f"<th>{title}</th>" for title in ("from", "to", "side", "weight", "channels"))
     return f"<div>{head}<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+LISTED = 4
+"""Nodes that a sentence names."""
+NOTHING = 1e-6
+"""Influence of a cause that takes nothing away when it is removed in its turn, but for rounding."""
+HELD = 0.01
+"""Influence that the biases of MLPs hold, or that was not followed, and that is worth a sentence."""
+ASK = 'A difference circuit (paths="difference") may tell what changes it.'
+
+
+def not_told(circuit: Circuit) -> tuple[str, ...]:
+    """Sentences about what a complete circuit leaves open though its content depends on it; none for other circuits.
+
+    - A head below the threshold moves something that matters, but no signal makes it attend there: it attends as it
+      would without any, or is held down.
+    - A head attends in part, and a component that keeps it from attending far more is named, but was not followed.
+    - A component is needed for a query or key together with others, but takes nothing away alone: it is not followed.
+    - Biases of MLPs hold a part of the influence: which of their units are on was decided by something else.
+    - The budget left a part of the influence unfollowed.
+    """
+    settings = circuit.method.settings or {}
+    if settings.get("paths") != "complete":
+        return ()
+    weak = [
+        f"{node.name} ({node.attention:.2g})"
+        for node in circuit.nodes
+        if node.kind == "head" and node.expanded and _below(node) and not _attends(circuit, node)
+    ]
+    idle = [
+        node.name
+        for node in circuit.nodes
+        if node.kind in ("head", "mlp")
+        and not node.expanded
+        and (node.influence or 0.0) < NOTHING
+        and any(edge.side in ATTENTION_SIDES for edge in circuit.edges_from(node))
+    ]
+    biased = [n for n in circuit.nodes if n.kind == "offset" and n.layer is not None and n.head is None]
+    held = sum(node.influence or 0.0 for node in biased)
+    held_down = [
+        f"{node.name} ({node.attention:.2g}), by {_listed(left)}"
+        for node in circuit.nodes
+        if node.attention is not None and (left := _not_followed(circuit, node))
+    ]
+    sentences: list[str] = []
+    if held_down:
+        sentences.append(
+            f"Kept from attending far more, by what is named here and not followed: {_listed(held_down)}. {ASK}"
+        )
+    if weak:
+        sentences.append(f"Why these attend is not told, no signal makes them: {_listed(weak)}. {ASK}")
+    if idle:
+        sentences.append(
+            f"Needed only together with others, so that their own causes are not told: {_listed(idle)}. {ASK}"
+        )
+    if held > HELD:
+        where = _listed([f"MLP {node.layer} @{node.dest}" for node in biased])
+        sentences.append(
+            f"{held:.0%} of the influence ends at biases ({where}): what turned the units of these MLPs on or off is "
+            f"not told. {ASK}"
+        )
+    kept = 1.0 if circuit.influence_kept is None else circuit.influence_kept
+    if (cut := 1 - kept - held) > HELD:
+        limits = [
+            f"{name}={settings[name]}" for name in ("min_influence", "max_firings") if settings.get(name)
+        ]
+        where = f" ({', '.join(limits)})" if limits else ""
+        sentences.append(
+            f"{cut:.0%} of the influence ends at heads and MLPs that the budget did not follow{where}: what these "
+            "depend on is not told. A lower min_influence follows them."
+        )
+    return tuple(sentences)
+
+
+def _not_followed(circuit: Circuit, node: Node) -> list[str]:
+    """What holds a head down and has causes that were not looked for."""
+    sources = [circuit.node(e.source) for e in circuit.edges_into(node) if e.side in ATTENTION_SIDES]
+    followed = {each.name for each in sources if each.expanded or each.kind not in ("head", "mlp")}
+    return [name for name in node.held_down_by or () if name not in followed]
+
+
+def _below(node: Node) -> bool:
+    return node.attention is not None and node.threshold is not None and node.attention < node.threshold
+
+
+def _attends(circuit: Circuit, node: Node) -> bool:
+    """Whether causes of the attention of a head were looked for."""
+    return node.predicted is not None or any(e.side in ATTENTION_SIDES for e in circuit.edges_into(node))
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")

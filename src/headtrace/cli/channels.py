@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import Output, console, notes, show_table, show_tokens, token_text
-from headtrace.cli.progress import progress_bar
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def decompose(
     json: options.Json = False,
 ) -> None:
     """
-    Without --firing, lists the strongest attention of the prompt (one source per head, not the first token), with its
-    sparseness and n_recon (the smallest number of channels that reach the score relative to other keys).
+    Without --firing, it lists the strongest attention of the prompt (one source per head, leaving out the first
+    token), with its sparseness and n_recon (the smallest number of channels that add up to the score relative to
+    other keys).
 
     Examples:
 
@@ -161,9 +162,10 @@ def emerge(
     json: options.Json = False,
 ) -> None:
     """
-    Prints sparseness and n_recon (the smallest number of channels that reach the score): means over heads with 95%
-    intervals, in the singular basis and, as controls, in rotated bases of the same logit and in rotated heads with the
-    same spectrum. Without --firings, the strongest attention of the last checkpoint is followed.
+    Prints sparseness and n_recon (the smallest number of channels that add up to the score), as means over heads with
+    95% intervals. It does so in the singular basis and, as controls, in rotated bases that give the same logit and in
+    heads with the same singular values but rotated singular vectors. Without --firings, it follows the strongest
+    attention of the last checkpoint.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""``headtrace show``, ``view`` and ``export``: a circuit in the terminal, in the browser, for other tools."""
+"""``headtrace show``, ``view``, ``export`` and ``import``: circuits to look at, and those of other tools."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.destinations import FORMATS, destination
-from headtrace.cli.output import check_output, console, emit, is_stream, note, printable, say
+from headtrace.cli.output import (
+    FORMATS,
+    check_output,
+    console,
+    destination,
+    emit,
+    is_stream,
+    note,
+    printable,
+    say,
+)
 from headtrace.errors import InputError
 from headtrace.writing import STANDARD_OUTPUT, check_writable
 
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from headtrace.circuits import Circuit, Edge, Node
+
 
 _COLOURS = {"query": "cyan", "key": "yellow", "value": "green", "input": "magenta"}
 
@@ -31,12 +41,13 @@ def show(
     json: options.Json = False,
 ) -> None:
     """
-    Complete circuits show what each firing moves (value) and what each MLP reads (input), too, with contributions in
-    the unit of the root, and the hidden units that --neurons listed.
+    For a complete circuit, it also shows what each firing moves (value), what each MLP reads (input), and the hidden
+    units that --neurons listed. Contributions are in the unit of the root.
 
-    Words that `headtrace interpret` put on an edge stand under it, with the verdict of their test and its p-value.
+    Under an edge are the words that `headtrace interpret` found for it, with the verdict of their test and its
+    p-value.
 
-    Whatever occurs again is not unfolded a second time. Of many circuits (a folder, a Parquet file) each is shown.
+    A node that occurs again is not expanded a second time. For a folder or a Parquet file, every circuit is shown.
 
     Examples:
 
@@ -210,8 +221,8 @@ def export(
     json: options.Json = False,
 ) -> None:
     """
-    GraphML is read by Gephi, yEd and Cytoscape, networkx is node-link JSON, neuronpedia their attribution graph, dot is
-    for Graphviz, Parquet is one table of edges.
+    graphml is for Gephi, yEd and Cytoscape; networkx is node-link JSON; neuronpedia is Neuronpedia's attribution
+    graph; dot is for Graphviz; parquet is one table of edges.
 
     Examples:
 
@@ -229,3 +240,64 @@ def export(
     emit({"out": out, "format": where.format, "circuits": len(circuits)}, as_json=json, show=lambda: None)
     if written:
         note(written)
+
+
+def import_(
+    *,
+    files: list[str] = typer.Argument(
+        metavar="FILE ...", help="GraphML, JSON or a Parquet table of edges, or folders of these."
+    ),
+    out: str = typer.Option(help="Where to write: .parquet for many, .json for one, or a folder."),
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        help="The model's name, if a file does not give it. With a table: only rows of this model.",
+    ),
+    where: list[str] = typer.Option(
+        [], "--where", help="With a table: only rows with this value, such as task=ioi. Repeatable."
+    ),
+    json: options.Json = False,
+) -> None:
+    """
+    Fields that these files lack (token ids, influence, the hash of the weights) stay empty. merge, families, compare
+    and view do not need them. Graphs that `headtrace export` wrote come back as they were.
+
+    Examples:
+
+      headtrace import graphs/ --model gpt2-small --out acc.parquet
+      headtrace import circuits-2025.parquet --model gpt2-small --where task=ioi --out ioi.parquet
+      headtrace import dallas-austin.json --out dallas.json
+    """
+    check_output(json, out)
+    destination(out, many=False).check()
+    chosen = dict(each.split("=", 1) for each in where if "=" in each)
+    if len(chosen) != len(where):
+        raise InputError("--where takes COLUMN=VALUE, once for each column, such as task=ioi.")
+    found = [
+        each
+        for name in files
+        for path in (_inside(Path(name)) if Path(name).is_dir() else [Path(name)])
+        for each in _read(path, model, chosen)
+    ]
+    target = destination(out, many=len(found) > 1)
+    written = target.write(found, force=True)
+    edges = sum(len(each.edges) for each in found)
+    emit({"out": out, "circuits": len(found), "edges": edges}, as_json=json, show=lambda: None)
+    circuits = "1 circuit" if len(found) == 1 else f"{len(found)} circuits"
+    note(f"{circuits}, {edges} edges. {written}".rstrip())
+
+
+def _read(path: Path, model: str | None, where: dict[str, str]) -> list[Circuit]:
+    from headtrace.circuits import imported
+
+    if path.suffix.lower() == ".parquet":
+        return imported(path, where=({} if model is None else {"model": model}) | where)
+    return imported(path, model=model, where=where)
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Files of a folder that may hold a graph, in the order of their names."""
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".graphml", ".json"))
+    if not found:
+        raise InputError(f"The folder {str(folder)!r} holds no GraphML or JSON files.")
+    return found

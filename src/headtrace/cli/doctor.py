@@ -20,6 +20,13 @@ EXTRAS = {
     "serve": ("fastapi", "uvicorn", "sse_starlette"),
     "ray": ("ray",),
     "interpret": ("openai", "datasets"),
+    "words": ("names", "countryinfo", "lemminflect"),
+}
+PURPOSE = {
+    "serve": "for the explorer in the browser",
+    "ray": "for runs and atlases on several machines",
+    "interpret": "for words from an LLM endpoint and for corpora from the hub",
+    "words": "for longer lists of first names, places and verbs in what words say of tokens",
 }
 
 
@@ -39,9 +46,9 @@ def doctor(
     json: options.Json = False,
 ) -> None:
     """
-    Prints the versions, the device, the cache and the models that are ready, then puts the built-in model to the test:
-    components sum to the residual stream, a circuit's predictions come true when the model is changed, and the flow
-    between two prompts sums to their difference. Exit code: 0 if all is well, 1 if something is not.
+    Prints the versions, the device, the cache and the models that are ready, then puts the built-in model to the
+    test: components sum to the residual stream, a circuit's predictions come true when the model is changed, and the
+    flow between two prompts sums to their difference. Exit code: 0 if all is well, 1 if something is not.
 
     Examples:
 
@@ -71,6 +78,8 @@ def _show(findings: list[Finding]) -> None:
     for each in findings:
         if each.advice:
             note(f"{each.what}: {each.advice}")
+    wrong = sum(not each.ok for each in findings)
+    note("All is well." if not wrong else f"{wrong} of {len(findings)} lines name a problem.")
 
 
 # -- what is installed ---------------------------------------------------------------------------------------
@@ -90,17 +99,19 @@ def _extras() -> list[Finding]:
     for extra, packages in EXTRAS.items():
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
-            advice = f"pip install '.[{extra}]' in headtrace's folder, if you want what it is for"
-            found.append(Finding(f"extra {extra}", f"not installed ({', '.join(missing)})", advice=advice))
+            advice = f"{PURPOSE[extra]}: pip install '.[{extra}]' in headtrace's folder"
+            found.append(
+                Finding(f"extra {extra}", f"optional, not installed ({', '.join(missing)})", advice=advice)
+            )
         else:
             found.append(Finding(f"extra {extra}", "installed"))
     return found
 
 
 def _cache() -> list[Finding]:
-    from headtrace.cache import cache_folder
     from headtrace.errors import InputError
     from headtrace.tables import human
+    from headtrace.writing import cache_folder
 
     try:
         folder = cache_folder("models", lasting=True).parent
@@ -112,13 +123,12 @@ def _cache() -> list[Finding]:
 
 def _models() -> list[Finding]:
     """Names whose weights are on this machine: no download is needed to load them."""
-    from headtrace.models.names import BUILTIN, PACKAGED_GGUF
-    from headtrace.models.packages import PACKAGED, packaged_file
+    from headtrace.models.packages import BUILTIN, PACKAGED, PACKAGED_GGUF, packaged_file
 
     ready = [BUILTIN, *(name for name, (package, _) in PACKAGED_GGUF.items() if find_spec(package))]
     ready += [name for name in PACKAGED if packaged_file(name) is not None]
     absent = [name for name in PACKAGED if name not in ready]
-    advice = f"headtrace models get {absent[0]}" if absent else ""
+    advice = f"headtrace models get {absent[0]} adds another" if absent else ""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folders = sorted(Path(HF_HUB_CACHE).glob("models--*"))
@@ -136,7 +146,8 @@ def _device() -> list[Finding]:
 
     chosen = find_device("auto")
     capability = torch.backends.cpu.get_cpu_capability()
-    threads = f"{torch.get_num_threads()} threads, {capability}"
+    count = torch.get_num_threads()
+    threads = f"{count} thread{'' if count == 1 else 's'}, {capability}"
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else threads
     return [Finding("device", f"{chosen} ({name})")]
 

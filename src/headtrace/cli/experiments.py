@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import Output, say, show_table
-from headtrace.cli.progress import progress_bar
 from headtrace.cli.request_options import exit_by_share, report_skipped, skipped_of
 from headtrace.cli.verify import ReachChoice, ScopeChoice
 from headtrace.errors import InputError
@@ -166,8 +166,9 @@ def sufficiency(
     json: options.Json = False,
 ) -> None:
     """
-    Sufficiency is 1 where the circuit alone gives the model's own answer, 0 where it gives that of the counterfactual;
-    above 1, what opposes the answer was left out. Necessity is the reverse: only the circuit's components are replaced.
+    Sufficiency is 1 if the circuit alone gives the model's own metric, and 0 if it gives that of the counterfactual.
+    It is above 1 if the circuit leaves out what opposes the answer. Necessity is the reverse: only the circuit's
+    components are replaced.
 
     Examples:
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import Output, say, show_table, warn
-from headtrace.cli.progress import progress_bar
 from headtrace.cli.request_options import PromptsFile, exit_by_share, report_skipped, skipped_of
 from headtrace.errors import InputError
 from headtrace.request import TraceRequest, read_requests
@@ -152,8 +152,8 @@ def signals(
     json: options.Json = False,
 ) -> None:
     """
-    Near 1 a head looks for the same, near 0 for something else, below 0 for the opposite. The control is the same head
-    in two circuits of one side.
+    A cosine near 1 means that the head looks for the same thing in both, near 0 for something else, and below 0 for
+    the opposite. The control is the same head in two circuits of one side.
 
     Examples:
 
@@ -216,14 +216,15 @@ def compare(
     show: int = typer.Option(20, help="How many items to list.", min=0),
     out: str | None = typer.Option(
         None,
-        help="A .json, .png, .pdf, .svg or .html file, or a folder for table, figure and page (and runs).",
+        help="A .json, .tex, .png, .pdf, .svg or .html file, or a folder for table, figure and page (and runs; of runs "
+        "no .tex or .html).",
     ),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
     """
-    The order counts: given checkpoints from the first to the last, it shows which edges appear and disappear when. Of
-    two runs: how often each node and edge is in the one and the other, with intervals; prompts are paired by their ids.
+    The order matters: given checkpoints from first to last, it shows when edges appear and disappear. For two runs,
+    it shows how often each node and edge is in each of them, with intervals. Prompts are paired by their ids.
 
     Examples:
 
@@ -250,7 +251,7 @@ def compare(
         else:
             _compare_models(output, circuits, str(prompts), place, paths, matched, show)
         return
-    output = Output(json, out, [".json", ".png", ".pdf", ".svg", ".html"], folder=True)
+    output = Output(json, out, [".json", ".png", ".pdf", ".svg", ".html", ".tex"], folder=True)
     named = [each for source in circuits for each in circuits_at(source)]
     found = compare_circuits(
         [each.circuit for each in named],
@@ -261,7 +262,7 @@ def compare(
     )
     for warning in found.warnings:
         warn(warning)
-    writers = {".json": found.write_json, ".html": found.to_html, "": found.save}
+    writers = {".json": found.write_json, ".html": found.to_html, ".tex": found.write_latex, "": found.save}
     output.finish(
         found.to_dict,
         lambda: _show_comparison(found, show),
@@ -305,11 +306,12 @@ def _finish_runs(output: Output, found: RunComparison, show: int) -> None:
     for warning in found.warnings:
         warn(warning)
     writers = {".json": found.write_json, "": found.save}
+    signals = "" if found.signals is None else ", signals.png"
     output.finish(
         found.to_dict,
         lambda: _show_runs(found, show),
         save=writers.get(output.ending, found.plot),
-        files="comparison.json, comparison.png",
+        files=f"comparison.json, comparison.png{signals}",
     )
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import Output, note, say, show_table, warn
-from headtrace.cli.progress import progress_bar
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.interpret import Interpretation
+    from headtrace.interpret.answer_files import BatchQuestions
     from headtrace.interpret.atlas import Atlas
 
 OPENAI = "openai"
@@ -101,14 +103,17 @@ def interpret(
     *,
     circuit: options.CircuitSource,
     corpus: list[str] = typer.Option(
-        help="Text to look in: a text, JSONL or Parquet file, or sampled:N tokens. Words are found in the first and "
-        "tested in two: give the option twice, or the second is text that the model makes up."
+        help="Text to look in: a text, JSONL or Parquet file, hub:owner/name, task:NAME, or sampled:N (from the "
+        "model). Words are found in the first corpus and tested in two. Give the option twice; otherwise the model "
+        "writes the second one itself."
     ),
     out: str = typer.Option(
         help="Folder for interpretation.json, descriptions.parquet and the circuit with words."
     ),
-    explainer: str = typer.Option("lexical", help="Who finds the words: lexical, vocabulary or openai."),
-    judge: str = typer.Option("lexical", help="Who judges them: lexical or openai."),
+    explainer: str = typer.Option(
+        "lexical", help="What finds the words: lexical, vocabulary or openai (an endpoint)."
+    ),
+    judge: str = typer.Option("lexical", help="What judges them: lexical or openai (an endpoint)."),
     limit: int | None = typer.Option(None, min=1, help="Explain the N strongest signals only."),
     budget: int | None = typer.Option(
         None, min=1, metavar="TOKENS", help="Tokens that may be spent at an endpoint."
@@ -126,15 +131,36 @@ def interpret(
     batch: int | None = typer.Option(
         None, min=1, help="Pairs per question to a judge (default: 10; a small model: 1 or 2)."
     ),
+    weigh: bool = typer.Option(
+        False,
+        "--weigh",
+        help="Ask the judge about one pair at a time, and compare how probable its yes is with that for random pairs: "
+        "for a small model that says yes to everything. The server must give logprobs.",
+    ),
+    around: int | None = typer.Option(
+        None,
+        min=0,
+        help="Tokens shown on each side of the two tokens of an example (default: 8; 0: the two tokens alone).",
+    ),
+    batch_out: str | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Do not send questions. Write those that have no answer yet into this batch file (JSONL), and stop.",
+    ),
+    batch_in: list[str] = typer.Option(
+        [], metavar="FILE", help="First read the results of a batch; repeat it for a file of errors."
+    ),
     show: int = typer.Option(10, min=0, help="How many descriptions to list."),
-    seed: int = typer.Option(0, min=0, help="Seed of halves, samples and controls."),
+    seed: int = typer.Option(
+        0, min=0, help="Seed for the split into examples and held-out pairs, for samples and controls."
+    ),
     models: options.CircuitModels,
     engine: options.EngineOptions,
     json: options.Json = False,
 ) -> None:
     """
-    The key of an endpoint is taken from OPENAI_API_KEY; one on this machine needs none. The same command resumes what
-    was interrupted.
+    An endpoint's API key is read from OPENAI_API_KEY; a server on this machine needs none. If interrupted, the same
+    command resumes.
 
     Examples:
 
@@ -143,9 +169,12 @@ def interpret(
       headtrace interpret runs/ioi --corpus text.jsonl --limit 300 --out words --json
       headtrace interpret circuit.json --corpus sampled:20000 --explainer openai --judge openai
           --base-url http://localhost:8000/v1 --model-name smollm2 --budget 200000 --out words
+      headtrace interpret circuit.json --corpus text.txt --judge openai --model-name gpt-4o
+          --batch-in results.jsonl --batch-out ask.jsonl --out words
     """
     from headtrace.circuits import named_circuits
-    from headtrace.interpret.interpretation import count_signals, estimate, scan, two_corpora
+    from headtrace.interpret.answer_files import BatchWritten, read_batch_results
+    from headtrace.interpret.interpretation import batch_questions, count_signals, estimate, scan, two_corpora
     from headtrace.interpret.interpretation import interpret as put_into_words
 
     processes = engine.check()
@@ -157,37 +186,53 @@ def interpret(
         "concurrency": concurrency,
         "timeout": timeout,
         "batch": batch,
+        "weigh": weigh or None,
+        "around": around,
     }
-    explains, judges = _explainer_and_judge(explainer, judge, endpoint)
+    if (batch_out is not None or batch_in) and OPENAI not in (explainer, judge):
+        raise InputError("--batch-out, --batch-in: only --explainer openai or --judge openai asks questions.")
+    writes = batch_questions(batch_out, Path(out))
+    explains, judges = _explainer_and_judge(explainer, judge, endpoint, writes)
     circuits = [each for _, each in named_circuits(circuit)]
     n_signals = count_signals(circuits, limit)
     _note_cost(n_signals, estimate(n_signals, explains, judges), budget)
+    if batch_in:
+        report = read_batch_results(batch_in, out)
+        (note if report.complete and not report.failed else warn)(f"{', '.join(batch_in)}: {report}")
     if len(corpus) == 1:
         note(
             f"The second corpus is {corpora[1]}: text that the model makes up. Give --corpus twice for another."
         )
     loaded = models.of(circuits[0])
     with progress_bar("Scan and words") as progress:
-        found = put_into_words(
-            circuits,
-            loaded,
-            corpora,
-            explainer=explains,
-            judge=judges,
-            out=out,
-            limit=limit,
-            budget=budget,
-            seed=seed,
-            scanning=partial(scan, **processes),
-            progress=progress,
-        )
+        try:
+            found = put_into_words(
+                circuits,
+                loaded,
+                corpora,
+                explainer=explains,
+                judge=judges,
+                out=out,
+                limit=limit,
+                budget=budget,
+                batch_out=batch_out,
+                seed=seed,
+                scanning=partial(scan, **processes),
+                progress=progress,
+            )
+        except BatchWritten as written:
+            waiting = {"batch_file": str(written.file), "questions": written.questions}
+            output.finish(lambda: waiting, lambda: say(str(written)), save=lambda _: None, files="scans")
+            return
     if found.failures["signals"] or found.failures["pairs"]:
         warn("Some questions were not answered: give the same command again to ask them once more.")
     files = "interpretation.json, descriptions.parquet and the circuits with words"
     output.finish(found.to_dict, lambda: _show_words(found, show), save=lambda _: None, files=files)
 
 
-def _explainer_and_judge(explainer: str, judge: str, endpoint: dict[str, Any]) -> tuple[Any, Any]:
+def _explainer_and_judge(
+    explainer: str, judge: str, endpoint: dict[str, Any], batch: BatchQuestions | None
+) -> tuple[Any, Any]:
     """Both by name, with the options of the endpoint; one that cannot be used is an error at once."""
     from headtrace.interpret import make_explainer, make_judge
     from headtrace.interpret.explainers import RunContext
@@ -196,14 +241,16 @@ def _explainer_and_judge(explainer: str, judge: str, endpoint: dict[str, Any]) -
     if given and OPENAI not in (explainer, judge):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise InputError(f"{flags}: only --explainer openai or --judge openai asks an endpoint.")
-    if "batch" in given and judge != OPENAI:
-        raise InputError("--batch: only --judge openai asks about pairs.")
+    of_judge = {"batch", "weigh"} & set(given)
+    if of_judge and judge != OPENAI:
+        flags = ", ".join(f"--{name}" for name in sorted(of_judge))
+        raise InputError(f"{flags}: only --judge openai asks about pairs.")
     to_judge = given if judge == OPENAI else {}
-    to_explainer = {name: value for name, value in given.items() if name != "batch"}
+    to_explainer = {name: value for name, value in given.items() if name not in of_judge}
     explains = make_explainer(explainer, **(to_explainer if explainer == OPENAI else {}))
     judges = make_judge(judge, **to_judge)
-    explains.prepare(RunContext())
-    judges.prepare(RunContext())
+    explains.prepare(RunContext(batch=batch))
+    judges.prepare(RunContext(batch=batch))
     return explains, judges
 
 

@@ -22,114 +22,144 @@ from headtrace.cli.output import tolerate_few_characters
 
 MARKUP = "rich"
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "models": ("models", "List supported architectures and the models ready to load; download models."),
-    "info": (
-        "models",
-        "Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.",
-    ),
-    "record": ("models", "Record one forward pass as components, and check that they sum exactly."),
-    "decompose": ("channels", "Decompose an attention score into the singular channels of its head."),
-    "emerge": (
-        "channels",
-        "Follow heads and token pairs through training: how few channels make up a score, per checkpoint.",
-    ),
-    "trace": (
-        "trace",
-        "Trace the circuit of a prompt (or many): which signals make heads attend where they do.",
-    ),
-    "explain": (
-        "trace",
-        "Why does this head attend here? The signals on the query side and on the key side.",
-    ),
-    "why": (
-        "why",
-        "Why the model answers as it does: a sentence, its steps, and what the model does without each of them.",
-    ),
-    "matters": (
-        "matters",
-        "Which words of a prompt matter: replace each by others like it, and measure what the answer does.",
-    ),
-    "run": (
-        "run",
-        "Trace many prompts, one circuit each, into a folder. If interrupted, the same command resumes.",
-    ),
-    "runs": ("run", "Show what a run contains, how far it is, what failed and why."),
-    "show": (
-        "circuits",
-        "Print a circuit as a tree: what is explained, the heads that cause it, and why each of them attends.",
-    ),
-    "view": (
-        "circuits",
-        "Write circuits as one page (a single HTML file that needs no network) and open it.",
-    ),
-    "export": ("circuits", "Write circuits in the format of another tool."),
-    "import": (
-        "imports",
-        "Read circuits of other tools: GraphML and JSON of ACC and accpp-tracer, Neuronpedia's graphs.",
-    ),
-    "verify": ("verify", "Test a circuit in the running model: PASS, FAIL or NOTHING TO VERIFY."),
-    "expect": (
-        "expect",
-        "Use a circuit as a test: check its claims on another model, PASS or FAIL each.",
-    ),
-    "sufficiency": (
-        "experiments",
-        "Keep only a circuit's head components and patch all others from a counterfactual prompt: what is left?",
-    ),
-    "bench": (
-        "bench",
-        "Compare methods on prompts with counterfactuals: sufficiency by size, CPR, CMD, cost in forward passes.",
-    ),
-    "intervene": (
-        "experiments",
-        "Change the signal of one edge in the running model: attention and metric before and after.",
-    ),
-    "edges": (
-        "experiments",
-        "Ablate every edge into one head, in one circuit or many: do edge weights predict the effect?",
-    ),
-    "faithfulness": (
-        "experiments",
-        "Keep only the circuit's attention and measure how much of the answer is left; then ablate only the circuit.",
-    ),
-    "merge": (
-        "merge",
-        "Merge the circuits of many prompts into one network by roles, with the frequency of each edge.",
-    ),
-    "families": (
-        "families",
-        "Group similar circuits into families: their representatives, and the labels they agree with.",
-    ),
-    "signals": (
-        "families",
-        "Compare what each head reads in two circuits or families: cosines of its summed query and key signals.",
-    ),
-    "compare": (
-        "families",
-        "Compare circuits of several prompts, methods or checkpoints: shared nodes and edges, and those of one alone.",
-    ),
-    "sinks": (
-        "sinks",
-        "Attention sinks: how much attention they take, the signals behind them, what is left without these.",
-    ),
-    "atlas": (
-        "interpret",
-        "What every head and channel attends to over a corpus, such as which heads do induction: tables and pages.",
-    ),
-    "tasks": ("tasks", "Prompts with known answers: list them, preview them, measure a model on them."),
-    "toy": ("toy", "Watch singular vectors align with features, in small models whose features are known."),
-    "interpret": (
-        "interpret",
-        "Describe the signals of circuits in words, and test the words blind on token pairs that were held out.",
-    ),
-    "serve": ("serve", "Explore a model in the browser: type a prompt, click an attention weight, see why."),
-    "doctor": (
-        "doctor",
-        "Check this installation: versions, device, models that are ready, and whether the numbers are exact here.",
-    ),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "One prompt": {
+        "why": (
+            "why",
+            "Why does the model answer this? One sentence, its steps, and the answer without each step.",
+        ),
+        "matters": (
+            "why",
+            "Which words of a prompt matter? Replace each by similar ones and measure the answer.",
+        ),
+        "trace": (
+            "trace",
+            "Trace the circuit of a prompt (or many): which signals make heads attend where they do.",
+        ),
+        "explain": (
+            "trace",
+            "Why does this head attend here? The signals on the query side and on the key side.",
+        ),
+        "decompose": ("channels", "Decompose an attention score into the singular channels of its head."),
+        "record": ("models", "Record one forward pass as components, and check that they sum exactly."),
+        "show": (
+            "circuits",
+            "Print a circuit as a tree: the root, the heads that cause it, and why each of them attends.",
+        ),
+        "view": (
+            "circuits",
+            "Write circuits as one page (a single HTML file that needs no network) and open it.",
+        ),
+        "export": ("circuits", "Write circuits in the format of another tool."),
+        "import": (
+            "circuits",
+            "Read circuits of other tools: GraphML and JSON of ACC and accpp-tracer, Neuronpedia's graphs.",
+        ),
+    },
+    "Is it true, enough, needed?": {
+        "verify": ("verify", "Test a circuit in the running model: do its numbers and predictions hold?"),
+        "intervene": (
+            "experiments",
+            "Change the signal of one edge in the running model: attention and metric before and after.",
+        ),
+        "edges": (
+            "experiments",
+            "Ablate every edge into one head, in one circuit or many: do edge weights predict the effect?",
+        ),
+        "faithfulness": (
+            "experiments",
+            "Keep only the circuit's attention. How much of the answer is left? Then ablate only the circuit.",
+        ),
+        "sufficiency": (
+            "experiments",
+            "Keep only a circuit's head components and patch all others from a counterfactual prompt. What is left?",
+        ),
+        "bench": (
+            "verify",
+            "Compare methods on prompts with counterfactuals: sufficiency by size, CPR, CMD, cost in forward passes.",
+        ),
+        "expect": (
+            "why",
+            "Use a circuit as a test: check its claims on another model. Each passes or fails.",
+        ),
+    },
+    "Many prompts": {
+        "run": (
+            "run",
+            "Trace many prompts, one circuit each, into a folder. If interrupted, the same command resumes.",
+        ),
+        "runs": ("run", "Show what a run contains, how far it is, and what failed and why."),
+        "merge": (
+            "merge",
+            "Merge the circuits of many prompts into one network by roles, with the frequency of each edge.",
+        ),
+        "families": (
+            "families",
+            "Group similar circuits into families: their representatives, and the labels they agree with.",
+        ),
+        "compare": (
+            "families",
+            "Compare circuits, runs or models: which nodes and edges they share, and which only one of them has.",
+        ),
+        "signals": (
+            "families",
+            "Compare what each head reads in two circuits or families, by the cosine of its query and key signals.",
+        ),
+        "sinks": (
+            "sinks",
+            "Study attention sinks: how much attention they take, their signals, and the effect of removing these.",
+        ),
+    },
+    "A whole model": {
+        "serve": (
+            "serve",
+            "Explore a model in the browser: type a prompt, click an attention weight, see why.",
+        ),
+        "atlas": (
+            "interpret",
+            "What does every head and channel attend to over a corpus? Which heads do induction? Tables and pages.",
+        ),
+        "interpret": (
+            "interpret",
+            "Describe the signals of circuits in words, and test the words on token pairs that were held out.",
+        ),
+    },
+    "Models, tasks, toys": {
+        "doctor": (
+            "doctor",
+            "Check this installation: versions, device, available models, and whether the numbers are exact here.",
+        ),
+        "models": ("models", "List supported architectures and the models ready to load; download models."),
+        "info": (
+            "models",
+            "Show a model's shape: layers, heads, KV groups, norms, positions, softcaps, windows, memory.",
+        ),
+        "tasks": ("tasks", "Prompts with known answers: list them, preview them, measure a model on them."),
+        "emerge": (
+            "channels",
+            "Follow heads through training: how few channels make up a score, checkpoint by checkpoint.",
+        ),
+        "toy": (
+            "tasks",
+            "Watch singular vectors align with features, in small models whose features are known.",
+        ),
+    },
 }
-"""By name: the module of ``headtrace.cli`` with a function of that name, and the first line of its help."""
+"""All commands, in the groups in which ``headtrace --help`` lists them. By name: the module of ``headtrace.cli`` with a
+function of that name, and the first line of its help."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+_GROUP_OF = {name: group for group, commands in GROUPS.items() for name in commands}
+
+
+def flowing(help_text: str) -> str:
+    """Help whose paragraphs break where the terminal ends, and not where the lines of the source do.
+
+    >>> flowing("One paragraph\\nof prose.\\n\\n  headtrace why MODEL")
+    'One paragraph of prose.\\n\\n  headtrace why MODEL'
+    """
+    paragraphs = cleandoc(help_text).split("\n\n")
+    return "\n\n".join(each if "\n " in f"\n{each}" else each.replace("\n", " ") for each in paragraphs)
 
 
 class LazyCommands(MutableMapping[str, Any]):
@@ -149,9 +179,10 @@ class LazyCommands(MutableMapping[str, Any]):
                 from headtrace.cli.options import with_option_groups
 
                 alone = typer.Typer(rich_markup_mode=MARKUP, add_completion=False)
-                text = f"{summary}\n\n{cleandoc(found.__doc__ or '')}"
+                text = f"{summary}\n\n{flowing(found.__doc__ or '')}"
                 alone.command(name, help=text)(with_option_groups(found))
                 self.made[name] = typer.main.get_command(alone)
+            self.made[name].rich_help_panel = _GROUP_OF[name]
         return self.made[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -181,7 +212,7 @@ class ListedCommands(Commands):
         """What help, completion and suggestions need: the name, and the first line of the help."""
         if cmd_name in self._lazy.made or cmd_name not in COMMANDS:
             return self._lazy.get(cmd_name)
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=_GROUP_OF[cmd_name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self._lazy.get(args[0])
@@ -191,7 +222,8 @@ class ListedCommands(Commands):
 app = typer.Typer(
     name="headtrace",
     cls=ListedCommands,
-    help="Why does this attention head attend here? Exact circuits of transformer language models.",
+    help="Why does this attention head attend here? Exact circuits of transformer language models.\n\n"
+    'Begin with: headtrace why builtin -p "When Mary and John went to the store, John gave a drink to"',
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,

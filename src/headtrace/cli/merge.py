@@ -43,6 +43,11 @@ def merge(
         help="Align prompts by roles or by positions (default: roles if the prompts have them). label:NAME makes one "
         "network for each value of a label.",
     ),
+    roles: str | None = typer.Option(
+        None,
+        metavar="RUN",
+        help="For a file of circuits: the run that they were exported from, whose roles they take.",
+    ),
     channels: bool = typer.Option(False, "--channels", help="Count each channel of an edge separately."),
     min_frequency: float | None = typer.Option(
         None,
@@ -71,7 +76,8 @@ def merge(
     reference: str | None = typer.Option(
         None,
         metavar="NAME|FILE",
-        help="A published circuit to compare with: gpt2-ioi, pythia-160m-ioi, or your own JSON file.",
+        help="A published circuit to compare with: gpt2-ioi, gpt2-greater-than, gpt2-pronoun, pythia-160m-ioi, or your "
+        "own JSON file.",
     ),
     out: str | None = typer.Option(
         None,
@@ -90,7 +96,8 @@ def merge(
       headtrace merge runs/ioi --by label:order --out by-order
       headtrace merge many.parquet --by positions --min-frequency 0.5 --out network.html
       headtrace merge runs/ioi --skeleton --out skeleton.svg
-      headtrace verify many.parquet --update && headtrace merge many.parquet --min-effect 0.05 --out strong.html
+      headtrace export runs/ioi --out many.parquet && headtrace verify many.parquet --update
+      headtrace merge many.parquet --roles runs/ioi --min-effect 0.05 --out strong.html
       headtrace merge runs/gpt2 --trace-network --reference gpt2-ioi --json
     """
     from headtrace.runs.frames import frames_of
@@ -123,7 +130,8 @@ def merge(
         return whole.prune(min_frequency, min_weight, min_effect=min_effect), found
 
     with notes.status("Merging circuits"):
-        parts: dict[str, Source] = {"": run} if label is None else {**frames_of(run).by_label(label)}
+        source = _with_roles(run, roles)
+        parts: dict[str, Source] = {"": source} if label is None else {**frames_of(source).by_label(label)}
         networks = {value: merged(source) for value, source in parts.items()}
     if label is None:
         network, found = networks[""]
@@ -157,6 +165,18 @@ def merge(
     )
 
 
+def _with_roles(source: str, roles: str | None) -> Source:
+    """The source; circuits of a file with the roles of the run that they came from."""
+    from headtrace.runs.frames import frames_of, open_source, roles_of_run
+
+    if roles is None:
+        return source
+    circuits: Any = open_source(source)
+    if not isinstance(circuits, list):
+        raise InputError(f"{source!r} is a run and has its own roles: leave out --roles.")
+    return frames_of(circuits, roles_of_run(roles))
+
+
 def _save(network: Network, found: ReferenceAgreement | None, out: str, ending: str) -> None:
     """One file, or all of them into a folder."""
     from headtrace.runs.network import dumps
@@ -181,13 +201,13 @@ def _save(network: Network, found: ReferenceAgreement | None, out: str, ending: 
 
 
 def _edge_frame(network: Network) -> pl.DataFrame:
-    """Edges as a table: between which components at which places, on which side, how often, how strong."""
+    """Edges by falling frequency: between which components at which places, on which side, how often, how strong."""
     import polars as pl
 
     named = {node.id: str(node) for node in network.nodes}
     rows = [
         (named[edge.source], named[edge.target], edge.side, edge.frequency, edge.weight)
-        for edge in network.edges
+        for edge in network.top(len(network.edges))
     ]
     return pl.DataFrame(rows, schema=["source", "target", "side", "frequency", "weight"], orient="row")
 
@@ -226,7 +246,7 @@ def _agreement(found: ReferenceAgreement) -> dict[str, Any]:
 
 
 def _show(network: Network, found: ReferenceAgreement | None) -> None:
-    from headtrace.explorer.network import about
+    from headtrace.explorer.page import about
 
     say(about(network))
     if not network.edges:

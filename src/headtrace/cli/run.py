@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import emit, note, say
-from headtrace.cli.progress import progress_bar
 from headtrace.cli.request_options import PromptsFile, RequestOptions, Strict, exit_by_share, report_skipped
 from headtrace.errors import InputError
 from headtrace.request import TraceRequest, read_requests
@@ -47,8 +47,8 @@ def run(
     mechanisms: bool = typer.Option(
         False,
         "--mechanisms",
-        help="Keep each prompt's mechanism beside its circuit: steps, flows, what was measured (headtrace why RUN "
-        "tells what they share). Paths are then those of the difference, unless --paths says otherwise.",
+        help="Also keep each prompt's mechanism: its steps, flows and measurements (headtrace why RUN says which "
+        "steps prompts share). --paths is then difference by default.",
     ),
     engine: options.EngineOptions,
     shard_size: int = typer.Option(

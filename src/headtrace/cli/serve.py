@@ -12,7 +12,7 @@ import typer
 from headtrace.cli import options
 from headtrace.cli.output import note, say, warn
 from headtrace.errors import InputError
-from headtrace.extras import require
+from headtrace.lazy import require
 
 if TYPE_CHECKING:
     from socket import socket
@@ -28,16 +28,18 @@ def serve(
     host: str = typer.Option(
         "127.0.0.1", help="Address to listen on; one that other machines can reach needs a token."
     ),
-    port: int = typer.Option(PORT, min=0, max=65535, help="Port to listen on; 0: any that is free."),
+    port: int = typer.Option(PORT, min=0, max=65535, help="Port to listen on (0: any free port)."),
     token: str | None = typer.Option(
         None,
         envvar="HEADTRACE_TOKEN",
         show_envvar=True,
-        help="What clients must know; beyond this machine one is made if none is given.",
+        help="A token that clients must send. If other machines can connect and none is given, one is made.",
     ),
-    beside: str | None = typer.Option(None, metavar="MODEL2", help="A second model to put beside the first."),
+    beside: str | None = typer.Option(
+        None, metavar="MODEL2", help="A second model, to compare with the first."
+    ),
     atlas: str | None = typer.Option(
-        None, metavar="DIR", help="An atlas or interpretation folder: words for channels."
+        None, metavar="DIR", help="An atlas or interpretation folder, whose words for channels are shown."
     ),
     run: str | None = typer.Option(None, metavar="DIR", help="A run folder, for its cluster map."),
     max_tokens: int = typer.Option(512, min=1, help="Tokens that a prompt may have."),
@@ -46,7 +48,7 @@ def serve(
     place: options.ModelOptions,
 ) -> None:
     """
-    One process on this machine; nothing is sent anywhere. Ctrl-C stops it.
+    It runs as one process on this machine and sends nothing anywhere. Ctrl-C stops it.
 
     Examples:
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headtrace.cli import options
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import Output, note, say
-from headtrace.cli.progress import progress_bar
 from headtrace.cli.request_options import exit_by_share, report_skipped, skipped_of
 from headtrace.errors import InputError
 from headtrace.lines import Lines
-from headtrace.request import ResolvedRequest, TraceRequest, read_requests
+from headtrace.request import read_requests
 from headtrace.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -75,7 +75,10 @@ def sinks(
     sets = _prompts_by_task(loaded, tasks, number, seed)
     lines: dict[str, Lines[Any]] = {}
     for file in dict.fromkeys(files):
-        read = read_requests(file).then(lambda each, _: _prompt(each, loaded))
+        # With their right and wrong answers, if they have them.
+        read = read_requests(file).then(
+            lambda each, _: each.resolve(loaded) if "wrong" in each.about else each.token_ids(loaded)
+        )
         report_skipped(read)
         name = file if Path(file).stem in sets else Path(file).stem
         sets[name], lines[name] = read.values[:: max(1, len(read) // number)][:number], read
@@ -111,8 +114,3 @@ def _prompts_by_task(model: Model, tasks: list[str], number: int, seed: int) -> 
         if len(found[name]) < number:
             note(f"{name}: {len(found[name])} prompts, all that there are for this vocabulary.")
     return found
-
-
-def _prompt(request: TraceRequest, model: Model) -> ResolvedRequest | list[int]:
-    """A prompt with its right and wrong answers, if it has them."""
-    return request.resolve(model) if "wrong" in request.about else request.token_ids(model)

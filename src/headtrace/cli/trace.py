@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.destinations import destination
+from headtrace.cli.failures import progress_bar
 from headtrace.cli.output import (
     Output,
     check_output,
     console,
+    destination,
     emit,
     note,
     notes,
@@ -19,7 +20,6 @@ from headtrace.cli.output import (
     show_tokens,
     token_text,
 )
-from headtrace.cli.progress import progress_bar
 from headtrace.cli.request_options import (
     ExplainOptions,
     PromptsFile,

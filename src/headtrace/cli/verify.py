@@ -1,4 +1,4 @@
-"""``headtrace verify``: every claim of a circuit, put to the test in the running model."""
+"""``headtrace verify``: every claim of a circuit, put to the test. ``headtrace bench``: methods side by side."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.output import emit, note, number, say, show_table, write_json
-from headtrace.cli.progress import progress_bar
+from headtrace.cli.failures import progress_bar
+from headtrace.cli.output import Output, emit, note, number, say, show_table, warn, write_json
+from headtrace.cli.request_options import exit_by_share
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.progress import scaled
 from headtrace.writing import check_folder_writable, check_writable
 
 if TYPE_CHECKING:
     from headtrace.causal import Report
+
 
 ReachChoice = Annotated[
     str,
@@ -55,7 +57,7 @@ def verify(
     out: str | None = typer.Option(
         None,
         help="Folder for verification.json, edges.parquet, circuit.json and effects.png. For many circuits, "
-        "one folder each in it.",
+        "one subfolder each.",
     ),
     update: bool = typer.Option(
         False, "--update", help="Write the measured effects into the circuit file itself."
@@ -68,17 +70,17 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """
-    For every attending head in the circuit, the claimed query or key signals are removed in the running model, and the
-    attention that is left is compared with the prediction. Every other number in the file that the model can reproduce
-    is compared as well: attention, weights, the root, influence, flags, tokens. Then every edge is ablated and boosted,
-    with random channels of the same head as a control.
+    For every attending head in the circuit, the claimed query or key signals are removed in the running model, and
+    the attention that is left is compared with the prediction. Every other number in the file that the model can
+    reproduce is compared as well: attention, weights, the root, influence, flags, tokens. Then every edge is ablated
+    and boosted, with random channels of the same head as a control.
 
     PASS means that the numbers reproduce. Whether the circuit is sufficient for the answer is reported separately. It
     is tested against the prompt of --counterfactual, or that of a difference circuit; otherwise it is "not tested".
 
-    Exit code: 0 PASS, 1 FAIL, 3 NOTHING TO VERIFY (no prediction in the file), 4 OTHER PRECISION (the file was made in
-    a different precision than the model runs in), 5 NOT REPRODUCED (no number is wrong, but tracing again gives other
-    nodes or edges), 2 if the input cannot be used. For many circuits, the worst code counts.
+    Exit code: 0 PASS, 1 FAIL, 3 NOTHING TO VERIFY (no prediction in the file), 4 OTHER PRECISION (the file was made
+    in a different precision than the model runs in), 5 NOT REPRODUCED (no number is wrong, but tracing again gives
+    other nodes or edges), 2 if the input cannot be used. For many circuits, the worst code counts.
 
     Examples:
 
@@ -90,7 +92,7 @@ def verify(
     """
     from headtrace.causal import verify as verify_circuit
     from headtrace.causal.effects import check_options, choose_edges
-    from headtrace.circuits.sources import named_circuits
+    from headtrace.circuits.files import named_circuits
 
     check_options(controls, reach, scope, seed)
     if out is not None:
@@ -175,7 +177,13 @@ def _show(tested: Sequence[Tested], count: int) -> None:
     say(report.summary())
     if count and report.effects:
         metric = "" if report.metric is None else f" and {report.metric} (metric)"
-        title = f"Change of attention{metric} when ablated, and with random channels (mean)"
+        shown = report.strongest(count)
+        most = (
+            ""
+            if len(shown) == len(report.effects)
+            else f", the {len(shown)} strongest of {len(report.effects)} edges"
+        )
+        title = f"Change of attention{metric} when ablated, and with random channels (mean){most}"
         columns = {
             "from": "{0.source}",
             "into": "{0.target}",
@@ -186,7 +194,7 @@ def _show(tested: Sequence[Tested], count: int) -> None:
             "metric": "{0.ablate_metric:+.4f}",
             "metric,\nrandom": lambda effect: number(mean(effect.control_ablate_metric), "+.4f"),
         }
-        show_table(report.strongest(count), columns, title=title, left=3)
+        show_table(shown, columns, title=title, left=3)
 
 
 # -- what is written -----------------------------------------------------------------------------------------
@@ -218,6 +226,11 @@ def _files_of(source: str, names: Sequence[str]) -> list[str]:
         )
     files = list(dict.fromkeys(_file_of(name) for name in names))
     for file in files:
+        if os.path.isdir(file):  # of a run, whose circuits stay as they were traced
+            raise InputError(
+                f"--update writes into files of circuits, and {file!r} is a run. Make a file of its circuits first: "
+                f"`headtrace export {source} --out circuits.parquet`."
+            )
         check_writable(file)
     return files
 
@@ -241,3 +254,86 @@ def _update(file: str, tested: Sequence[Tested]) -> None:
         write_parquet(circuits, file)
     if mine:
         note(f"Wrote the measured effects into {file}")
+
+
+def bench(
+    *,
+    model: options.ModelName,
+    prompts: list[str] = typer.Option(
+        help="A .jsonl file of prompts with answer, wrong and counterfactual, or a folder of such files; can be "
+        "repeated."
+    ),
+    methods: str | None = typer.Option(
+        None,
+        help="Separated by commas, some of acc++, content, complete, difference, attribution patching, integrated "
+        "gradients and random.",
+    ),
+    number: int = typer.Option(20, "--n", "-n", min=1, help="How many prompts of each file to use."),
+    to: str | None = typer.Option(
+        None, help="mib: write scores of edges for the MIB benchmark to --out x.json."
+    ),
+    out: str | None = typer.Option(
+        None,
+        help="Folder for bench.json, bench.parquet and bench.png; a table as .tex; with --to mib a .json.",
+    ),
+    place: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """
+    Each method ranks head components; the first 5, 10, 20 and 40 are kept, and all others are set to their values on
+    the counterfactual prompt. A score of 1 means that the whole answer comes back. CPR is the area below that curve,
+    CMD its distance from 1. The cost is in forward passes of the same prompt.
+
+    Examples:
+
+      headtrace bench smollm2-135m --prompts pairs/ --out bench
+      headtrace bench gemma-3-270m --prompts ioi.jsonl --methods acc++,difference,random -n 50 --json
+      headtrace bench smollm2-135m --prompts ioi.jsonl --methods difference --to mib --out ioi-edges.json
+    """
+    from headtrace.causal.bench import METHODS
+    from headtrace.causal.bench import bench as measure
+    from headtrace.writing import write_report, write_text
+
+    if to not in (None, "mib"):
+        raise InputError(f"There is no format {to!r} for scores: choose mib.")
+    chosen = METHODS if methods is None else tuple(each.strip() for each in methods.split(","))
+    if to == "mib" and (out is None or "difference" not in chosen):
+        raise InputError(
+            "--to mib writes flows of edges: give --out x.json, and difference among the methods."
+        )
+    output = Output(json, out, [".json"] if to == "mib" else [".tex"], folder=to is None)
+    loaded = place.load(model)
+    with progress_bar(f"Methods on {model}") as progress:
+        found = measure(loaded, prompts, methods=chosen, n=number, progress=progress)
+    columns = {"set": "{0[set]}", "method": "{0[method]}", "prompts": "{0[prompts]}"}
+    columns |= {f"at {size}": f"{{0[at {size}]:.2f}}" for size in (5, 10, 20, 40)}
+    columns |= {"CPR": "{0[cpr]:.2f}", "CMD": "{0[cmd]:.2f}", "cost": "{0[cost]:.1f}"}
+
+    def save(path: str) -> None:
+        if to == "mib":
+            write_report(path, found.mib())
+        elif output.ending == ".tex":
+            write_text(path, found.to_latex() + "\n")
+        else:
+            found.save(path)
+
+    output.finish(
+        found.to_dict,
+        lambda: show_table(
+            found.medians.to_dicts(),
+            columns,
+            title="Median sufficiency by components kept; cost in forward passes",
+            left=2,
+        ),
+        save=save,
+        files="bench.json, bench.parquet, bench.png",
+    )
+    for name, counts in found.passed.items():
+        left = {why: count for why, count in counts.items() if why != "used"}
+        if left:
+            note(f"{name}: passed over {', '.join(f'{count} ({why})' for why, count in left.items())}")
+    for name, lines in found.skipped.items():
+        warn(
+            f"{name}: {len(lines)} lines skipped; the first is line {lines[0]['line']}: {lines[0]['reason']}"
+        )
+    exit_by_share(sum(map(len, found.skipped.values())), found.lines)

@@ -1,22 +1,21 @@
-"""``headtrace why``: a sentence that says why the model answers as it does, its steps, and what was measured.
-
-Of one prompt, or of the prompts of a run that kept mechanisms.
-"""
+"""Questions about one prompt: ``headtrace why``, ``matters`` and ``expect`` (a circuit's claims as a test)."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headtrace.cli import options
-from headtrace.cli.output import Output, say
-from headtrace.cli.progress import progress_bar
+from headtrace.cli.failures import progress_bar
+from headtrace.cli.output import Output, check_output, emit, note, notes, say, show_tokens
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
     from headtrace.runs import Run
+
 
 FORMS = [".html", ".json", ".md", ".svg"]
 
@@ -37,43 +36,54 @@ def why(
     counterfactual: Annotated[
         list[str] | None,
         typer.Option(
-            help="A prompt of as many tokens to compare with; repeat it for several (default: auto, natural changes "
-            "of one word that flip the answer)."
+            help="A prompt of the same length in tokens, to compare with; repeat it for several (default: auto, "
+            "natural changes of one word that flip the answer)."
         ),
     ] = None,
     budget: Annotated[
         int, typer.Option(help="How many changed prompts are run to find counterfactuals.", min=1)
     ] = 120,
-    seed: Annotated[int, typer.Option(help="Seed of replacements and of random controls.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed for the words that are exchanged, and for random controls.")
+    ] = 0,
     measure: Annotated[
         bool, typer.Option(help="Remove each step in the running model and see what the answer does.")
     ] = True,
+    atlas: Annotated[
+        str | None,
+        typer.Option(
+            help="Say what the heads of the steps do over the corpus of this atlas (headtrace atlas MODEL --out DIR)."
+        ),
+    ] = None,
     bos: options.Bos = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", help="Of a run: compare groups of prompts by this label, like order."),
+        typer.Option("--by", help="With a run: compare groups of prompts by this label, such as order."),
     ] = None,
     families: Annotated[
         str | None,
-        typer.Option(help="Of a run: compare the families of this folder (headtrace families RUN --out)."),
+        typer.Option(
+            help="With a run: compare the families in this folder (made by headtrace families RUN --out)."
+        ),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            help="Write it: page.html, m.json (headtrace.load_mechanism reads it), m.md or m.svg; of a run, steps.json "
-            "or steps.md."
+            help="Write the result: page.html, m.json (headtrace.load_mechanism reads it), m.md or m.svg; for a "
+            "run, steps.json or steps.md."
         ),
     ] = None,
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
     """
-    The prompt is compared with natural changes of it that flip the answer. What changed the answer is shared exactly
-    among all components; heads that do the same become a step with a name; each step is removed in the running model.
-    The lines of the ledger add up to the whole difference.
+    headtrace looks for natural changes of the prompt that flip the answer, and compares the prompt with these. The
+    difference is divided exactly among all components. Heads that do the same thing become one step with a name. Each
+    step is then removed in the running model. The lines of the ledger add up to the whole difference.
 
-    Of a run (headtrace run --mechanisms): which steps its prompts share, how often, their mean flow with a 95 %
-    interval; with --by or --families, which steps groups share and where they differ.
+    For a run made with `headtrace run --mechanisms`, it prints which steps the prompts share, how often, and their
+    mean flow (their share of the difference) with a 95 % interval. With --by or --families, it also prints the steps
+    in which groups differ.
 
     Examples:
 
@@ -87,16 +97,29 @@ def why(
     """
     run = _run_at(model)
     if run is not None and not prompt.given:
+        if atlas is not None:
+            raise InputError(
+                "--atlas is about the heads of one prompt's mechanism: give MODEL and -p PROMPT."
+            )
         _why_run(run, model, by, families, json, out)
         return
     if by is not None or families is not None:
         raise InputError("--by and --families compare prompts of a run: headtrace why RUN --by LABEL.")
+    if not prompt.given and "/" in model and not os.path.isdir(model):
+        raise InputError(
+            f"There is no run at {model!r}, and a model needs a prompt: headtrace why MODEL -p 'When Mary ...'."
+        )
     output = Output(json, out, FORMS)
     given = prompt.read()
     loaded = place.load(model)
     from headtrace.mechanism import why as find
     from headtrace.mechanism.mechanism import save_as
 
+    roles = {}
+    if atlas is not None:
+        from headtrace.interpret import open_atlas
+
+        roles = open_atlas(atlas, loaded).roles()
     with progress_bar("Finding out why") as progress:
         found = find(
             loaded,
@@ -110,6 +133,7 @@ def why(
             bos=bos,
             progress=progress,
         )
+    found = found.with_roles(roles) if roles else found
     output.finish(found.to_dict, lambda: say(found.summary()), save=lambda path: save_as(found, path))
 
 
@@ -140,6 +164,120 @@ def _why_run(
         return
     if by is not None and families is not None:
         raise InputError("Give --by LABEL or --families FOLDER, not both.")
-    output = Output(as_json, out, [".json", ".md"])
+    output = Output(as_json, out, [".json", ".md", ".tex"])
     found = shared_steps(run, by if families is None else load_families(families).labels)
     output.finish(found.to_dict, lambda: say(found.summary()), save=found.save)
+
+
+def matters(
+    *,
+    model: options.ModelName,
+    prompt: options.PromptOptions,
+    answer: options.OwnAnswer = None,
+    wrong: options.OwnRival = None,
+    budget: Annotated[int, typer.Option(help="How many changed prompts are run.", min=1)] = 120,
+    seed: Annotated[int, typer.Option(help="Seed of the replacements that are drawn.")] = 0,
+    bos: options.Bos = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for importance.json and importance.png; or a .tex file for the table of words."
+        ),
+    ] = None,
+    png: options.Figure = None,
+    place: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """
+    Each word is replaced by other words of the prompt, by its neighbours in the embedding and by words that the model
+    finds likely there, all with the same number of tokens and the same capitals and spaces. The model runs on every
+    changed prompt. The command prints how much of the metric is lost when each word is replaced (mean and range), and
+    the smallest changes that flip the answer, the most natural first.
+
+    Examples:
+
+      headtrace matters smollm2-135m -p "The keys to the cabinet" --answer " are" --wrong " is"
+
+      headtrace matters builtin -p "When Mary and John went to the store, John gave a drink to" --png bars.png
+
+      headtrace matters smollm2-135m -p "The capital of Norway is" --budget 60 --json
+    """
+    output = Output(json, out, [".tex"], folder=True, figures=[png])
+    given = prompt.read()
+    loaded = place.load(model)
+    from headtrace.causal import importance
+    from headtrace.tables import latex_table
+    from headtrace.writing import write_text
+
+    with progress_bar("Changed prompts") as progress:
+        found = importance(loaded, given, answer, wrong, budget=budget, seed=seed, bos=bos, progress=progress)
+
+    def show() -> None:
+        show_tokens(found.tokens)
+        say(found.summary())
+
+    def save(path: str) -> object:
+        if output.ending == ".tex":
+            return write_text(path, latex_table(found.frame()) + "\n")
+        return found.save(path)
+
+    files = "importance.json, importance.png"
+    output.finish(found.to_dict, show, plots=[found.plot], save=save, files=files)
+
+
+def expect(
+    *,
+    claims: str = typer.Argument(
+        metavar="CLAIMS", help="A file of claims; or a circuit file, to make claims from it (--out)."
+    ),
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        help="The model to test: a name or a folder. With a circuit file, default: its own model.",
+    ),
+    kept: float = typer.Option(
+        0.5, help="With a circuit file: the share of each value that another model must reach."
+    ),
+    most: int = typer.Option(10, help="With a circuit file: at most this many claims of each kind.", min=1),
+    out: str | None = typer.Option(None, help="With a circuit file: the file of claims (.json) to write."),
+    place: options.ModelOptions,
+    json: options.Json = False,
+) -> None:
+    """
+    Claims say what a model is expected to do: this head attends here, it carries at least so much of the answer, it
+    attends because of this component. Each is PASS or FAIL. Claims go from the lowest layer up, so the first that
+    fails shows where models begin to differ. Exit code: 0 if all hold, 1 if one does not, 2 if the input cannot be
+    used.
+
+    Examples:
+
+      headtrace trace builtin -p "When Mary and John went to the store, John gave a drink to" --answer " Mary"
+          --wrong " John" --out circuit.json
+      headtrace expect circuit.json --out claims.json
+      headtrace expect claims.json --model ./finetuned
+    """
+    check_output(json, out)
+    from headtrace.causal.expectations import expect as put_to
+    from headtrace.causal.expectations import make_claims, read_claims, save_claims
+    from headtrace.circuits import load_circuit
+
+    if out is not None:
+        circuit = load_circuit(claims)
+        own = place.load(model or circuit.model.name)
+        with notes.status("Measuring the claims"):
+            made = make_claims(circuit, own, kept=kept, most=most)
+        save_claims(made, out)
+        emit({"claims": len(made), "out": out}, as_json=json, show=lambda: say(f"{len(made)} claims"))
+        note(f"Wrote {out}")
+        return
+    if model is None:
+        raise InputError(
+            f"Say which model to test {Path(claims).name!r} on: --model NAME_OR_FOLDER. To make claims from a circuit, "
+            "give --out claims.json."
+        )
+    given = read_claims(claims)
+    loaded = place.load(model)
+    with notes.status("Testing the claims"):
+        found = put_to(given, loaded)
+    emit(found.to_dict(), as_json=json, show=lambda: say(str(found)))
+    raise typer.Exit(0 if found.passed else 1)

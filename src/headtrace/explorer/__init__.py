@@ -1,7 +1,7 @@
 """The explorer: circuits, networks and atlases as pages that open anywhere, and a local server to explore a model live.
 
-``page.py`` writes the HTML file of circuits, ``network.py`` that of a network, ``atlas_pages.py`` those of an atlas,
-from the modules in ``page/`` and ``atlas/`` (`document.py`). ``panels/`` computes what the live explorer shows,
+``page.py`` writes the HTML files of circuits and networks, ``atlas_pages.py`` those of an atlas, from the modules in
+``page/`` and ``atlas/``. ``panels/`` computes what the live explorer shows,
 ``server/`` serves it, and ``app/`` is its page.
 """
 

@@ -2,7 +2,7 @@
 
     headtrace.explorer.write_atlas_pages(headtrace.interpret.open_atlas("atlas"))
 
-Made like the circuit page (`headtrace.explorer.document`); text of a corpus is only ever shown as text.
+Made like the circuit page (`headtrace.explorer.page`); text of a corpus is only ever shown as text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headtrace.explorer.document import document, inline_modules, part, scripts
+from headtrace.explorer.page import document, inline_modules, part, scripts
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ MEASURES = {
     "induction": (
         "induction",
         "Mean attention to what came right after an earlier occurrence of the token, where there is any",
+    ),
+    "copying": (
+        "copying",
+        "Rank of the token read among the text's tokens by what the head adds to their logits: 1 first, -1 last",
     ),
     "entropy": ("entropy", "Mean entropy of the attention of a token, in nats"),
     "distance": ("distance", "Mean distance of what is attended to, in tokens, the first token left out"),
@@ -76,6 +80,7 @@ def _finder(atlas: Atlas, channels: dict[str, list[dict[str, Any]]]) -> dict[str
             "name": row["head"],
             "layer": row["layer"],
             "number": row["number"],
+            "roles": [role.name for role in atlas.head(row["layer"], row["number"]).roles],
             "words": _words(channels.get(row["head"], [])),
         }
         | {name: row[name] for name in MEASURES}
@@ -102,6 +107,8 @@ def _words(channels: list[dict[str, Any]]) -> list[str]:
 
 
 def _heads(atlas: Atlas, channels: dict[str, list[dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    from headtrace.interpret.head_roles import ROLES
+
     names = atlas.heads["head"].to_list()
     for place, row in enumerate(atlas.heads.iter_rows(named=True)):
         measures = [
@@ -115,6 +122,15 @@ def _heads(atlas: Atlas, channels: dict[str, list[dict[str, Any]]]) -> Iterator[
                 "name": row["head"],
                 "before": names[place - 1] if place else None,
                 "after": names[place + 1] if place + 1 < len(names) else None,
+                "roles": [
+                    {
+                        "name": role.name,
+                        "score": role.score,
+                        "chance": role.chance,
+                        "about": ROLES[role.name].about,
+                    }
+                    for role in atlas.head(row["layer"], row["number"]).roles
+                ],
                 "measures": measures,
                 "shares": row["shares"],
                 "channels": [_channel(atlas, each) for each in channels.get(row["head"], [])],

@@ -30,10 +30,9 @@ from headtrace.causal.signals import ABLATE, Scope, Signal
 from headtrace.circuits import Circuit, Edge
 from headtrace.errors import InputError
 from headtrace.families.population import ROOT_NAME, Roles, component_name, edge_item, position_of, role_at
-from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
 from headtrace.statistics import RESAMPLES, interval
-from headtrace.tables import WithTable
+from headtrace.tables import WithTable, frame, paragraph
 from headtrace.vocabulary import ATTENTION_SIDES, AttentionSide, Component, Firing, Site
 
 if TYPE_CHECKING:

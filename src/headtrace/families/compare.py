@@ -36,10 +36,9 @@ from headtrace.families.population import (
     require_one_model,
     role_at,
 )
-from headtrace.notebook import frame, paragraph
-from headtrace.tables import WithTable
+from headtrace.tables import WithTable, frame, latex_table, paragraph
 from headtrace.vocabulary import Site
-from headtrace.writing import write_report
+from headtrace.writing import write_report, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,6 +137,10 @@ class CircuitComparison(WithTable):
         """Write the comparison as JSON."""
         return write_report(path, self.to_dict())
 
+    def write_latex(self, path: str | Path) -> Path:
+        """Write what the circuits share as a LaTeX table."""
+        return write_text(path, latex_table(self.table) + "\n")
+
     def to_html(self, path: str | Path) -> Path:
         """Write the page that holds all circuits; two are side by side."""
         from headtrace.explorer.page import write_page
@@ -223,8 +226,8 @@ def check_weights(circuits: Sequence[Circuit], grain: Grain) -> list[str]:
     a, b = describe_model(first.model), describe_model(others[0].model)
     if grain == "edge-channel":
         raise InputError(
-            f"{a} and {b} have different weights, and channels are made of weights: channel 3 of the one has nothing "
-            "to do with channel 3 of the other. Compare with grain='edges'."
+            f"{a} and {b} have different weights, and channels are computed from weights: channel 3 of one is "
+            "unrelated to channel 3 of the other. Compare with grain='edges'."
         )
     return [
         f"The weights differ ({a}, {b}): heads are matched by their place in the model, which means the same only for "

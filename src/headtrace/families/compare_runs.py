@@ -31,12 +31,12 @@ from headtrace.families.compare import By, check_by
 from headtrace.families.files import sample
 from headtrace.families.head_signals import SHARED_BASIS, SignalComparison, compare_signals, shared_basis
 from headtrace.families.population import ROOT_NAME, component_names, describe_model
-from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress, scaled
 from headtrace.runs import Run, open_run, run
 from headtrace.runs.frames import Frames, frames_of, place_names, with_places
 from headtrace.runs.manifest import DONE, STEPS
 from headtrace.statistics import interval, mcnemar, paired_difference, q_values
+from headtrace.tables import frame, paragraph
 from headtrace.writing import write_report
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class RunComparison:
 
     @property
     def changed(self) -> pl.DataFrame:
-        """What is found in other shares of prompts than before (q at most 0.05)."""
+        """What the second run has in a larger or smaller share of prompts (q at most 0.05)."""
         return self.table.filter(pl.col("q") <= LEAST_Q)
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from headtrace.circuits import Circuit, named_circuits, read_circuits
-from headtrace.circuits.sources import RUN
+from headtrace.circuits.files import RUN
 from headtrace.errors import InputError
 from headtrace.families.population import Labels, Population
 from headtrace.runs.frames import RunLike
@@ -72,13 +72,13 @@ class FamiliesFile:
 
 
 def load_families(path: str | Path) -> FamiliesFile:
-    """Read ``families.json``, or that of a folder. A damaged file gets an error that names the field."""
+    """Read ``families.json``, or that of a folder. For a damaged file, the error names the field."""
     place = Path(path) / NAME if Path(path).is_dir() else Path(path)
     text = file_text(place, "a file of families", f"`headtrace families RUN --out FOLDER` writes {NAME}.")
     try:
         data = parse(text)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise InputError(f"it is no file of families (schema {SCHEMA})")
+            raise InputError(f"it is not a file of families (schema {SCHEMA})")
         known = {each.name: data.pop(each.name) for each in fields(FamiliesFile) if each.name in data}
         missing = [name for name in ("grain", "labels", "representatives", "agreement") if name not in known]
         if missing:

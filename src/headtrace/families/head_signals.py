@@ -28,8 +28,8 @@ from headtrace.circuits import Circuit
 from headtrace.errors import InputError
 from headtrace.families.population import require_one_model
 from headtrace.models.devices import on_host
-from headtrace.notebook import frame, paragraph
 from headtrace.progress import Progress
+from headtrace.tables import frame, paragraph
 from headtrace.vocabulary import AttentionSide, head_name
 from headtrace.writing import write_report
 

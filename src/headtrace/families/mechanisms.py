@@ -24,13 +24,12 @@ import polars as pl
 
 from headtrace.errors import InputError
 from headtrace.families.result import WITHIN, difference_of_shares
-from headtrace.mechanism.rules import RULES, Facts
-from headtrace.mechanism.steps import MLPS
-from headtrace.notebook import frame, paragraph
+from headtrace.mechanism.rules import MLPS, RULES, Facts
 from headtrace.runs.frames import By, choose_places, frames_of, place_names, with_places
 from headtrace.runs.manifest import DONE, LABEL
 from headtrace.runs.reading import Run
 from headtrace.statistics import interval, wilson
+from headtrace.tables import frame, latex_table, paragraph
 from headtrace.writing import write_report, write_text
 
 SCHEMA = "headtrace.steps/1"
@@ -46,11 +45,16 @@ def step_words(rule: str, at: str, reads: str | None) -> str:
 
     >>> step_words("finds", "S2", "S1"), step_words("mlps", "end", None)
     ('*S2* finds *S1*', 'the MLPs at *end*')
+    >>> step_words("induction", "S2", "S1+1")
+    '*S2* looks at *S1+1*, the token after *S1*'
     """
     if rule == MLPS or rule not in RULES:
         where = f" at *{at}*" + ("" if reads is None else f" reading *{reads}*")
         return ("the MLPs" if rule == MLPS else rule) + where
-    tokens = ("its earlier occurrence", "" if reads in (at, None) else reads, at)
+    earlier = (
+        reads.removesuffix("+1") if reads is not None and reads.endswith("+1") else "its earlier occurrence"
+    )
+    tokens = (earlier, "" if reads in (at, None) else reads, at)
     return RULES[rule].words(Facts(tokens, 2, 2 if reads == at else 1, 1.0, 1.0))
 
 
@@ -65,8 +69,10 @@ class SharedSteps:
     """A row per group and step: ``group``, ``rule``, ``at``, ``reads``, ``text``; ``prompts`` that have it and their
     ``share`` (``share_low`` to ``share_high``); over those, the mean ``flow`` (``flow_low`` to ``flow_high``), its mean
     part of the whole difference, ``of_whole``; ``lost``, what the root's number loses without the step, and
-    ``lost_random`` without random components; ``heads``, the four of most prompts, with the share of these prompts in
-    which each takes part; ``usual``, all that take part in at least half of them."""
+    ``lost_random`` without random components; ``beyond`` (``beyond_low`` to ``beyond_high``), how much farther the step
+    moves it, in the direction of its flow, than its own random components do in the same prompt; ``heads``, the four of
+    most prompts, with the share of these prompts in which each takes part; ``usual``, all that take part in at least
+    half of them."""
     differences: pl.DataFrame
     """A row per step and pair of groups ``a`` and ``b``: the shares ``in_a`` and ``in_b``, their ``difference`` with
     its 95 % interval (``low`` to ``high``), ``flow_a``, ``flow_b``, and the ``verdict``: ``shared``, ``shared, other
@@ -134,25 +140,34 @@ class SharedSteps:
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write everything as ``.json``, or the summary as ``.md``."""
+        """Write everything as ``.json``, the summary as ``.md``, or the steps as a LaTeX table (``.tex``)."""
         ending = Path(path).suffix.lower()
         if ending == ".json":
             return write_report(Path(path), self.to_dict())
         if ending == ".md":
             return write_text(path, f"{self.summary()}\n")
-        raise InputError(f"{path}: end its name in .json or .md.")
+        if ending == ".tex":
+            shown = self.table.select("group", "text", "share", "flow", "lost", "lost_random", "usual")
+            return write_text(path, latex_table(shown) + "\n")
+        raise InputError(f"{path}: end its name in .json, .md or .tex.")
 
 
 def _line(row: dict[str, Any]) -> str:
     lost = ""
     if row["lost"] is not None:
         control = "" if row["lost_random"] is None else f"; random {-row['lost_random']:+.2f}"
-        lost = f"  without it {-row['lost']:+.2f}{control}"
+        lost = f"  without it {-row['lost']:+.2f}{control}{_doubt(row)}"
     heads = ", ".join(row["heads"])
     return (
         f"  {row['share']:.2f} [{row['share_low']:.2f}, {row['share_high']:.2f}]  {row['flow']:+.2f} "
         f"[{row['flow_low']:+.2f}, {row['flow_high']:+.2f}]  {row['text']}  [{heads}]{lost}"
     )
+
+
+def _doubt(row: dict[str, Any]) -> str:
+    """What is said of a step that does not move the root's number farther than its random components do."""
+    low = row["beyond_low"]
+    return " (no more than random ones do)" if low is not None and low <= 0 else ""
 
 
 def shared_steps(
@@ -225,6 +240,9 @@ def _row(group: str, size: int, key: tuple[Any, ...], some: pl.DataFrame, seed: 
     flow_low, flow_high = interval(flow, np.arange(n), seed)
     lost = (some["before"] - some["without"]).mean()
     random = (some["before"] - some["random"]).mean()
+    both = some.filter(pl.col("without").is_not_null() & pl.col("random").is_not_null())
+    beyond = np.sign(flow.mean()) * (both["random"] - both["without"]).to_numpy()
+    beyond_ends = interval(beyond, np.arange(len(beyond)), seed) if len(beyond) else (None, None)
     heads = Counter(
         name for names in some["heads"] for name in {each.split(" ")[0] for each in names.to_list()}
     )
@@ -246,6 +264,9 @@ def _row(group: str, size: int, key: tuple[Any, ...], some: pl.DataFrame, seed: 
         "of_whole": some["share"].mean(),
         "lost": lost,
         "lost_random": random,
+        "beyond": float(beyond.mean()) if len(beyond) else None,
+        "beyond_low": beyond_ends[0],
+        "beyond_high": beyond_ends[1],
         "heads": [f"{name} {count / n:.2f}" for name, count in common],
         "usual": sorted(name for name, count in heads.items() if count >= WITHIN * n),
     }

@@ -178,7 +178,9 @@ def position_of(role: str | None, roles: Roles) -> int | None:
 def describe_model(model: ModelInfo) -> str:
     """A model in an error message: its name and its hashes."""
     revision = "" if model.revision is None else f" at {model.revision}"
-    hashed = "weights without a hash" if model.weights_sha256 is None else f"weights {model.weights_sha256}"
+    hashed = (
+        "weights without a hash" if model.weights_sha256 is None else f"weights {model.weights_sha256[:12]}"
+    )
     computing = "" if model.computation_sha256 is None else f", config {model.computation_sha256[:12]}"
     return f"{model.name!r}{revision} ({hashed}{computing})"
 

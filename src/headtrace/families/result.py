@@ -20,29 +20,27 @@ from jaxtyping import Bool, Float, Int
 
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError
-from headtrace.families.choosing import (
+from headtrace.families.clustering import (
     CONTROLS,
     K_MAX,
     RESAMPLES,
     SHARE,
     Choice,
     Stability,
-    choose,
-    stability_of,
-)
-from headtrace.families.clustering import (
     average_linkage,
     by_size,
+    choose,
     clusters_below,
     condensed,
     cuts,
+    stability_of,
     sums_to_clusters,
 )
 from headtrace.families.files import FamiliesFile, population_of, sample
 from headtrace.families.population import Grain, Labels, Population, Sets, check_grain
-from headtrace.notebook import frame, paragraph
 from headtrace.runs.frames import RunLike
 from headtrace.statistics import wilson
+from headtrace.tables import frame, paragraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -357,7 +355,7 @@ def find_families(
     """Group the circuits of a run (or of a table, or a list) by what they have in common.
 
     ``n`` is the number of families; ``distance`` instead keeps groups apart whose circuits are on average further apart
-    than this; with neither, the number is chosen by the rule of ``families/choosing.py``. ``labels`` are one mapping
+    than this; with neither, the number is chosen by the rule of ``families/clustering.py``. ``labels`` are one mapping
     per circuit, for circuits that do not come from a run.
 
     >>> import headtrace

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 VIOLINS = (
     "Each dot is one edge (grey: one draw of random channels of the same head; 600 at most are shown).\n"
-    "A violin is as wide as dots are many at that height, against its own widest place; a white diamond is the mean.\n"
+    "The width of a violin shows how many dots lie at that height; a white diamond is the mean.\n"
     "The axis is linear within the shaded band and logarithmic beyond it."
 )
 """What the marks of violins mean; it stands under every figure that has some."""
@@ -52,8 +52,7 @@ def violins(axis: Axes, groups: Sequence[Group], scale: tuple[float, float] | No
     """
     linear, reach = scale or symlog_scale(groups)
     axis.set_yscale("symlog", linthresh=linear, linscale=0.6)
-    decades = [10.0**k for k in range(int(np.ceil(np.log10(linear))), int(np.floor(np.log10(reach))) + 1)]
-    ticks = [*(-d for d in reversed(decades)), 0.0, *decades]
+    ticks = _ticks(linear, reach)
     axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
     axis.axhspan(-linear, linear, color=INK, alpha=0.06, linewidth=0, zorder=0)
@@ -78,6 +77,18 @@ def violins(axis: Axes, groups: Sequence[Group], scale: tuple[float, float] | No
     axis.axhline(0, color=INK, linewidth=0.6)
     axis.set_xticks(range(len(groups)), [label for label, _, _ in groups])
     axis.set_xlim(-0.6, len(groups) - 0.4)
+
+
+def _ticks(linear: float, reach: float) -> list[float]:
+    """Powers of ten on both sides of zero, beyond the linear part; also twice and five times them where one would
+    stand alone, since an axis with a single step cannot be read as logarithmic."""
+    powers = [10.0**k for k in range(int(np.floor(np.log10(linear))), int(np.floor(np.log10(reach))) + 1)]
+
+    def within(steps: tuple[int, ...]) -> list[float]:
+        return [step * power for power in powers for step in steps if linear <= step * power <= reach]
+
+    above = within((1,)) if len(within((1,))) > 1 else within((1, 2, 5))
+    return [*(-tick for tick in reversed(above)), 0.0, *above]
 
 
 def _density(data: np.ndarray, linear: float) -> tuple[np.ndarray, np.ndarray] | None:

@@ -305,7 +305,7 @@ def run_differences(found: RunComparison, path: str | Path | None = None) -> Fig
     right.axvline(0, color=INK, linewidth=0.6)
     right.set(xlim=(-1.05, 1.05), xlabel="difference, with its 95 % interval")
     left.invert_yaxis()
-    note = "Red: clear after correction for the number of items (q at most 0.05)."
+    note = "Orange: clear after correction for the number of items (q at most 0.05)."
     title = f"What {found.names[1]} has more or less often than {found.names[0]} ({found.pairs} prompts)"
     return style.save(figure, path, title, note)
 

@@ -134,9 +134,7 @@ def figure_kind(path: str | Path) -> str:
     kind = Path(path).suffix.lower()
     if kind not in DATED:
         *most, last = DATED
-        raise InputError(
-            f"{str(path)!r} is no figure that can be drawn: end its name in {', '.join(most)} or {last}."
-        )
+        raise InputError(f"{str(path)!r} is not the name of a figure: end it in {', '.join(most)} or {last}.")
     return kind
 
 

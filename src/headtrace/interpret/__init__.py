@@ -2,20 +2,22 @@
 
 - ``corpus.py`` reads text as chunks; ``scored_signals.py`` says what signals are and scores them at pairs of tokens;
   ``scan.py`` keeps the pairs that matter, ``scan_run.py`` resumes a scan and spreads it over workers.
-- ``head_measures.py`` measures heads, ``head_roles.py`` gives names to what they do, ``embedding_reads.py`` reads
-  channels through the embedding, ``writes.py`` what heads say through the unembedding; ``atlas.py`` makes tables of
-  what every head and its strongest channels attend to.
+- ``head_roles.py`` measures heads and gives names to what they do, ``writes.py`` has what heads say through the
+  unembedding and what channels read through the embedding; ``atlas.py`` makes tables of what every head and its
+  strongest channels attend to.
 - ``explainers.py`` says what explainers and judges are; ``lexical.py`` (with the relations of ``relations.py``,
-  the classes of ``word_classes.py`` and the rules of ``rules.py``), ``embedding_reads.py`` and ``endpoint.py`` propose
-  descriptions. ``judging.py`` has them judged on pairs that the explainer did not see, in two corpora; ``verdicts.py``
-  says which are supported, and measures controls. ``interpretation.py`` does it all; ``annotate.py`` writes the
-  descriptions on circuits.
+  the classes of ``word_classes.py`` and the rules of ``rules.py``), ``writes.py`` and ``endpoint.py`` propose
+  descriptions. ``chat_questions.py`` says what a language model is asked; ``answer_files.py`` keeps its answers, and
+  reads and writes the files of batch services.
+- ``judging.py`` has descriptions judged on pairs that the explainer did not see, in two corpora; ``verdicts.py`` says
+  which are supported, and measures controls. ``interpretation.py`` does it all; ``annotate.py`` writes the descriptions
+  on circuits.
 """
 
 from headtrace.interpret.annotate import annotate
+from headtrace.interpret.answer_files import BatchReport, BatchWritten, read_batch_results
 from headtrace.interpret.atlas import Atlas, ChannelEntry, HeadEntry, open_atlas
 from headtrace.interpret.corpus import open_corpus
-from headtrace.interpret.embedding_reads import Vocabulary
 from headtrace.interpret.endpoint import EndpointError, EndpointExplainer, EndpointJudge
 from headtrace.interpret.explainers import (
     Description,
@@ -39,6 +41,7 @@ from headtrace.interpret.writes import (
     HeadSays,
     OutputChannel,
     SaysTest,
+    Vocabulary,
     check_head_says,
     head_says,
     output_channels,
@@ -48,6 +51,8 @@ from headtrace.statistics import Proportion
 __all__ = [
     "RELATIONS",
     "Atlas",
+    "BatchReport",
+    "BatchWritten",
     "ChannelEntry",
     "Counts",
     "Description",
@@ -86,6 +91,7 @@ __all__ = [
     "open_atlas",
     "open_corpus",
     "output_channels",
+    "read_batch_results",
     "register_explainer",
     "register_judge",
     "register_relation",

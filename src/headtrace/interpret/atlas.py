@@ -17,7 +17,7 @@ True
 (True, True)
 
 The folder holds ``atlas.json`` (what it was made from), ``heads.parquet`` (a row per head: the measures of
-`headtrace.interpret.head_measures`), ``channels.parquet`` (a row per channel: share, quantiles, what stands out, what
+`headtrace.interpret.head_roles`), ``channels.parquet`` (a row per channel: share, quantiles, what stands out, what
 it reads through the embedding), ``pairs.parquet`` (a row per kept pair) and ``scan.safetensors``. The command
 ``headtrace atlas`` also writes pages.
 """
@@ -36,14 +36,13 @@ import pyarrow.parquet as pq
 
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError, shown
-from headtrace.interpret.embedding_reads import channel_reads
-from headtrace.interpret.head_measures import CHANCES, MEASURES
-from headtrace.interpret.head_roles import HeadRole, roles_by_measure, roles_of_sums
+from headtrace.interpret.head_roles import CHANCES, MEASURES, HeadRole, roles_by_measure, roles_of_sums
 from headtrace.interpret.rules import PairStatistics, StandsOut
 from headtrace.interpret.scan import Scan
 from headtrace.interpret.scan_run import scan
 from headtrace.interpret.scored_signals import FIRST_LEFT_OUT, Pair
-from headtrace.models.computation import difference, warn_if_not_compared
+from headtrace.interpret.writes import channel_reads
+from headtrace.models.integrity import difference, warn_if_not_compared
 from headtrace.vocabulary import head_name
 from headtrace.writing import replacing, write_text
 
@@ -78,7 +77,7 @@ class HeadEntry:
     layer: int
     head: int
     measures: Mapping[str, float | None]
-    """As in `headtrace.interpret.head_measures`; None where the corpus had no occasion for it."""
+    """As in `headtrace.interpret.head_roles`; None where the corpus had no occasion for it."""
     shares: tuple[float, ...]
     """Of all its channels; they sum to one."""
     channels: tuple[int, ...]
@@ -159,7 +158,7 @@ class Atlas:
         return getattr(self, of)
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame, paragraph
+        from headtrace.tables import frame, paragraph
 
         return paragraph(repr(self)) + frame(self.heads.head(20))
 
@@ -204,6 +203,13 @@ class Atlas:
         chances = {name: row[f"{name}_by_chance"] for name in CHANCES}
         roles = roles_by_measure(measures, chances)
         return HeadEntry(layer, head, measures, tuple(row["shares"]), tuple(own["number"].to_list()), roles)
+
+    def roles(self) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
+        """The roles of all heads, by layer and head: for `Mechanism.with_roles`."""
+        return {
+            (layer, head): self.head(layer, head).roles
+            for layer, head in self.heads.select("layer", "number").iter_rows()
+        }
 
     def channel(self, layer: int, head: int, channel: int) -> ChannelEntry:
         """What the atlas says of one channel, with its highest pairs; the pairs of others are not read."""
@@ -330,7 +336,7 @@ def atlas(
         progress=progress,
     )
     if any(len(signal.channels) != 1 for signal in found.signals):
-        raise InputError("An atlas is of single channels: write top:8, or channels like L9H6:3.")
+        raise InputError("An atlas takes single channels: write top:8, or channels like L9H6:3.")
     channel_rows, pairs = list[Row](), list[pl.DataFrame]()
     for layer in sorted({signal.layer for signal in found.signals}):  # the pairs of one layer at a time
         rows, pair_rows = _layer_rows(found, model, layer)

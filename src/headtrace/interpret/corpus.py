@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headtrace.errors import InputError
-from headtrace.extras import require
+from headtrace.lazy import require
 from headtrace.lines import Record, Skipped, stream_lines
 from headtrace.prompts import Chat, encode, is_unknown
 from headtrace.request import TraceRequest, json_fields

@@ -5,33 +5,40 @@ machine needs none. Retries, their pauses and timeouts are those of the OpenAI c
 of their question, so an interrupted run only asks for what is missing. Whatever goes wrong is a ``Failure``: it is
 counted separately and never taken for a "no".
 
-Every question begins with worked examples, and asks for a JSON schema where the server supports it: even a small model
-then keeps to the format. The judge may be asked about fewer pairs at a time (``batch``), which a small model needs.
-
->>> read_labels('Of course: {"labels": [true, false]}', 2)
-(True, False)
->>> read_description('{"description": "The source is a name."}').text
-'The source is a name.'
+What is asked is in ``chat_questions.py``. The judge may be asked about fewer pairs at a time (``batch``), which a small
+model needs. A run with batch files (``batch_files.py``) sends nothing: it writes the questions that have no answer yet
+to a file for the service, and takes the answers from the file that the service returns.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from headtrace.errors import HeadtraceError, InputError, shown
-from headtrace.extras import require
+from headtrace.interpret.answer_files import KeptAnswers
+from headtrace.interpret.chat_questions import (
+    ALTERNATIVES,
+    REMINDER,
+    TOKENS_OF_INSTRUCTIONS,
+    TOKENS_PER_PAIR,
+    ChatQuestion,
+    Malformed,
+    Messages,
+    also_refused,
+    ask_for_labels,
+    ask_for_odds,
+    ask_for_words,
+    parameters,
+    text_of,
+)
 from headtrace.interpret.explainers import (
     BlindQuestion,
     Description,
@@ -47,152 +54,26 @@ from headtrace.interpret.explainers import (
     register_judge,
 )
 from headtrace.interpret.scored_signals import Pair, SignalExamples
+from headtrace.lazy import require
 from headtrace.progress import Progress
-from headtrace.writing import write_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-Messages = list[dict[str, str]]
 
 KEY = "OPENAI_API_KEY"
 UNREACHABLE, REFUSED = 3, 8
 """After this many questions in a row that found no endpoint, or that it refused, a run stops asking it."""
-LONGEST_DESCRIPTION = 400
 _SECONDS_PER_REQUEST = 3.0
-_TOKENS_PER_PAIR = 45
-_TOKENS_OF_INSTRUCTIONS = 270
+KNOWN = 10
+"""Pairs of a kind that the explainer saw, at most, by which a judge that weighs finds out what counts as a yes."""
+CONTRAST = 10
+"""Random pairs that an explainer is shown, at most."""
 
 
 class EndpointError(HeadtraceError):
     """An endpoint gave no answer at all."""
-
-
-class Malformed(ValueError):
-    """An answer that is not in the requested format."""
-
-
-# -- Questions -----------------------------------------------------------------------------------------------
-
-_TASK = (
-    "An attention head of a language model reads text. Each example shows a pair of tokens that it connects: the "
-    "source token is in [[double brackets]], the destination token, which looks back at it, in <<angle brackets>>. If "
-    "they are one and the same token it is in both. A line break is shown as ⏎."
-)
-_EXPLAIN = (
-    f"{_TASK} Say in one short sentence what the pairs have in common: which tokens, which positions, which relation "
-    "between source and destination. Do not repeat the examples. Answer with JSON only: "
-    '{"description": "..."}, or {"description": null} if they have nothing in common.'
-)
-_JUDGE = (
-    f"{_TASK} You get a description of such pairs, and examples. Decide for each example whether the description is "
-    'true of it. Answer with JSON only: {"labels": [true, false, ...]}, one label per example, in their order.'
-)
-_REMINDER = "That was not the JSON that was asked for. Answer with the JSON object and nothing else."
-
-_JUDGE_EXAMPLES = (
-    (" ... parked the[[ red]]<< car>> behind ...", True),
-    (" ...[[ heard]] a dog<< bark>> at ...", False),
-    (" ... under[[ the]] old<< bridge>> where ...", False),
-    (" ... with a[[ long]]<< letter>> from ...", True),
-)
-_JUDGE_DESCRIPTION = "The source is an adjective right before the noun that it describes."
-"""Pairs of a made-up signal with its description, and whether it holds: worked examples for the judge."""
-_EXPLAIN_EXAMPLES = (
-    ([excerpt for excerpt, holds in _JUDGE_EXAMPLES if holds], _JUDGE_DESCRIPTION),
-    (
-        [" ... sold[[ apples]] and pears ... likes<< apples>> and ...", "[[ Rain]] fell. More<< Rain>> fell"],
-        "The destination repeats the source token.",
-    ),
-    ([" ... of[[ my]] house ... at<< seven>> and ...", " ...[[;]] then it<< was>> gone ..."], None),
-)
-"""Pairs of made-up signals, and what they have in common: of several kinds, so as not to suggest one."""
-_LINE_BREAK = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-_THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class ChatQuestion(Generic[T]):
-    """A question to a language model, and how its answer is read."""
-
-    messages: Messages
-    parse: Callable[[str], T]
-    """Raises ``Malformed`` for an answer that is not in the requested format."""
-    answer_tokens: int
-    schema: dict[str, Any]
-    """The JSON schema of the answer."""
-
-
-def _question(
-    instructions: str,
-    worked: Sequence[tuple[str, Any]],
-    asked: str,
-    parse: Callable[[str], T],
-    answer_tokens: int,
-    key: str,
-    values: dict[str, Any],
-) -> ChatQuestion[T]:
-    """Instructions, worked examples and the question; the answer is a JSON object with one key."""
-    messages = [{"role": "system", "content": instructions}]
-    for question, answer in worked:
-        messages.append({"role": "user", "content": question})
-        messages.append({"role": "assistant", "content": json.dumps({key: answer})})
-    messages.append({"role": "user", "content": asked})
-    schema = {"type": "object", "properties": {key: values}, "required": [key], "additionalProperties": False}
-    return ChatQuestion(messages, parse, answer_tokens, schema)
-
-
-def _numbered(excerpts: Sequence[str]) -> str:
-    """One line per example, whatever line breaks the text has."""
-    lines = (_LINE_BREAK.sub("⏎", each) for each in excerpts)
-    return "Examples:\n" + "\n".join(f"{number}. {each}" for number, each in enumerate(lines, start=1))
-
-
-def _described(description: str, excerpts: Sequence[str]) -> str:
-    return f"Description: {description}\n\n{_numbered(excerpts)}"
-
-
-# -- Reading answers ---------------------------------------------------------------------------------------------
-
-
-def _value(text: str, key: str) -> Any:
-    """The value in the only JSON object of an answer that has this one key; text around it is ignored."""
-    text = _THINKING.sub("", text, count=1)
-    decoder, place, found = json.JSONDecoder(), text.find("{"), list[dict[str, Any]]()
-    while place >= 0:
-        try:
-            each, place = decoder.raw_decode(text, place)
-            found.append(each)
-        except (ValueError, RecursionError):
-            place += 1
-        place = text.find("{", place)
-    matching = [each for each in found if set(each) == {key}]
-    if len(matching) != 1:
-        raise Malformed(f"expected one JSON object with the key {key!r} alone, got {shown(text)}")
-    return matching[0][key]
-
-
-def read_description(text: str) -> Description | None:
-    """The description in an answer; None where it says that there is none."""
-    found = _value(text, "description")
-    if found is None:
-        return None
-    if not isinstance(found, str) or not found.strip() or len(found) > LONGEST_DESCRIPTION:
-        raise Malformed(f"expected a short description, got {shown(found)}")
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        raise Malformed("the description holds a lone surrogate") from None
-    return Description(" ".join(found.split()))
-
-
-def read_labels(text: str, count: int) -> tuple[bool, ...]:
-    """As many labels as there were examples, each true or false."""
-    found = _value(text, "labels")
-    if not isinstance(found, list) or len(found) != count or not all(type(each) is bool for each in found):
-        raise Malformed(f"expected {count} labels, each true or false, got {shown(found)}")
-    return tuple(found)
 
 
 # -- Asking ------------------------------------------------------------------------------------------------------
@@ -220,14 +101,17 @@ class EndpointOptions:
     """How often a failed request is repeated, after increasing pauses (or as long as the endpoint asks for)."""
     timeout: float = 120.0
     """Seconds after which a request that is not answered has failed."""
+    around: int = 8
+    """How many tokens of an example to show on each side of the source and of the destination."""
     context: RunContext | None = None
     """Cache, budget and counts; a run provides them."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0:
+        if self.concurrency < 1 or self.retries < 0 or self.around < 0 or not self.timeout > 0:
             raise InputError(
-                f"concurrency={self.concurrency}, retries={self.retries}, timeout={self.timeout}: at least one request "
-                "at a time, no fewer than 0 retries, and a time above 0."
+                f"concurrency={self.concurrency}, retries={self.retries}, around={self.around}, "
+                f"timeout={self.timeout}: at least one request at a time, no fewer than 0 retries and 0 tokens around, "
+                "and a time above 0."
             )
 
     @property
@@ -250,11 +134,17 @@ class EndpointOptions:
 
     def prepare(self, context: RunContext) -> Self:
         """The same with the cache, budget and counts of a run."""
-        self.check()
+        self.check(sends=context.batch is None)
         return replace(self, context=context)
 
-    def check(self) -> None:
-        """Raise ``InputError`` where the endpoint cannot even be asked."""
+    def check(self, *, sends: bool = True) -> None:
+        """Raise ``InputError`` where the endpoint cannot even be asked. A run that ``sends`` nothing needs no key."""
+        if not self.model_name:
+            raise InputError(
+                "The endpoint needs the name of a model: give --model-name (model_name='...'), as the server knows it."
+            )
+        if not sends:
+            return
         _openai()
         try:
             address = urlsplit(self.base_url)
@@ -263,16 +153,12 @@ class EndpointOptions:
             address, valid = urlsplit(""), False
         if not valid:
             raise InputError(
-                f"{shown(self.base_url)} is no address of an endpoint, like http://localhost:8000/v1."
+                f"{shown(self.base_url)} is not the address of an endpoint, like http://localhost:8000/v1."
             )
         if address.username or address.password:
             raise InputError(
                 "The address of the endpoint holds a password, which would be written with the results: set "
                 f"{KEY} instead."
-            )
-        if not self.model_name:
-            raise InputError(
-                "The endpoint needs the name of a model: give --model-name (model_name='...'), as the server knows it."
             )
         if not os.environ.get(KEY) and not self.on_this_machine:
             raise InputError(
@@ -281,47 +167,31 @@ class EndpointOptions:
             )
 
 
-ALTERNATIVES: dict[str, tuple[Callable[[ChatQuestion[Any]], dict[str, Any]], ...]] = {
-    "max_tokens": (
-        lambda question: {"max_tokens": question.answer_tokens},
-        lambda question: {"max_completion_tokens": question.answer_tokens},
-    ),
-    "temperature": (lambda question: {"temperature": 0}, lambda question: {}),
-    "response_format": (
-        lambda question: {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": question.schema},
-            }
-        },
-        lambda question: {"response_format": {"type": "json_object", "schema": question.schema}},
-        lambda question: {},
-    ),
-}
-"""Parameters that some servers refuse, and what to send instead."""
+def _parsed(question: ChatQuestion[T], text: str) -> T | Failure:
+    try:
+        return question.parse(text)
+    except Malformed as error:
+        return Failure(f"The answer is not what was asked for: {error}.", unreadable=True)
 
 
 class _Asker:
     """Asks an endpoint many questions at a time, within the budget, and each only once."""
 
     def __init__(self, options: EndpointOptions) -> None:
-        options.check()
         self.options = options
         self.context = options.context or RunContext()
+        options.check(sends=self.context.batch is None)
+        self.answers = None if self.context.folder is None else KeptAnswers(self.context.folder)
         self.key = os.environ.get(KEY) or ""
         self.failed_in_a_row = 0
         self.refused = dict.fromkeys(ALTERNATIVES, 0)
         """For each parameter, how many of its alternatives the server has refused."""
 
     def ask_all(self, questions: Sequence[ChatQuestion[T]], progress: Progress | None) -> list[T | Failure]:
-        """Answers in the order of the questions. Also works inside a notebook's running event loop."""
-        from anyio.from_thread import start_blocking_portal
-
-        with start_blocking_portal() as thread:  # an exception in this block cancels the requests under way
-            answers = thread.start_task_soon(self._ask_all, questions, progress)
-            while not wait([answers], timeout=0.2).done:  # returns now and then, to notice an interrupt
-                pass
-            found = answers.result()
+        """Answers in the order of the questions."""
+        found = (
+            self._send_all(questions, progress) if self.context.batch is None else self._from_file(questions)
+        )
         failed = [each for each in found if isinstance(each, Failure)]
         counts, unreadable = self.context.counts, sum(each.unreadable for each in failed)
         counts.questions += len(found)
@@ -333,6 +203,31 @@ class _Asker:
                 f"{min(each.reason for each in failed)} Nothing is lost: give the same command again to resume."
             )
         return found
+
+    def _from_file(self, questions: Sequence[ChatQuestion[T]]) -> list[T | Failure]:
+        """The kept answers. If some are missing, their questions are written to the batch file and the run stops."""
+        kept: list[T | Failure] = []
+        missing: list[ChatQuestion[T]] = []
+        for question in questions:
+            # A description may be None: an answer that says that there is none.
+            text = self.answers.read(question.id_for(self.options.model_name)) if self.answers else None
+            if text is None:
+                missing.append(question)
+            else:
+                kept.append(_parsed(question, text))
+        if missing and self.context.batch is not None:
+            raise self.context.batch.write(missing, self.options.model_name)
+        return kept
+
+    def _send_all(self, questions: Sequence[ChatQuestion[T]], progress: Progress | None) -> list[T | Failure]:
+        """Ask over the network. Also works inside a notebook's running event loop."""
+        from anyio.from_thread import start_blocking_portal
+
+        with start_blocking_portal() as thread:  # an exception in this block cancels the requests under way
+            answers = thread.start_task_soon(self._ask_all, questions, progress)
+            while not wait([answers], timeout=0.2).done:  # returns now and then, to notice an interrupt
+                pass
+            return answers.result()
 
     async def _ask_all(
         self, questions: Sequence[ChatQuestion[T]], progress: Progress | None
@@ -361,16 +256,13 @@ class _Asker:
             return await asyncio.gather(*(ask(question) for question in questions))
 
     async def _ask(self, client: Any, question: ChatQuestion[T]) -> T | Failure:
-        """The cached answer, or a new one; an answer in the wrong format gets one reminder."""
-        file: Path | None = None
-        if self.context.folder is not None:
-            content = {"model": self.options.model_name, "messages": question.messages}
-            digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-            file = self.context.folder / "answers" / digest[:2] / f"{digest}.json"
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
-                return question.parse(json.loads(file.read_text("utf-8"))["answer"])
+        """The kept answer, or a new one; an answer in the wrong format gets one reminder."""
+        id = question.id_for(self.options.model_name)
+        text = None if self.answers is None else self.answers.read(id)
+        if text is not None and not isinstance(kept := _parsed(question, text), Failure):
+            return kept
         messages, problem = question.messages, ""
-        for _ in range(2):
+        for _ in range(2 if question.schema else 1):
             text = await self._request(client, messages, question)
             if isinstance(text, Failure):
                 return text
@@ -380,12 +272,12 @@ class _Asker:
                 problem = str(error)
                 reminder = [
                     {"role": "assistant", "content": text[:500]},
-                    {"role": "user", "content": _REMINDER},
+                    {"role": "user", "content": REMINDER},
                 ]
                 messages = question.messages + reminder
                 continue
-            if file is not None:
-                write_text(file, json.dumps({"model": self.options.model_name, "answer": text}) + "\n")
+            if self.answers is not None:
+                self.answers.keep(id, self.options.model_name, text)
             return found
         return Failure(f"The answer is not what was asked for: {problem}.", unreadable=True)
 
@@ -413,8 +305,8 @@ class _Asker:
         used = getattr(getattr(response, "usage", None), "total_tokens", None)
         budget.spent += used if isinstance(used, int) and used > 0 else most
         try:
-            text = response.choices[0].message.content
-        except (AttributeError, IndexError, TypeError):
+            text = text_of(response.model_dump(warnings=False)["choices"][0])
+        except (AttributeError, KeyError, IndexError, TypeError):
             text = None
         if not isinstance(text, str):
             return self._failure(f"The endpoint sent something other than an answer: {shown(response)}")
@@ -425,21 +317,15 @@ class _Asker:
         """The server's response; parameters that it refuses are replaced, from then on for all questions."""
         openai, refused = _openai(), dict(self.refused)
         while True:
-            parameters: dict[str, Any] = {}
-            for name, alternatives in ALTERNATIVES.items():
-                parameters |= alternatives[refused[name]](question)
             try:
                 response = await client.chat.completions.create(
-                    model=self.options.model_name, messages=messages, **parameters
+                    model=self.options.model_name, messages=messages, **parameters(question, refused)
                 )
             except openai.APIStatusError as error:
-                left = [name for name in ALTERNATIVES if refused[name] < len(ALTERNATIVES[name]) - 1]
-                named = [name for name in left if name in error.message]
-                if not named and error.status_code in (400, 422) and "response_format" in left:
-                    named = ["response_format"]  # a server that does not say what is wrong
-                if not named:
+                name = also_refused(refused, error.status_code, error.message)
+                if name is None:
                     raise
-                refused[named[0]] += 1
+                refused[name] += 1
                 continue
             self.refused = refused
             return response
@@ -472,23 +358,11 @@ class EndpointExplainer(EndpointOptions, Explainer):
     def explain_all(
         self, shown: Sequence[SignalExamples], progress: Progress | None = None
     ) -> list[Explanation]:
-        worked = [(_numbered(excerpts), description) for excerpts, description in _EXPLAIN_EXAMPLES]
-        questions = [
-            _question(
-                _EXPLAIN,
-                worked,
-                _numbered([pair.excerpt() for pair in each.top]),
-                read_description,
-                answer_tokens=100,
-                key="description",
-                values={"type": ["string", "null"]},
-            )
-            for each in shown
-        ]
+        questions = [ask_for_words(each.top, each.random[:CONTRAST], self.around) for each in shown]
         return _Asker(self).ask_all(questions, progress)
 
     def estimate(self, signals: int, pairs: int) -> Estimate:
-        tokens = signals * (_TOKENS_OF_INSTRUCTIONS + pairs * _TOKENS_PER_PAIR + 40)
+        tokens = signals * (2 * TOKENS_OF_INSTRUCTIONS + (pairs + CONTRAST) * TOKENS_PER_PAIR + 40)
         return Estimate(signals, tokens, _SECONDS_PER_REQUEST * signals / self.concurrency)
 
 
@@ -502,6 +376,9 @@ class EndpointJudge(EndpointOptions, Judge):
     """How many pairs to ask about at a time. A small model gives the right number of labels only for one or two."""
     pairs: int = 20
     """How many pairs of a kind (highest, random, ... of each corpus) to ask about for a signal, at most."""
+    weigh: bool = False
+    """Ask about one pair at a time how probable "True" is, and say yes above the value that best tells pairs apart that
+    the explainer saw. For a small model that says yes to everything. Needs a server with logprobs."""
 
     @property
     def per_group(self) -> int | None:
@@ -516,41 +393,78 @@ class EndpointJudge(EndpointOptions, Judge):
         return self.judge_all([BlindQuestion(description, tuple(pairs))])[0]
 
     def judge_all(self, questions: Sequence[BlindQuestion], progress: Progress | None = None) -> list[Labels]:
-        # Up to two worked examples, with as many pairs as will be asked about where there are so many.
-        size = min(self.batch, len(_JUDGE_EXAMPLES))
-        starts = range(0, len(_JUDGE_EXAMPLES) - size + 1, size)
-        worked: list[tuple[str, Any]] = []
-        for part in [_JUDGE_EXAMPLES[start : start + size] for start in starts][:2]:
-            question = _described(_JUDGE_DESCRIPTION, [excerpt for excerpt, _ in part])
-            worked.append((question, [holds for _, holds in part]))
-
-        def about(description: Description, pairs: Sequence[Pair]) -> ChatQuestion[tuple[bool, ...]]:
-            n = len(pairs)
-            return _question(
-                _JUDGE,
-                worked,
-                _described(description.text, [pair.excerpt() for pair in pairs]),
-                lambda answer: read_labels(answer, n),
-                answer_tokens=20 + 8 * n,
-                key="labels",
-                values={"type": "array", "items": {"type": "boolean"}, "minItems": n, "maxItems": n},
-            )
-
+        if self.weigh:
+            return self._weighed(questions, progress)
         batches = [
             (place, question.pairs[start : start + self.batch])
             for place, question in enumerate(questions)
             for start in range(0, len(question.pairs), self.batch)
         ]
-        asked = [about(questions[place].description, pairs) for place, pairs in batches]
+        asked = [
+            ask_for_labels(questions[place].description, pairs, self.batch, self.around)
+            for place, pairs in batches
+        ]
         labels: list[list[bool | None]] = [[] for _ in questions]
         for (place, pairs), found in zip(batches, _Asker(self).ask_all(asked, progress), strict=True):
             labels[place] += [None] * len(pairs) if isinstance(found, Failure) else found
         return [tuple(each) for each in labels]
 
+    def odds(
+        self, asked: Sequence[tuple[Description, Pair]], progress: Progress | None = None
+    ) -> list[float | None]:
+        """Log-odds of "True" for each description of a pair; None where there was no answer."""
+        found = _Asker(self).ask_all([ask_for_odds(*each, self.around) for each in asked], progress)
+        return [None if isinstance(each, Failure) else each for each in found]
+
+    def _weighed(self, questions: Sequence[BlindQuestion], progress: Progress | None) -> list[Labels]:
+        """Yes where "True" is more probable than what tells the known pairs of a question apart best."""
+        known = [[*_some(each.known, True), *_some(each.known, False)] for each in questions]
+        asked = [
+            (each.description, pair)
+            for each, own in zip(questions, known, strict=True)
+            for pair in (*(pair for pair, _ in own), *each.pairs)
+        ]
+        odds = iter(self.odds(asked, progress))
+        labels: list[Labels] = []
+        for each, own in zip(questions, known, strict=True):
+            told = [(high, odd) for (_, high), odd in zip(own, odds, strict=False) if odd is not None]
+            least = least_for_yes(told) if own else 0.0
+            labels.append(
+                tuple(
+                    None if odd is None or least is None else odd > least
+                    for odd in islice(odds, len(each.pairs))
+                )
+            )
+        return labels
+
     def estimate(self, questions: int, pairs: int) -> Estimate:
+        if self.weigh:
+            return replace(self, weigh=False, batch=1).estimate(questions, pairs + 2 * KNOWN)
         requests = questions * -(-pairs // self.batch)
-        tokens = requests * (_TOKENS_OF_INSTRUCTIONS + 30) + questions * pairs * (_TOKENS_PER_PAIR + 3)
+        tokens = requests * (TOKENS_OF_INSTRUCTIONS + 30) + questions * pairs * (TOKENS_PER_PAIR + 3)
         return Estimate(requests, tokens, _SECONDS_PER_REQUEST * requests / self.concurrency)
+
+
+def _some(known: Sequence[tuple[Pair, bool]], high: bool) -> list[tuple[Pair, bool]]:
+    return [each for each in known if each[1] is high][:KNOWN]
+
+
+def least_for_yes(told: Sequence[tuple[bool, float]]) -> float | None:
+    """The log-odds above which a yes best tells high pairs from others; None where one of the two kinds is missing.
+
+    >>> least_for_yes([(True, 2.0), (True, 1.5), (False, 1.0), (False, 0.5)])
+    1.25
+    """
+    high, low = ([odd for is_high, odd in told if is_high is wanted] for wanted in (True, False))
+    if not high or not low:
+        return None
+    values = sorted({odd for _, odd in told})
+    between = [(one + next) / 2 for one, next in pairwise(values)] or values
+
+    def separation(least: float) -> float:
+        return sum(odd > least for odd in high) / len(high) - sum(odd > least for odd in low) / len(low)
+
+    return max(between, key=separation)
 
 
 register_explainer(EndpointExplainer.name, EndpointExplainer)

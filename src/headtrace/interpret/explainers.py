@@ -26,6 +26,7 @@ from headtrace.registry import Registry, create
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from headtrace.interpret.answer_files import BatchQuestions
     from headtrace.models import Model
 
 
@@ -60,6 +61,9 @@ class BlindQuestion:
 
     description: Description
     pairs: tuple[Pair, ...]
+    known: tuple[tuple[Pair, bool], ...] = ()
+    """Pairs that the explainer saw, and whether they are the signal's: for a judge that must find out what counts as
+    a yes. No verdict is on them."""
 
 
 # -- What a run shares with its explainer and judge --------------------------------------------------------------
@@ -106,6 +110,8 @@ class RunContext:
     """Where answers are cached, so that none is requested twice."""
     budget: TokenBudget = field(default_factory=TokenBudget)
     counts: QuestionCounts = field(default_factory=QuestionCounts)
+    batch: BatchQuestions | None = None
+    """Where questions without an answer are written for a batch service, instead of being sent."""
     given_up: dict[str, str] = field(default_factory=dict[str, str])
     """Endpoints that get no more requests in this run, and why."""
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from headtrace.circuits import Circuit, write_parquet
 from headtrace.errors import InputError, shown
 from headtrace.interpret.annotate import annotate
+from headtrace.interpret.answer_files import BatchQuestions
 from headtrace.interpret.explainers import (
     Description,
     Estimate,
@@ -35,7 +36,16 @@ from headtrace.interpret.explainers import (
     TokenBudget,
     make_both,
 )
-from headtrace.interpret.judging import LEAST_AUROC, Counts, Judged, judge_all, split, with_other_tokens
+from headtrace.interpret.judging import (
+    GROUPS,
+    LEAST_AUROC,
+    PER_HIGHEST,
+    Counts,
+    Judged,
+    judge_all,
+    split,
+    with_other_tokens,
+)
 from headtrace.interpret.scan import RANDOM
 from headtrace.interpret.scan_run import TOP, scan
 from headtrace.interpret.scored_signals import ScoredSignal, SignalExamples, circuit_signals
@@ -44,13 +54,15 @@ from headtrace.interpret.verdicts import (
     Controls,
     Exchange,
     discoveries,
-    exchange_words,
+    exchanges,
     measure_controls,
+    shuffled_places,
     with_verdicts,
 )
+from headtrace.interpret.word_classes import note, word_lists
 from headtrace.progress import Progress, scaled
 from headtrace.statistics import Proportion
-from headtrace.writing import replacing, write_report
+from headtrace.writing import check_writable, replacing, write_report
 
 if TYPE_CHECKING:
     import polars as pl
@@ -74,6 +86,7 @@ def interpret(
     out: str | Path | None = None,
     limit: int | None = None,
     budget: int | None = None,
+    batch_out: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     scanning: Callable[..., Any] | None = None,
@@ -82,8 +95,10 @@ def interpret(
 
     ``corpus`` is one corpus or two, as in ``open_corpus``; with one alone, the second is text that the model makes up
     (``SECOND_CORPUS``). The explainer only sees the first. ``limit`` takes the strongest signals. With ``out``, the
-    scans and the answers of an endpoint are kept there, and the same call resumes an interrupted run. ``scanning``
-    replaces ``headtrace.interpret.scan``.
+    scans and the answers of an endpoint are kept there, and the same call resumes an interrupted run. With
+    ``batch_out``, questions to a language model are written to that file instead of being sent, and `BatchWritten` is
+    raised; once ``read_batch_results`` has read the answers into ``out``, the same call goes on. ``scanning`` replaces
+    ``headtrace.interpret.scan``.
     """
     from headtrace.causal.opening import require_own_model
 
@@ -94,7 +109,7 @@ def interpret(
     corpora = two_corpora(corpus)
     explains, judges = make_both(explainer, judge)
     folder = None if out is None else Path(out)
-    context = RunContext(model, folder, TokenBudget(budget))
+    context = RunContext(model, folder, TokenBudget(budget), batch=batch_questions(batch_out, folder))
     explains, judges = explains.prepare(context), judges.prepare(context)
     scans = [
         (scanning or scan)(
@@ -144,6 +159,16 @@ def interpret(
     return found
 
 
+def batch_questions(file: str | Path | None, folder: Path | None) -> BatchQuestions | None:
+    """Where a run writes its questions, if it is to write them."""
+    if file is None:
+        return None
+    if folder is None:
+        raise InputError("batch_out= needs out=, a folder: the answers to the questions are kept there.")
+    check_writable(file)
+    return BatchQuestions(Path(file), folder)
+
+
 def two_corpora(corpus: Any) -> tuple[Any, Any]:
     """The two corpora of a test: those that are given, or the one that is, and text drawn from the model.
 
@@ -158,8 +183,8 @@ def two_corpora(corpus: Any) -> tuple[Any, Any]:
     names = [str(getattr(each, "source", each)) for each in given]
     if len(given) != 2 or names[0] == names[1]:
         raise InputError(
-            f"Words are tested in two different corpora, and {shown(names)} was given. Give two, or one: the second "
-            f"is then {SECOND_CORPUS}, text that the model makes up."
+            f"Words are tested in two different corpora, and {shown(names)} was given. Give two different ones, "
+            f"or one: the second is then {SECOND_CORPUS}, text that the model makes up."
         )
     return given[0], given[1]
 
@@ -197,13 +222,18 @@ def estimate(n_signals: int, explainer: str | Explainer, judge: str | Judge) -> 
     0
     """
     explains, judges = make_both(explainer, judge)
-    # Held out are half of what the first corpus has, as many hard negatives of two kinds, and what the second has; the
-    # control with the description of another signal has no hard negatives.
-    held = {"top": TOP // 2, "random": RANDOM // 2, "second_top": TOP, "second_random": RANDOM}
-    sizes = [min(size, judges.per_group or size) for size in held.values()]
-    hard = 2 * min(TOP // 2, judges.per_group or TOP)
-    cost = explains.estimate(n_signals, TOP // 2) + judges.estimate(n_signals, sum(sizes) + hard)
-    return cost + judges.estimate(n_signals, sum(sizes))
+    # Held out are half of what the first corpus has, and what the second has; as many hard negatives of two kinds, and
+    # pairs at the same distance, which the control with the description of another signal does without.
+    high = (TOP // 2, TOP)
+    tested = _at_most(judges, *high, RANDOM // 2, RANDOM)
+    further = _at_most(judges, *high[:1] * 2, *(PER_HIGHEST * size for size in high))
+    cost = explains.estimate(n_signals, TOP // 2) + judges.estimate(n_signals, tested + further)
+    return cost + judges.estimate(n_signals, tested)
+
+
+def _at_most(judge: Judge, *sizes: int) -> int:
+    """How many pairs a judge is asked about of groups of these sizes."""
+    return sum(min(size, judge.per_group or size) for size in sizes)
 
 
 def interpret_examples(
@@ -257,24 +287,38 @@ def interpret_examples(
         else:
             judged[place] = Judged(signal, "failed", reason=words.reason, examples=pairs)
 
-    # Judge each description by the pairs held out, and give verdicts over all signals together.
+    # Judge each description by the pairs held out; and, as a control, each signal by the description of another,
+    # without hard negatives. All questions are put to the judge at once: neither depends on the other's answers.
     signals = [examples[place].signal for place in described]
-    held = [parts[place][1] for place in described]
-    tested = [
-        with_other_tokens(parts[place][1], parts[place][0], words) for place, words in described.items()
-    ]
-    with_words = judge_all(
-        judges, signals, list(described.values()), tested, seed, scaled(progress, steps, steps, 3 * steps)
+    words = list(described.values())
+    own = [with_other_tokens(parts[place][1], parts[place][0], each) for place, each in described.items()]
+    others = {group: () for group in GROUPS if group not in ("top", "random", "second_top", "second_random")}
+    bare = [replace(parts[place][1], **others) for place in described]
+    order = shuffled_places([each.text for each in words], seed)
+    found = judge_all(
+        judges,
+        [*signals, *signals],
+        [*words, *(words[place] for place in order)],
+        [*own, *bare],
+        seed,
+        scaled(progress, steps, 2 * steps, 3 * steps),
+        seen=2 * [parts[place][0] for place in described],
     )
+    with_words, with_others = found[: len(words)], found[len(words) :]
+
+    # Verdicts over all signals together, and controls: the words of others, and labels dealt at random.
     judged |= zip(described, with_words, strict=True)
     verdicts = with_verdicts([judged[place] for place in range(len(examples))])
-
-    # Controls: the same with the descriptions of other signals, and with random labels.
-    exchanged = exchange_words(judges, with_words, held, seed, scaled(progress, 2 * steps, steps, 3 * steps))
+    exchanged = exchanges(with_others, words, order)
     return Interpretation(
         signals=tuple(verdicts),
         controls=measure_controls(verdicts, exchanged, seed),
-        settings={"explainer": options_of(explains), "judge": options_of(judges), "seed": seed},
+        settings={
+            "explainer": options_of(explains),
+            "judge": options_of(judges),
+            "seed": seed,
+            "word_lists": word_lists().sources(),
+        },
         exchanged=tuple(exchanged),
         asked=_questions_asked(explains, judges) - before,
     )
@@ -358,6 +402,12 @@ class Interpretation:
         """Over all supported signals: highest pairs against those of other channels of the same head."""
         return sum((each.against_sibling for each in self.signals if each.supported), Counts())
 
+    @property
+    def beyond_distance(self) -> Proportion:
+        """Of the supported signals, those whose words also tell their pairs from others at the same distance."""
+        supported = [each for each in self.signals if each.supported]
+        return Proportion(sum(each.beyond_distance for each in supported), len(supported))
+
     def frame(self) -> pl.DataFrame:
         """All rows, as ``table`` has them."""
         return self.table
@@ -366,7 +416,7 @@ class Interpretation:
         return f"Interpretation({len(self.signals)} signals, {self.fraction.count} of {self.fraction.total} supported)"
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame, paragraph
+        from headtrace.tables import frame, paragraph
 
         return "".join(map(paragraph, self.summary().splitlines())) + frame(self.table.head(20))
 
@@ -387,6 +437,8 @@ class Interpretation:
             f"Supported words hold for {self.counts.recall} of their own held-out pairs, "
             f"{self.counts.false_positive_rate} of random ones, {self.against_middle.false_positive_rate} of those "
             f"that score in the middle, {self.against_sibling.false_positive_rate} of another channel's highest",
+            f"Against pairs at the same distance: {self.beyond_distance.count} of {self.beyond_distance.total} "
+            "supported words do better than chance in both corpora; what the others get right is the distance",
         ]
         lines += [
             f"Do not trust this run: the control {name.replace('_', ' ')} passes in {each}, above the rate"
@@ -402,6 +454,8 @@ class Interpretation:
                 f"Of {asked.questions} questions to a language model {asked.unanswered} have no answer, and "
                 f"{asked.unreadable} one that is not in the requested format"
             )
+        if sources := self.settings.get("word_lists"):
+            lines.append(note(sources))
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -418,6 +472,7 @@ class Interpretation:
                 "against_random": self.counts.to_dict(),
                 "against_middle": self.against_middle.to_dict(),
                 "against_sibling": self.against_sibling.to_dict(),
+                "beyond_distance": self.beyond_distance.to_dict(),
             },
             "signals": [each.to_dict() for each in self.signals],
             "exchanged": [each.to_dict() for each in self.exchanged],
@@ -433,7 +488,12 @@ class Interpretation:
             row = each.to_dict()
             row |= {name: getattr(each.counts, name).value for name in ("accuracy", "precision", "recall")}
             row |= {"channels": "+".join(map(str, each.signal.channels)), "failed": each.counts.failed}
-            for name, counts in (("auroc", each.counts), ("second_auroc", each.in_second)):
+            for name, counts in (
+                ("auroc", each.counts),
+                ("second_auroc", each.in_second),
+                ("same_distance_auroc", each.against_same_distance),
+                ("second_same_distance_auroc", each.second_same_distance),
+            ):
                 row |= {name: counts.auroc, f"{name}_low": counts.auroc_interval[0]}
             rows.append({name: row[name] for name in COLUMNS})
         return pl.DataFrame(rows, schema=COLUMNS)
@@ -468,6 +528,11 @@ COLUMNS: dict[str, Any] = {
     "auroc_low": float,
     "second_auroc": float,
     "second_auroc_low": float,
+    "same_distance_auroc": float,
+    "same_distance_auroc_low": float,
+    "second_same_distance_auroc": float,
+    "second_same_distance_auroc_low": float,
+    "beyond_distance": bool,
     "accuracy": float,
     "precision": float,
     "recall": float,

@@ -3,7 +3,8 @@
 The explainer sees one half of the highest and of the random pairs of the first corpus. The judge gets the other half
 and the pairs of a second corpus, shuffled, without scores, together with hard negatives: pairs that score in the
 middle, and the highest pairs of other channels of the same head. How often a description holds for hard negatives is
-reported separately: it may be right about a head and yet not about this channel.
+reported separately: it may be right about a head and yet not about this channel. So is how well it tells the highest
+pairs from others at the same distance: random pairs are mostly far apart, and words about distance alone pass.
 
 >>> counts = Counts(true_positive=18, false_negative=2, false_positive=3, true_negative=17)
 >>> counts.accuracy.value, counts.recall.value, round(counts.p_value, 7)
@@ -18,9 +19,9 @@ reported separately: it may be right about a head and yet not about this channel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from zlib import crc32
 
 import numpy as np
@@ -31,11 +32,22 @@ from headtrace.interpret.scored_signals import Pair, ScoredSignal, SignalExample
 from headtrace.progress import Progress
 from headtrace.statistics import Proportion, difference_interval, difference_p_value
 
-Group = Literal["top", "random", "middle", "sibling", "second_top", "second_random"]
-GROUPS: tuple[Group, ...] = ("top", "random", "middle", "sibling", "second_top", "second_random")
+Group = Literal[
+    "top",
+    "random",
+    "middle",
+    "sibling",
+    "same_distance",
+    "second_top",
+    "second_random",
+    "second_same_distance",
+]
+GROUPS: tuple[Group, ...] = get_args(Group)
 Status = Literal["described", "none", "failed", "too few"]
 LEAST_AUROC = 0.75
 """What the lower end of the interval of the AUROC must be above, in both corpora."""
+PER_HIGHEST = 2
+"""How many pairs at the same distance are drawn for each of the highest."""
 
 
 # -- What the explainer sees, and what is held out ---------------------------------------------------------------
@@ -50,8 +62,11 @@ class HeldOut:
     middle: tuple[Pair, ...] = ()
     sibling: tuple[Pair, ...] = ()
     """The highest pairs of other channels of the same head, none of which is among this signal's own."""
+    same_distance: tuple[Pair, ...] = ()
+    """Pairs of other texts, each as far apart as one of the highest."""
     second_top: tuple[Pair, ...] = ()
     second_random: tuple[Pair, ...] = ()
+    second_same_distance: tuple[Pair, ...] = ()
     """The pairs of the same signal in the second corpus."""
 
     def at_most(self, count: int | None) -> HeldOut:
@@ -83,7 +98,9 @@ def split(
     are held out. There are at most as many hard negatives of a kind as there are highest pairs to tell from them.
     ``siblings`` may hold signals of any head; those that qualify are found.
     """
-    signal, random = examples.signal, _generator(seed, examples.signal.id)
+    signal = examples.signal
+    # Not by its id: that has the hash of a file, which changes with rounding and with the version of headtrace.
+    random = _generator(seed, f"{signal.name} {signal.side}")
     positive = [pair for pair in examples.top if pair.score > 0]
     own = {pair.place for pair in positive}
     top, held_top = _halves(positive, random)
@@ -105,14 +122,40 @@ def split(
     high = {pair.place for pair in elsewhere}
     low = [pair for pair in second.random if pair.place not in high] if second is not None else []
     held = HeldOut(
-        tuple(held_top),
-        tuple(held_others),
-        tuple(middle),
-        tuple(sibling.values()),
-        tuple(elsewhere),
-        tuple(low),
+        top=tuple(held_top),
+        random=tuple(held_others),
+        middle=tuple(middle),
+        sibling=tuple(sibling.values()),
+        same_distance=at_same_distance(held_top, held_others, own, random),
+        second_top=tuple(elsewhere),
+        second_random=tuple(low),
+        second_same_distance=at_same_distance(elsewhere, low, high, random),
     )
     return shown, held
+
+
+def at_same_distance(
+    pairs: Sequence[Pair],
+    others: Sequence[Pair],
+    left_out: Collection[tuple[str, int, int]],
+    random: np.random.Generator,
+) -> tuple[Pair, ...]:
+    """Pairs as far apart as these, at random places in the contexts of ``others``.
+
+    For each of ``pairs``, ``PER_HIGHEST`` are drawn, none of which has the first token as its source or is at a place
+    that is ``left_out``. A distance that no context is long enough for is skipped.
+    """
+    found: dict[tuple[str, int, int], Pair] = {}
+    for pair in pairs:
+        distance = pair.dest - pair.src
+        long_enough = [each for each in others if len(each.token_ids) > distance + 1]
+        for _ in range(PER_HIGHEST if long_enough else 0):
+            context = long_enough[int(random.integers(len(long_enough)))]
+            dest = int(random.integers(distance + 1, len(context.token_ids)))
+            drawn = replace(context, dest=dest, src=dest - distance, score=0.0)
+            if drawn.place not in left_out:
+                found.setdefault(drawn.place, drawn)
+    return tuple(found.values())
 
 
 def with_other_tokens(held: HeldOut, shown: SignalExamples, description: Description) -> HeldOut:
@@ -267,6 +310,9 @@ class Judged:
     """The same highest pairs against those that score in the middle."""
     against_sibling: Counts = field(default=Counts())
     """The same highest pairs against those of other channels of the head."""
+    against_same_distance: Counts = field(default=Counts())
+    second_same_distance: Counts = field(default=Counts())
+    """The highest pairs against others at the same distance, in each corpus: the verdict does not depend on it."""
     q_value: float | None = None
     supported: bool = False
     reason: str = ""
@@ -291,6 +337,13 @@ class Judged:
         """Whether the lower end of the interval of the AUROC is above 0.75 in both corpora."""
         ends = (each.auroc_interval[0] for each in (self.counts, self.in_second))
         return self.status == "described" and all(low > LEAST_AUROC for low in ends)
+
+    @property
+    def beyond_distance(self) -> bool:
+        """Whether the description tells the highest pairs from others at the same distance, in both corpora: the lower
+        end of the interval of the AUROC is above one half."""
+        ends = (each.auroc_interval[0] for each in (self.against_same_distance, self.second_same_distance))
+        return self.status == "described" and all(low > 0.5 for low in ends)
 
     @property
     def tested(self) -> bool:
@@ -319,6 +372,9 @@ class Judged:
             "in_second": self.in_second.to_dict(),
             "against_middle": self.against_middle.to_dict(),
             "against_sibling": self.against_sibling.to_dict(),
+            "against_same_distance": self.against_same_distance.to_dict(),
+            "second_same_distance": self.second_same_distance.to_dict(),
+            "beyond_distance": self.beyond_distance,
             "labels": {group: letters(each) for group, each in self.labels.items()},
             "examples": [
                 {"text": pair.text, "marked": pair.excerpt(), "score": pair.score, "holds": label}
@@ -340,13 +396,19 @@ def letters(labels: Labels) -> str:
 
 
 def blind_question(
-    description: Description, held_out: HeldOut, seed: int, name: str
+    description: Description, held_out: HeldOut, seed: int, name: str, seen: SignalExamples | None = None
 ) -> tuple[BlindQuestion, list[int]]:
     """The question as the judge gets it, without scores and in a random order, and that order."""
     pool = held_out.pool()
     order = _generator(seed + 1, name).permutation(len(pool)).tolist()
-    pairs = tuple(replace(pool[i][1], text="", score=0.0) for i in order)
-    return BlindQuestion(description, pairs), order
+    pairs = [pool[i][1] for i in order]
+    known = [(pair, True) for pair in seen.top] + [(pair, False) for pair in seen.random] if seen else []
+    blind = tuple((_blind(pair), high) for pair, high in known)
+    return BlindQuestion(description, tuple(map(_blind, pairs)), blind), order
+
+
+def _blind(pair: Pair) -> Pair:
+    return replace(pair, text="", score=0.0)
 
 
 def labels_by_group(held_out: HeldOut, order: Sequence[int], labels: Labels) -> Mapping[Group, Labels]:
@@ -365,11 +427,16 @@ def judge_all(
     held_out: Sequence[HeldOut],
     seed: int = 0,
     progress: Progress | None = None,
+    seen: Sequence[SignalExamples] | None = None,
 ) -> list[Judged]:
-    """Judge the descriptions of signals, each by the pairs that its explainer did not see."""
+    """Judge the descriptions of signals, each by the pairs that its explainer did not see.
+
+    ``seen`` has what the explainer saw, for judges that must find out what counts as a yes.
+    """
+    shown = [None] * len(signals) if seen is None else seen
     questions = [
-        blind_question(description, held, seed, signal.id)
-        for signal, description, held in zip(signals, descriptions, held_out, strict=True)
+        blind_question(description, held, seed, signal.id, each)
+        for signal, description, held, each in zip(signals, descriptions, held_out, shown, strict=True)
     ]
     answers = judge.judge_all([question for question, _ in questions], progress)
     found: list[Judged] = []
@@ -386,6 +453,8 @@ def judge_all(
                 Counts.of(labels["second_top"], labels["second_random"]),
                 Counts.of(labels["top"], labels["middle"]),
                 Counts.of(labels["top"], labels["sibling"]),
+                Counts.of(labels["top"], labels["same_distance"]),
+                Counts.of(labels["second_top"], labels["second_same_distance"]),
                 reason="The judge did not answer for most of the pairs." if missing else "",
                 examples=tuple(zip(held.top, labels["top"], strict=True)),
                 labels=labels,

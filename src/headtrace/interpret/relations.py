@@ -146,7 +146,7 @@ class TextTokens:
     def last_of_list(self) -> Truths:
         return self._listing[1]
 
-    @cached_property
+    @property
     def plural(self) -> NDArray[np.int64]:
         """1 for a plural, -1 for a singular, 0 for neither."""
         return np.array([grammatical_number(token) for token in self.tokens])

@@ -46,7 +46,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from headtrace.errors import InputError
-from headtrace.interpret.head_measures import RECORDED, TENSORS, HeadSums
+from headtrace.interpret.head_roles import RECORDED, TENSORS, HeadSums
 from headtrace.interpret.scored_signals import (
     FIRST_LEFT_OUT,
     Pair,

@@ -37,14 +37,13 @@ from headtrace import __version__
 from headtrace.circuits import Circuit
 from headtrace.errors import InputError, shown
 from headtrace.interpret.corpus import Chunk, Corpus, open_corpus
-from headtrace.interpret.head_measures import HeadSums
+from headtrace.interpret.head_roles import HeadSums
 from headtrace.interpret.scan import FILE, BatchScorer, Scan, Tally, batches, chunks_at_once
 from headtrace.interpret.scored_signals import ScoredSignal, Signals, find_signals
-from headtrace.models.computation import NOT_COMPARED
+from headtrace.models.integrity import NOT_COMPARED
 from headtrace.progress import monotonic
 from headtrace.runs.engines import Engine, Engines, ModelPlace, Shard, ShardJob
-from headtrace.runs.lock import locked
-from headtrace.runs.store import StoreError, open_store
+from headtrace.runs.store import StoreError, locked, open_store
 from headtrace.writing import check_folder_writable, replacing
 
 if TYPE_CHECKING:

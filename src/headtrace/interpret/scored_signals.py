@@ -38,7 +38,7 @@ from headtrace.channels.terms import exact_channels
 from headtrace.circuits import Circuit, read_circuits
 from headtrace.circuits.parts import mark
 from headtrace.errors import InputError, shown
-from headtrace.interpret.head_measures import RECORDED, HeadSums
+from headtrace.interpret.head_roles import RECORDED, HeadSums
 from headtrace.models.devices import exact, rounded
 from headtrace.vocabulary import head_name
 

@@ -33,10 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from headtrace.interpret.explainers import Description, Judge
-from headtrace.interpret.judging import Counts, HeldOut, Judged, judge_all, letters
+from headtrace.interpret.explainers import Description
+from headtrace.interpret.judging import Counts, Judged, letters
 from headtrace.interpret.rules import Rules
-from headtrace.progress import Progress
 from headtrace.statistics import Proportion, q_values
 
 FALSE_DISCOVERY_RATE = 0.05
@@ -107,18 +106,11 @@ class Controls:
         return {name: each for name, each in tested.items() if each.interval[0] > FALSE_DISCOVERY_RATE}
 
 
-def exchange_words(
-    judge: Judge, judged: Sequence[Judged], held: Sequence[HeldOut], seed: int, progress: Progress | None
-) -> list[Exchange]:
-    """Judge every signal that has a description by that of another, without hard negatives."""
-    words = [each.description for each in judged if each.description is not None]
-    order = shuffled_places([each.text for each in words], seed)
-    bare = [replace(each, middle=(), sibling=()) for each in held]
-    signals = [each.signal for each in judged]
-    found = judge_all(judge, signals, [words[place] for place in order], bare, seed, progress)
+def exchanges(judged: Sequence[Judged], words: Sequence[Description], order: Sequence[int]) -> list[Exchange]:
+    """Signals that were judged by the words of others: ``judged[i]`` by ``words[order[i]]`` instead of ``words[i]``."""
     return [
-        Exchange(each, signals[place].id, differ(words[own], words[place]))
-        for own, (each, place) in enumerate(zip(found, order, strict=True))
+        Exchange(each, judged[place].signal.id, differ(words[own], words[place]))
+        for own, (each, place) in enumerate(zip(judged, order, strict=True))
     ]
 
 

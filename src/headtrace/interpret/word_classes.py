@@ -7,14 +7,39 @@
 >>> grammatical_number(" dogs"), grammatical_number(" is"), grammatical_number(",")
 (1, -1, 0)
 
-The lists are short and of English: the common ones of each class, with a few rules for endings. A class is missed more
-often than it is claimed wrongly, so words that name a class and pass their test hold for more tokens than are listed.
+The lists here are short and of English: the common ones of each class, with a few rules for endings. Packages add to
+the names, places and verbs where they are installed (``pip install '.[words]'``); numbers and function words are
+few, and listed here. A class is missed more often than it is claimed wrongly: where the lexicon of verbs is installed,
+a name, a place or a verb that can also be something else, as "Store" can, counts only if it is listed here. So words
+that name a class and pass their test hold for more tokens than are listed.
+
+The packages:
+
+- names: ``names`` (MIT; its data, of the US census of 1990, are in the public domain): the commonest
+  first names;
+- places: ``countryinfo`` (MIT): countries, their capitals and provinces;
+- verbs: ``lemminflect`` (MIT; its data are of the SPECIALIST Lexicon of the NIH): words that can be a verb and nothing
+  else, and which nouns are plurals.
+
+Where a package is missing, the short list here is used alone. Results record which
+lists they were made with, and say what to install for more.
+
+>>> WordLists().sources()
+{'names': 'built in', 'places': 'built in', 'verbs': 'built in'}
+>>> print(note(WordLists(versions={"names": "names 0.3.0", "verbs": "lemminflect 0.2.3"}).sources()))
+Word classes: names by names 0.3.0; verbs by lemminflect 0.2.3; places by a short list of headtrace's own
+(pip install '.[words]' for more)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 
 def _listed(words: str) -> frozenset[str]:
@@ -95,8 +120,42 @@ AGREEING = _PLURAL | _SINGULAR
 _PLURAL_NOUNS = _listed("people men women children both many few several")
 
 
+_chosen: list[WordLists] = []
+"""What ``use_word_lists`` was last called with, if anything."""
+
+
+def word_lists() -> WordLists:
+    """The lists of packages in use, beside those of this module."""
+    return _chosen[0] if _chosen else installed()
+
+
+def use_word_lists(lists: WordLists | None) -> None:
+    """From now on in this process, use these lists: ``WordLists()`` for none but headtrace's own, None for the default.
+
+    >>> use_word_lists(WordLists())
+    >>> word_lists().sources()["verbs"], of_class(" clicked", "verb"), of_class(" shed", "verb")
+    ('built in', True, False)
+    >>> use_word_lists(None)
+    """
+    _chosen[:] = [] if lists is None else [lists]
+    of_class.cache_clear()
+    grammatical_number.cache_clear()
+
+
 def _word(token: str) -> str:
     return token.strip().lower()
+
+
+def _is_proper(token: str, own: frozenset[str], listed: frozenset[str]) -> bool:
+    """Whether it is a name in a list, with a capital letter."""
+    word = _word(token)
+    if not token.strip()[:1].isupper():
+        return False
+    if word in own:
+        return True
+    if word not in listed or word in FUNCTION or word in VERBS or word in NUMBERS:
+        return False
+    return set(word_lists().parts_of_speech(word)) <= {"PROPN"}  # "Store" is a province, too
 
 
 def _is_verb(token: str) -> bool:
@@ -105,13 +164,15 @@ def _is_verb(token: str) -> bool:
         return True
     if not word.isalpha() or token.strip()[:1].isupper() or word in FUNCTION:
         return False
+    if parts := word_lists().parts_of_speech(word):
+        return set(parts) <= {"VERB", "AUX"}
     stem = word[:-1] if word.endswith("s") else word
     return stem in VERBS or (len(word) > 4 and word.endswith(("ed", "ing")))
 
 
 CLASSES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "name": (lambda token: _word(token) in NAMES and token.strip()[:1].isupper(), "is a first name"),
-    "place": (lambda token: _word(token) in PLACES and token.strip()[:1].isupper(), "is a place"),
+    "name": (lambda token: _is_proper(token, NAMES, word_lists().names), "is a first name"),
+    "place": (lambda token: _is_proper(token, PLACES, word_lists().places), "is a place"),
     "number": (lambda token: _word(token).isdigit() or _word(token) in NUMBERS, "is a number"),
     "verb": (_is_verb, "is a verb"),
     "function": (lambda token: _word(token) in FUNCTION, "is a function word"),
@@ -146,4 +207,95 @@ def grammatical_number(token: str) -> int:
         return -1 if word in _SINGULAR else 1
     if token[:1] != " " or len(word) < 4 or not word.isalpha() or word in FUNCTION or _is_verb(token):
         return 0
+    if parts := word_lists().parts_of_speech(word):
+        nouns = parts.get("NOUN", ())  # "mice" is of "mouse", "news" of itself
+        return 0 if not nouns else -1 if word in nouns else 1
     return 1 if word.endswith("s") and not word.endswith(("ss", "us", "is")) else -1
+
+
+PACKAGES = {"names": "names", "places": "countryinfo", "verbs": "lemminflect"}
+"""The package that each list comes from."""
+BUILT_IN = "built in"
+COVERED = 80.0
+"""The commonest first names that this share of people have, in percent: the rarer ones are often other words."""
+
+PartsOfSpeech = Mapping[str, tuple[str, ...]]
+"""For each part of speech that a word can be, its lemmas."""
+
+
+def _no_parts(_: str) -> PartsOfSpeech:
+    return {}
+
+
+@dataclass(frozen=True)
+class WordLists:
+    """What packages know of words. All words are in small letters."""
+
+    names: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
+    parts_of_speech: Callable[[str], PartsOfSpeech] = _no_parts
+    """Nothing for a word that is not known."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The package and version that each list comes from, for those that come from one."""
+
+    def sources(self) -> dict[str, str]:
+        """Where each list comes from, as results record it."""
+        return {name: self.versions.get(name, BUILT_IN) for name in PACKAGES}
+
+
+def note(sources: Mapping[str, str]) -> str:
+    """Where the lists of a result come from, in a sentence, with what to install for more."""
+    own = [name for name, source in sources.items() if source == BUILT_IN]
+    parts = [f"{name} by {source}" for name, source in sources.items() if source != BUILT_IN]
+    if own:
+        listed = ", ".join(own[:-1]) + " and " * (len(own) > 1) + own[-1]
+        lists = "a short list" if len(own) == 1 else "short lists"
+        parts.append(f"{listed} by {lists} of headtrace's own (pip install '.[words]' for more)")
+    return "Word classes: " + "; ".join(parts)
+
+
+@cache
+def installed() -> WordLists:
+    """The lists of the packages that are installed."""
+    versions = {
+        name: f"{package} {version(package)}" for name, package in PACKAGES.items() if find_spec(package)
+    }
+    return WordLists(
+        names=_first_names() if "names" in versions else frozenset(),
+        places=_places() if "places" in versions else frozenset(),
+        parts_of_speech=_lexicon() if "verbs" in versions else _no_parts,
+        versions=versions,
+    )
+
+
+def _first_names() -> frozenset[str]:
+    """Rows are a name, its share, the share of it and all before it, and its rank."""
+    from names import FILES
+
+    found = set[str]()
+    for kind in ("first:male", "first:female"):
+        for line in Path(FILES[kind]).read_text("utf-8").splitlines():
+            name, _, covered, _ = line.split()
+            if float(covered) <= COVERED:
+                found.add(name.lower())
+    return frozenset(found)
+
+
+def _places() -> frozenset[str]:
+    from countryinfo import all_countries
+
+    found = set[str]()
+    for country in all_countries():
+        found.update(_single([country.name(), country.capital(), *country.provinces()]))
+    return frozenset(found)
+
+
+def _single(names: Iterable[Any]) -> Iterable[str]:
+    """Those of one word: a token is never more. Some countries have no capital, and some a list of them."""
+    return (name.lower() for name in names if isinstance(name, str) and name.isalpha() and len(name) > 2)
+
+
+def _lexicon() -> Callable[[str], PartsOfSpeech]:
+    from lemminflect import getAllLemmas
+
+    return getAllLemmas

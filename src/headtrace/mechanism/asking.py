@@ -24,7 +24,8 @@ from headtrace.mechanism.steps import NOT_SHOWN, Reading, make_ledger, make_step
 from headtrace.progress import Progress, scaled
 from headtrace.roots import Heads
 from headtrace.tracing import Tracer
-from headtrace.tracing.replacements import BUDGET, ask
+from headtrace.tracing.measured_replacements import BUDGET
+from headtrace.tracing.prompt_words import ask
 from headtrace.tracing.tracer import PromptComparison
 from headtrace.vocabulary import Firing, Prompt, Site
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from headtrace.models import Model, Recording
     from headtrace.roots.base import Answer
 
+MOST_LOOKS = 5
+"""Positions that a head looks at, here or in the other runs, the most first."""
 MOST_CAUSES = 3
 """Causes of a query and of a key that are named, the strongest first."""
 EXPLAINED_HEADS = 8
@@ -51,7 +54,7 @@ def why(
     measure: bool = True,
     progress: Progress | None = None,
 ) -> Mechanism:
-    """Why the model answers as it does: a sentence, its steps, and what the model does without each of them.
+    """Explain why the model answers as it does: a sentence, its steps, and the answer without each step.
 
     Without an ``answer``, the model's own; without a ``wrong`` one, its strongest rival. ``counterfactual`` is a prompt
     of as many tokens to compare with, several, or ``"auto"``: natural changes of one word that flip the answer, found
@@ -86,7 +89,7 @@ def tell(
 ) -> Mechanism:
     """The mechanism of a prompt beside those that it was compared with."""
     circuit, flows = compared.circuit, compared.flows
-    if circuit.reason is not None:  # nothing differs
+    if circuit.reason is not None or len(circuit.prompt.tokens) == 1:  # nothing differs, or nothing is moved
         whole = circuit.difference.change if circuit.difference is not None else 0.0
         return Mechanism(circuit, (), (), (LedgerLine(NOT_SHOWN, whole),), whole, chosen=chosen)
     with tracer.model.assume_weights_unchanged():
@@ -125,18 +128,20 @@ def _read(tracer: Tracer, compared: PromptComparison, backbone: Backbone) -> Rea
     recording, sites = first.flow.recording[first.prompt], list(backbone.flows)
     attention: dict[Site, float] = {}
     there: dict[Site, float] = {}
+    looks: dict[Site, tuple[tuple[int, float, float], ...]] = {}
     for site in sites:
-        place = site.layer or 0, 0, site.head or 0, site.dest or 0, site.src or 0
-        attention[site] = float(recording.attention.at(*place))
-        others = [
-            float(each.flow.other.attention.at(place[0], each.prompt, *place[2:])) for each in compared.flows
-        ]
-        there[site] = sum(others) / len(others)
+        layer, head, dest, src = site.layer or 0, site.head or 0, site.dest or 0, site.src or 0
+        here = recording.attention.row(layer, 0, head, dest)[: dest + 1]
+        others = [each.flow.other.attention.row(layer, each.prompt, head, dest) for each in compared.flows]
+        other = torch.stack([row[: dest + 1] for row in others]).mean(0)
+        attention[site], there[site] = float(here[src]), float(other[src])
+        most = torch.maximum(here, other).topk(min(MOST_LOOKS, dest + 1)).indices.tolist()
+        looks[site] = tuple((place, float(here[place]), float(other[place])) for place in most)
     position = recording.lengths[0] - 1
     speaking = [] if isinstance(first.root, Heads) else [site for site in sites if site.dest == position]
     raises, lowers = _logits(recording, speaking)
     firings = [site.firing for site in sites if attention[site] > 0][:EXPLAINED_HEADS]
-    return Reading(attention, there, raises, lowers, _causes(tracer, recording, firings))
+    return Reading(attention, there, raises, lowers, _causes(tracer, recording, firings), looks)
 
 
 def _logits(

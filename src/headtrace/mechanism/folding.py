@@ -32,9 +32,8 @@ from headtrace.circuits import Circuit
 from headtrace.errors import IdentityError
 from headtrace.mechanism.backbone import LEAST_HEAD, MOST_HEADS, Backbone, Ends, Folded, logits_of
 from headtrace.models.identities import tolerance_for
-from headtrace.tracing.difference import DifferenceFlow, FlowRead
-from headtrace.tracing.difference_circuit import PairFlow
-from headtrace.tracing.secants import MlpSecant
+from headtrace.tracing.component_flow import DifferenceFlow, FlowRead
+from headtrace.tracing.difference_circuit import PairFlow, mean_of_strongest
 from headtrace.vocabulary import ROOT, Site
 
 LEAST_READ = 0.1
@@ -69,7 +68,7 @@ def fold_flows(flows: Sequence[PairFlow], circuit: Circuit | None = None) -> Bac
     logits = {} if circuit is None else logits_of(circuit)
     return Backbone(
         whole,
-        {site: fmean(each.of(site) for each in flows) for site in heads},
+        dict(zip(heads, map(fmean, zip(*(each.of(heads) for each in flows), strict=True)), strict=True)),
         mean,
         dict(direct),
         dict(into_mlps),
@@ -81,13 +80,8 @@ def fold_flows(flows: Sequence[PairFlow], circuit: Circuit | None = None) -> Bac
 
 def _heads(flows: Sequence[PairFlow], whole: float) -> list[Site]:
     """The head components with the largest mean flow, strongest first."""
-    for each in flows:
-        each.candidates()
-    known = dict.fromkeys(site for each in flows for site in each.known if site.kind == "head")
-    bound = {site: sum(abs(each.known.get(site, 0.0)) for each in flows) for site in known}
-    strong = sorted(known, key=lambda site: (-bound[site], site))[: 4 * MOST_HEADS]
-    mean = {site: fmean(each.of(site) for each in flows) for site in strong}
-    kept = sorted((s for s in strong if abs(mean[s]) >= LEAST_HEAD * whole), key=lambda s: (-abs(mean[s]), s))
+    mean = mean_of_strongest(flows, 4 * MOST_HEADS, heads=True)
+    kept = sorted((s for s in mean if abs(mean[s]) >= LEAST_HEAD * whole), key=lambda s: (-abs(mean[s]), s))
     return kept[:MOST_HEADS]
 
 
@@ -115,11 +109,13 @@ def _fold(pairs: Sequence[PairFlow], heads: Sequence[Site]) -> list[_OfPair]:
 
 
 def _reads(pair: PairFlow, heads: Sequence[Site]) -> list[tuple[Site, FlowRead]]:
-    """What the root and each head read; of its keys, those that bring enough."""
+    """What the root and each head read where the runs differ; of its keys, those that bring enough."""
     flow, prompt = pair.flow, pair.prompt
+    ends = [run.residuals[:, prompt] for run in (flow.recording, flow.other)]
+    differs = (ends[0] != ends[1]).any(-1).tolist()
     reads: list[tuple[Site, FlowRead]] = [(ROOT, read) for read in flow.reads(prompt, ROOT)]
     for site in heads:
-        mine = flow.reads(prompt, site)
+        mine = [read for read in flow.reads(prompt, site) if differs[read.place.layer][read.place.position]]
         keys = [read for read in mine if read.side == "key"]
         moved = _entering(flow, keys).abs().tolist() if keys else []
         enough = max(LEAST_READ * max(moved, default=0.0), 1e-30)
@@ -204,22 +200,20 @@ def _pull_back(flow: DifferenceFlow, reads: Sequence[FlowRead]) -> dict[int, Flo
     parallel = model.architecture.parallel(model.config)
     g = torch.stack([read.multiplier for read in reads]).clone()
     heights, prompts, t = _places(flow, reads)
-    some, place = t.unique(return_inverse=True)  # MLPs are looked at where something is read
     found: dict[int, Tensor] = {}
     total, size = g.new_zeros(len(reads)), g.new_zeros(len(reads))
     for layer in reversed(range(int(heights.max()))):
         active = (heights > layer).nonzero()[:, 0]
-        ends = [each.residuals[layer][:, some] for each in (run, other)]
-        behind = [(each.residuals[layer + 1] - each.mlp_writes[layer])[:, some] for each in (run, other)]
-        read = ends if parallel else behind
-        mlp = MlpSecant.of(run, other, layer, (read[0], read[1]), some)
-        through = mlp.at(prompts[active], place[active]).back(g[active])[0]
+        through = flow.mlp_at(layer, prompts[active], t[active]).back(g[active])[0]
         written = g.clone()
         if not parallel:
             written[active] += through
         found[layer] = written
-        wrote = (behind[0] - ends[0]) - (behind[1] - ends[1])
-        amount = wrote[prompts, place] * written * (heights > layer)[:, None]
+        ends = [
+            (each.residuals[layer + 1] - each.mlp_writes[layer] - each.residuals[layer])[prompts, t]
+            for each in (run, other)
+        ]
+        amount = (ends[0] - ends[1]) * written * (heights > layer)[:, None]
         total, size = total + amount.sum(-1), size + amount.abs().sum(-1)
         g[active] += through
     found[-1] = g

@@ -13,27 +13,29 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headtrace.circuits import Circuit
 from headtrace.circuits.files import from_json, to_json
-from headtrace.circuits.summary import shortened
+from headtrace.circuits.summary import continued, shortened
 from headtrace.errors import InputError
 from headtrace.mechanism.backbone import fold_circuit
 from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
+from headtrace.mechanism.rules import answer_words, favoured_words
+from headtrace.mechanism.sentence import heads_phrase, make_clauses
 from headtrace.mechanism.steps import (
     NOT_SHOWN,
     Reading,
-    heads_phrase,
     join_steps,
-    make_clauses,
     make_ledger,
     make_steps,
 )
-from headtrace.notebook import paragraph, table
+from headtrace.tables import html_table, paragraph
 from headtrace.validation import Text, checked, document, fail, file_text, parse, plain, read_object
+from headtrace.vocabulary import visible
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -42,6 +44,18 @@ if TYPE_CHECKING:
 SCHEMA = "headtrace.mechanism/1"
 MOST_WORDS = 4
 """Of a prompt to compare with: so many changed words are listed; with more, the prompt itself is."""
+CANCELS = 10.0
+"""A step that carries more than so many times the whole difference is cancelled by others."""
+LEFT = 0.3
+"""If the steps leave out more than this share of the whole, a note says how much."""
+ONE_TOKEN = (
+    "A prompt of one token gives heads nothing to choose from, so no step is told: give a longer prompt, or ask what "
+    "the model's components write here (a complete circuit)."
+)
+NO_STEP = (
+    "No head carries enough of it to be named: compare with a prompt that changes the answer more, or look at the "
+    "circuit itself."
+)
 
 
 @checked
@@ -66,19 +80,53 @@ class Mechanism:
     @property
     def question(self) -> str:
         """The answer and its rival in words."""
-        return self.circuit.root.question(lambda token: f'"{token.strip() or token}"')
+        return self.circuit.root.question(lambda token: f'"{visible(token)}"')
 
     @property
     def clauses(self) -> tuple[Clause, ...]:
         """The sentence, clause by clause, each with the step that it speaks of."""
         if not self.steps:
-            return (Clause(self.circuit.reason or "No head carries enough of it to be named."),)
-        return make_clauses(self.steps)
+            one = len(self.circuit.prompt.tokens) == 1
+            return (Clause(ONE_TOKEN if one else self.circuit.reason or NO_STEP),)
+        favoured = favoured_words(*answer_words(self.circuit.root), self.whole)
+        return make_clauses(self.steps, self.circuit.prompt.tokens, favoured)
 
     @property
     def sentence(self) -> str:
         """What the circuit does. Tokens of the prompt stand between stars."""
         return " ".join(clause.text for clause in self.clauses)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know before the steps: what was chosen, which token decides between answers of several,
+        whether the answer flips, and whether the steps cancel."""
+        compared = self.circuit.difference
+        found = [*self.chosen, *continued(self.circuit.root)]
+        found += [compared.note] if compared is not None and compared.note else []
+        unshown = sum(line.amount for line in self.ledger if line.step is None)
+        if self.steps and abs(unshown) > LEFT * abs(self.whole):
+            found.append(
+                f"{unshown:+.2f} of the {self.whole:+.2f} comes from heads and MLPs that no step shows."
+            )
+        most = max((step.flow for step in self.steps), key=abs, default=0.0)
+        if abs(most) > CANCELS * abs(self.whole):
+            found.append(
+                f"Flows of up to {most:+.2f} cancel to {self.whole:+.2f}, so the steps say little: compare with a "
+                "prompt that changes the answer more."
+            )
+        return tuple(found)
+
+    @property
+    def verdict(self) -> str:
+        """How many of the shown steps their removal bears out, in a few words."""
+        steps = [step for step in self.steps if not step.hidden]
+        measured = [step for step in steps if step.measured is not None]
+        if not measured:
+            return "not measured" if steps else "no steps"
+        held = sum(step.doubt is None for step in measured)
+        if held == len(steps):
+            return f"all {held} steps confirmed" if held > 1 else "confirmed"
+        return f"{held} of {len(steps)} steps confirmed"
 
     @property
     def shown(self) -> float:
@@ -118,7 +166,7 @@ class Mechanism:
         inside = [a for a in self.arrows if a.step in pair and a.target in pair]
         strong, weak = sorted((one, two), key=lambda step: -abs(step.flow))
         merged = replace(
-            join_steps(strong, weak, sum(arrow.flow for arrow in inside)),
+            join_steps(strong, weak, sum(arrow.flow for arrow in inside), self.circuit.prompt.tokens),
             id=first,
             stage=max(one.stage, two.stage),
             measured=None,
@@ -142,6 +190,35 @@ class Mechanism:
         lines.append(LedgerLine(merged.title, merged.root, first))
         lines.append(LedgerLine(NOT_SHOWN, self.whole - sum(line.amount for line in lines)))
         return replace(self, steps=steps, arrows=tuple(arrows.values()), ledger=tuple(lines))
+
+    def with_roles(self, roles: Mapping[tuple[int, int], Sequence[object]]) -> Mechanism:
+        """The same mechanism with what its heads do over a corpus, by layer and head: as
+        `headtrace.interpret.head_roles` or `Atlas.roles` tell it. A role is a number over a corpus, and says nothing of
+        this prompt."""
+        steps = tuple(
+            replace(
+                step,
+                heads=tuple(
+                    replace(head, roles=tuple(map(str, roles.get((head.layer, head.head), ()))))
+                    for head in step.heads
+                ),
+            )
+            for step in self.steps
+        )
+        return replace(self, steps=steps)
+
+    @property
+    def _roles_text(self) -> str | None:
+        """What is known of the shown heads over a corpus, in one line."""
+        known = {
+            head.name: ", ".join(head.roles)
+            for step in self.steps
+            if not step.hidden
+            for head in step.heads
+            if head.roles
+        }
+        said = "; ".join(f"{name} {roles}" for name, roles in known.items())
+        return f"Over a corpus: {said}" if known else None
 
     def _with(self, changed: Step) -> Mechanism:
         return replace(self, steps=tuple(changed if step.id == changed.id else step for step in self.steps))
@@ -168,17 +245,22 @@ class Mechanism:
         """The sentence, the steps with their measurements, and the ledger: one terminal screen."""
         prompt = self.circuit.prompt
         lines = [shortened(prompt.text or " ".join(prompt.tokens)), f"Why {self.question}? ({self.origin})"]
-        lines += [f"  {note}" for note in self.chosen]
-        if self.circuit.difference is not None and self.circuit.difference.note:
-            lines.append(f"  {self.circuit.difference.note}")
+        lines += [f"  {note}" for note in self.notes]
         lines += ["", self.sentence]
         if self.steps:
-            lines.append("")
+            lines += [
+                "",
+                'Steps, with all that they carry and what removing them does (above, a number without "carrying" goes '
+                "straight into the answer):",
+            ]
         for step in self.steps:
             if step.hidden:
                 continue
-            badge = "not measured" if step.measured is None else step.measured.text
-            lines.append(f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {badge}")
+            lines.append(
+                f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {step.badge}"
+            )
+        if self._roles_text is not None:
+            lines += ["", self._roles_text]
         lines += ["", self.ledger_text]
         if self.test is not None:
             test = self.test
@@ -193,10 +275,10 @@ class Mechanism:
     def ledger_text(self) -> str:
         """The ledger in one line: what comes straight into the answer, and its sum."""
         terms = [
-            f"{line.amount:+.2f} {'step ' + str(line.step) if line.step is not None else line.text}"
+            f"{line.amount:+.2f} ({'step ' + str(line.step) if line.step is not None else line.text})"
             for line in self.ledger
         ]
-        return f"Straight into the answer: {'  '.join(terms)}  = {self.whole:+.2f}"
+        return f"Straight into the answer: {' '.join(terms)} = {self.whole:+.2f}"
 
     def __repr__(self) -> str:
         return f"Mechanism({self.question}: {len(self.steps)} steps, {self.whole:+.2f})"
@@ -207,7 +289,7 @@ class Mechanism:
 
         if of == "heads":
             rows = [
-                {"step": step.id, "role": step.role, **_flat(head)}
+                {"step": step.id, "role": step.role, **_flat(head, leave="looks")}
                 for step in self.steps
                 for head in step.heads
             ]
@@ -232,7 +314,7 @@ class Mechanism:
                 step.title,
                 heads_phrase(step, 6),
                 step.flow,
-                "not measured" if step.measured is None else step.measured.text,
+                step.badge,
             )
             for step in self.steps
             if not step.hidden
@@ -241,7 +323,7 @@ class Mechanism:
         return (
             paragraph(self.origin, bold=f"Why {self.question}?")
             + paragraph(self.sentence)
-            + table(rows, titles)
+            + html_table(titles, rows)
             + paragraph(self.ledger_text)
         )
 
@@ -252,11 +334,12 @@ class Mechanism:
         lines += ["| | step | heads | flow | measured |", "|---|---|---|---|---|"]
         for step in self.steps:
             if not step.hidden:
-                badge = "not measured" if step.measured is None else step.measured.text
                 title = step.title.replace("|", "\\|")
                 lines.append(
-                    f"| {step.id} | {title} | {heads_phrase(step, 6)} | {step.flow:+.2f} | {badge} |"
+                    f"| {step.id} | {title} | {heads_phrase(step, 6)} | {step.flow:+.2f} | {_doubted(step)} |"
                 )
+        if self._roles_text is not None:
+            lines += ["", self._roles_text]
         return "\n".join([*lines, "", self.ledger_text, "", f"({self.origin})", ""])
 
     def to_html(self, path: str | Path) -> Path:
@@ -295,8 +378,15 @@ def _changed_words(text: str | None, other: str | None) -> str:
     return " and ".join(f"{a.strip('.,')!r} -> {b.strip('.,')!r}" for a, b in pairs)
 
 
-def _flat(part: Any) -> dict[str, Any]:
-    found = {name: getattr(part, name) for name in type(part).__dataclass_fields__}
+def _doubted(step: Step) -> str:
+    """A badge in Markdown: numbers that are no evidence are struck through."""
+    if step.measured is None or step.doubt is None:
+        return step.badge
+    return f"~~{step.measured.text}~~ {step.doubt}"
+
+
+def _flat(part: Any, leave: str = "") -> dict[str, Any]:
+    found = {name: getattr(part, name) for name in type(part).__dataclass_fields__ if name != leave}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
@@ -315,6 +405,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "before": None if measured is None else measured.before,
         "without": None if measured is None else measured.without,
         "random": None if measured is None else measured.random,
+        "doubt": step.doubt,
     }
 
 
@@ -325,12 +416,14 @@ def mechanism_json(mechanism: Mechanism) -> dict[str, Any]:
     """The mechanism as JSON data: what it says first, the circuit last."""
     data = plain(mechanism)
     data.pop("circuit")
+    for step, row in zip(mechanism.steps, data.get("steps", ()), strict=True):
+        row["doubt"] = step.doubt
     said = {"question": mechanism.question, "sentence": mechanism.sentence}
     return {"schema": SCHEMA, **said, **data, "circuit": to_json(mechanism.circuit)}
 
 
 def load_mechanism(path: str | Path) -> Mechanism:
-    """Read a mechanism file. A damaged one gets an error that names the field."""
+    """Read a mechanism file. For a damaged file, the error names the field."""
     text = file_text(path, "a mechanism file", f"`headtrace why ... --out {path}` writes one.")
     try:
         return mechanism_from_json(parse(text, "a mechanism file"))
@@ -344,6 +437,8 @@ def mechanism_from_json(data: Any) -> Mechanism:
         fail("schema", f'"{SCHEMA}"', data.get("schema") if isinstance(data, dict) else data)
     fields = {key: value for key, value in data.items() if key not in ("schema", "sentence", "question")}
     fields["circuit"] = from_json(fields.get("circuit"))
+    if isinstance(rows := fields.get("steps"), list):  # what follows from a step's own numbers is not read
+        fields["steps"] = [_without_doubt(row) for row in cast("list[Any]", rows)]
     found = read_object(Mechanism, fields)
     total = sum(line.amount for line in found.ledger)
     if abs(total - found.whole) > 1e-6 * max(1.0, abs(found.whole)):
@@ -351,8 +446,12 @@ def mechanism_from_json(data: Any) -> Mechanism:
     ids = {step.id for step in found.steps}
     for place, arrow in enumerate(found.arrows):
         if arrow.target not in ids or (arrow.step is not None and arrow.step not in ids):
-            raise InputError(f"arrows[{place}]: names a step that is not there")
+            raise InputError(f"arrows[{place}]: names a step that does not exist")
     return found
+
+
+def _without_doubt(row: Any) -> Any:
+    return {key: value for key, value in row.items() if key != "doubt"} if isinstance(row, dict) else row
 
 
 # -- from a circuit ------------------------------------------------------------------------------------------

@@ -13,6 +13,18 @@ from dataclasses import replace
 from headtrace.validation import Flag, Index, Number, Text, Words, stored
 from headtrace.vocabulary import Side, Site
 
+LOOKS_AWAY = 0.5
+"""A head looks away from a token if its attention to it is less than this share of that in the other prompts."""
+
+
+def looks_away(attention: float | None, other: float | None) -> bool:
+    """Whether a head attends less than half as much as in the prompts that were compared with.
+
+    >>> looks_away(0.03, 0.28), looks_away(0.53, 0.62), looks_away(None, 0.3)
+    (True, False, False)
+    """
+    return attention is not None and other is not None and attention < LOOKS_AWAY * other
+
 
 @stored
 class StepHead:
@@ -38,8 +50,18 @@ class StepHead:
     """The tokens whose logits its write raises most, through the final norm as it is in this run."""
     lowers: Words = ()
     """... and lowers most."""
+    looks: tuple[tuple[Index, Number, Number], ...] = ()
+    """Where else it looks from `dest`: positions with its attention to them, here and in the other prompts; those with
+    most of either."""
     causes: Words = ()
     """Why it attends there: the strongest causes of its query and key."""
+    roles: Words = ()
+    """What the head does over a corpus, as it was measured there: `copying 0.71 (by chance 0.02)`."""
+
+    @property
+    def looks_away(self) -> bool:
+        """Whether it attends less than half as much as in the other prompts: its part is then that it does not look."""
+        return looks_away(self.attention, self.other_attention)
 
     @property
     def site(self) -> Site:
@@ -47,9 +69,17 @@ class StepHead:
         return Site("head", self.layer, self.head, self.dest, self.src)
 
 
+CLEAR = 2.0
+"""Removing a step is evidence for it if that changes the root's number at least so many times as much as removing its
+control does."""
+NOTHING, OPPOSITE = "next to nothing", "the opposite way to the flow"
+SLIGHT = 0.01
+"""Removing a step changes next to nothing if the change is less than this share of its flow."""
+
+
 @stored
 class StepMeasurement:
-    """What the model itself does without a step: its components take what they had in the other runs.
+    """What the model does without a step: the step's components are set to their values in the other runs.
 
     Means over the prompts that were compared with. An intervention is another experiment than a flow: other components
     make up for what is missing, so that the two agree in direction and order, not in size.
@@ -61,14 +91,36 @@ class StepMeasurement:
     """The root's number without the step."""
     random: Number | None = None
     """The root's number without as many others drawn at random: head components of the same layers and about the same
-    attention that read a token at which the runs differ, or the MLPs of the same layers at another such token. None
-    where there is none."""
+    attention that read a token at which the runs differ, or MLPs of the same layers at other tokens whose writes differ
+    about as much between the runs. None where there is none."""
 
     @property
     def text(self) -> str:
         """`removed: 6.12 -> 3.23; random 6.10`."""
         control = "" if self.random is None else f"; random {self.random:.2f}"
         return f"removed: {self.before:.2f} -> {self.without:.2f}{control}"
+
+    def doubt(self, flow: float, others: str) -> str | None:
+        """Where removing a step of this flow is no evidence for it: what it changes, beside random ``others``. None
+        where it is evidence.
+
+        >>> StepMeasurement(6.0, 3.0, 5.8).doubt(4.0, "heads")
+        >>> StepMeasurement(6.0, 3.0, 1.0).doubt(4.0, "MLPs")
+        'no more than random MLPs do'
+        >>> StepMeasurement(6.0, 3.0, 4.0).doubt(4.0, "MLPs")
+        'hardly more than random MLPs do'
+        >>> StepMeasurement(6.0, 7.0, 5.9).doubt(4.0, "heads")
+        'the opposite way to the flow'
+        """
+        effect = self.before - self.without
+        control = 0.0 if self.random is None else abs(self.before - self.random)
+        if abs(effect) <= SLIGHT * abs(flow):
+            return NOTHING
+        if abs(effect) <= control:
+            return f"no more than random {others} do"
+        if effect * flow < 0:
+            return OPPOSITE
+        return f"hardly more than random {others} do" if abs(effect) < CLEAR * control else None
 
 
 @stored
@@ -109,6 +161,33 @@ class Step:
     def title(self) -> str:
         """The name that a person gave it, or what it does."""
         return self.name or self.text
+
+    @property
+    def doubt(self) -> str | None:
+        """What removing the step changes, in words, where that is no evidence for it: `no more than random MLPs do`.
+        None where it is evidence, or where nothing was measured."""
+        others = "heads" if self.heads else "MLPs"
+        return None if self.measured is None else self.measured.doubt(self.flow, others)
+
+    @property
+    def doubt_text(self) -> str:
+        """What removing the step changes, as a clause: `removing it changes the answer no more than random MLPs do`.
+        Empty where `doubt` is None."""
+        if self.doubt is None:
+            return ""
+        them = "it" if len({head.name for head in self.heads}) == 1 else "them"
+        if self.doubt == NOTHING:
+            return f"removing {them} changes {NOTHING}"
+        verb = "moves" if self.doubt == OPPOSITE else "changes"
+        return f"removing {them} {verb} the answer {self.doubt}"
+
+    @property
+    def badge(self) -> str:
+        """What was measured, and what speaks against it: `removed: 6.12 -> 5.90; random 5.10 (no more than random MLPs
+        do)`."""
+        if self.measured is None:
+            return "not measured"
+        return self.measured.text + ("" if self.doubt is None else f" ({self.doubt})")
 
     def renamed(self, name: str) -> Step:
         """The step under another name."""
@@ -170,7 +249,7 @@ class Clause:
 
 @stored
 class MechanismTest:
-    """All shown steps together, put to the test in the model. Means over the prompts that were compared with."""
+    """All shown steps together, tested in the model. Means over the prompts that were compared with."""
 
     before: Number
     """The root's number in the prompt: J."""

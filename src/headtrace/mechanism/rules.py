@@ -10,7 +10,7 @@ a rule of its own (``RULES.add("name", StepRule(...))``, or an entry point ``hea
 ('finds', 'the second *John* finds the first')
 >>> facts = Facts((" a", " b", " a", " c"), dest=2, src=1, flow=0.4, whole=1.0)
 >>> role(facts), RULES[role(facts)].words(facts)
-('induction', 'the second *a* looks at *b*, which followed the first')
+('induction', 'the second *a* looks at *b*, the token after the first *a*')
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headtrace.mechanism.parts import looks_away
 from headtrace.registry import Registry
+from headtrace.vocabulary import visible
 
+MLPS = "mlps"
+"""The role of the MLPs at the position of the answer, which no rule names."""
+LOOKING = frozenset(("finds", "induction", "previous", "first token", "itself", "carries"))
+"""Roles of components that speak to others, not to the root."""
 LEAST_ROOT = 0.02
 """A component speaks to the root if it brings at least this share of the whole straight into it."""
+BOTH = 0.5
+"""A head raises (or lowers) one answer *more than* the other if the other gets more than this share of it, too."""
 TOP_RAISED = 5
-"""A head copies what it reads if that token is among so many whose logits it raises most."""
+"""A head raises the token that it reads if that is among so many whose logits it raises most."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +55,59 @@ class Facts:
     wrong: tuple[str, ...] = ()
     start: int = 0
     """How many start tokens stand in front of the text."""
+    attention: float | None = None
+    """Its attention from ``dest`` to ``src``."""
+    other_attention: float | None = None
+    """... in the prompts that were compared with (their mean)."""
+    alone: bool = True
+    """Whether all components that are named with it read this one token, not others of the same word."""
 
     @property
     def speaks(self) -> bool:
-        """Whether most of its flow goes straight into the root, and enough of it to be worth a word."""
-        return abs(self.root) >= max(LEAST_ROOT * abs(self.whole), abs(self.flow) / 2)
+        """Whether most of its flow goes straight into the root, and enough of it to be worth a word. Where the two have
+        different signs, most of the flow goes elsewhere."""
+        enough = abs(self.root) >= max(LEAST_ROOT * abs(self.whole), abs(self.flow) / 2)
+        return enough and self.root * self.flow >= 0
 
     @property
     def sign(self) -> float:
         """+1 if the whole change is for the answer."""
         return 1.0 if self.whole >= 0 else -1.0
+
+    @property
+    def favoured(self) -> tuple[str, ...]:
+        """What the whole change is for: the answer, or the wrong one where the other prompts favour the answer more."""
+        return self.answer if self.sign > 0 else self.wrong
+
+    @property
+    def disfavoured(self) -> tuple[str, ...]:
+        """What the whole change is against."""
+        return self.wrong if self.sign > 0 else self.answer
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """How far it moves the logit of what the whole change is for, and that of the other; 0 where not known."""
+        one, two = self.logits or (0.0, 0.0)
+        return (one, two) if self.sign > 0 else (two, one)
+
+    @property
+    def raises_more(self) -> bool:
+        """Whether it raises what the whole change is for at least as much as it lowers the other; where no logits are
+        known, whether there is anything to raise."""
+        if self.logits is None:
+            return self.sign > 0 or bool(self.wrong)
+        for_it, against_it = self.moved
+        return for_it >= -against_it
+
+    @property
+    def raises_favoured(self) -> bool:
+        """Whether it raises the logit of what the whole change is for; true where no logits are known."""
+        return self.logits is None or self.moved[0] > 0
+
+    @property
+    def looks_away(self) -> bool:
+        """Whether its part in the difference is that it does not look here, as it does in the other prompts."""
+        return looks_away(self.attention, self.other_attention)
 
     def same(self, one: str, two: str) -> bool:
         """Whether two tokens are the same word, but for spaces and capitals."""
@@ -87,6 +138,15 @@ class StepRule:
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
+def starred(token: str) -> str:
+    """A token between stars, which mark tokens in every text; a star of its own becomes another sign.
+
+    >>> starred(" Mary"), starred("**")
+    ('*Mary*', '*∗∗*')
+    """
+    return f"*{visible(token).replace('*', chr(0x2217))}*"
+
+
 def token_phrase(tokens: tuple[str, ...], position: int) -> str:
     """A token in words: ``*Mary*``, or ``the second *John*`` where it occurs more than once, or ``the last *to*``.
 
@@ -94,15 +154,15 @@ def token_phrase(tokens: tuple[str, ...], position: int) -> str:
     >>> token_phrase(tokens, 2), token_phrase(tokens, 3), token_phrase(tokens[:2], 1)
     ('the second *John*', 'the last *to*', '*to*')
     """
-    word = tokens[position].strip() or repr(tokens[position])[1:-1]
+    word = tokens[position]
     places = [i for i, token in enumerate(tokens) if token.strip() == tokens[position].strip()]
     if len(places) < 2:
-        return f"*{word}*"
+        return starred(word)
     if position == len(tokens) - 1:
-        return f"the last *{word}*"
+        return f"the last {starred(word)}"
     number = places.index(position)
     ordinal = ORDINALS[number] if number < len(ORDINALS) else f"{number + 1}th"
-    return f"the {ordinal} *{word}*"
+    return f"the {ordinal} {starred(word)}"
 
 
 def _dest(facts: Facts) -> str:
@@ -110,11 +170,44 @@ def _dest(facts: Facts) -> str:
 
 
 def _src(facts: Facts) -> str:
-    return token_phrase(facts.tokens, facts.src)
+    if facts.src == facts.dest:
+        return "its own position"
+    return token_phrase(facts.tokens, facts.src) if facts.alone else starred(facts.tokens[facts.src])
 
 
-def _word(words: tuple[str, ...], otherwise: str) -> str:
-    return f"*{words[0].strip()}*" if words else otherwise
+def _word(words: tuple[str, ...], one: str, many: str) -> str:
+    """The word that is raised or lowered; of several alternatives no one is named, as all of them count."""
+    different = {word.strip() for word in words}
+    return many if len(different) > 1 else starred(words[0]) if words else one
+
+
+def favoured_words(answer: tuple[str, ...], wrong: tuple[str, ...], whole: float) -> str:
+    """What the whole change is for, in words.
+
+    >>> favoured_words((" Mary",), (" John",), 2.0), favoured_words((" Mary",), (" John",), -2.0)
+    ('*Mary*', '*John*')
+    >>> favoured_words(("6", "7"), ("0", "1"), 2.0)
+    'the answers'
+    """
+    if whole >= 0:
+        return _word(answer, "the answer", "the answers")
+    return _word(wrong, "the other answers", "the wrong answers")
+
+
+def answer_words(root: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tokens of a root's answer and of its wrong answer; none where it has none."""
+    answer, wrong = (
+        tuple[str, ...](getattr(root, name, None) or ()) for name in ("answer_tokens", "wrong_tokens")
+    )
+    return answer, wrong
+
+
+def _favoured(facts: Facts) -> str:
+    return favoured_words(facts.answer, facts.wrong, facts.whole)
+
+
+def _disfavoured(facts: Facts) -> str:
+    return _word(facts.disfavoured, "the rival", "the wrong answers" if facts.sign > 0 else "the answers")
 
 
 def _against(facts: Facts) -> bool:
@@ -122,18 +215,36 @@ def _against(facts: Facts) -> bool:
 
 
 def _copies(facts: Facts) -> bool:
+    """The token that is read is the one that is raised: what the whole change is for, if that is a word at all."""
     read = facts.tokens[facts.src]
     own = any(facts.same(read, token) for token in facts.raises[:TOP_RAISED])
-    is_answer = any(facts.same(read, token) for token in facts.answer)
-    return facts.speaks and facts.src != facts.dest and (own or (is_answer and _for_answer(facts)))
+    if not facts.speaks or facts.src == facts.dest:
+        return False
+    if not facts.favoured:
+        return own
+    is_favoured = any(facts.same(read, token) for token in facts.favoured)
+    return is_favoured and (facts.raises_more or (own and facts.raises_favoured))
 
 
-def _for_answer(facts: Facts) -> bool:
-    return facts.logits is None or facts.logits[0] >= -facts.logits[1]
+def _raises(facts: Facts) -> str:
+    """``raises *he*``, or ``raises *he* more than *she*`` where it raises both."""
+    up, other = facts.moved
+    words = f"raises {_favoured(facts)}"
+    return words if other <= BOTH * up else f"{words} more than {_disfavoured(facts)}"
 
 
-def _lowers(facts: Facts) -> bool:
-    return facts.speaks and facts.logits is not None and -facts.logits[1] > facts.logits[0]
+def _lowers(facts: Facts) -> str:
+    """``lowers *she*``, or ``lowers *she* more than *he*`` where it lowers both."""
+    other, down = facts.moved
+    words = f"lowers {_disfavoured(facts)}"
+    return words if other >= BOTH * down else f"{words} more than {_favoured(facts)}"
+
+
+def _speaking(facts: Facts, does: str) -> str:
+    """``*to* reads the second *John* and lowers *John*``, or ``*to* lowers *John* by looking away from ...``."""
+    if facts.looks_away:
+        return f"{_dest(facts)} {does} by looking away from {_src(facts)}"
+    return f"{_dest(facts)} reads {_src(facts)} and {does}"
 
 
 def _finds(facts: Facts) -> bool:
@@ -148,15 +259,21 @@ def _follows_earlier(facts: Facts) -> bool:
     )
 
 
-def _found(facts: Facts) -> str:
+def _looking(facts: Facts, words: str, at: str | None = None) -> str:
+    """What a component that speaks to later ones does, unless its part is that it does not look there."""
+    does = f"looks away from {at or _src(facts)}" if facts.looks_away else words
+    return f"{_dest(facts)} {does}"
+
+
+def _finding(facts: Facts) -> str:
     """``the second *John* finds the first``."""
     first = _src(facts)
-    return f"{_dest(facts)} finds {first.split(' *')[0] if first.startswith('the ') else first}"
+    return _looking(facts, f"finds {first.split(' *')[0] if first.startswith('the ') else first}")
 
 
 def _induction(facts: Facts) -> str:
-    earlier = token_phrase(facts.tokens, facts.src - 1).split(" *")[0]
-    return f"{_dest(facts)} looks at {_src(facts)}, which followed {earlier}"
+    read = f"{_src(facts)}, the token after {token_phrase(facts.tokens, facts.src - 1)}"
+    return _looking(facts, f"looks at {read}", read)
 
 
 RULES: Registry[StepRule] = Registry(
@@ -166,22 +283,23 @@ RULES: Registry[StepRule] = Registry(
         "against": StepRule(
             10,
             _against,
-            lambda facts: f"works against {_word(facts.answer, 'the answer')} at {_dest(facts)}",
+            lambda facts: f"works against {_favoured(facts)} at {_dest(facts)}",
             "its flow (what it brings straight into the root, if that is most of it) has the other sign than the whole",
             by="dest",
         ),
         "copies": StepRule(
             20,
             _copies,
-            lambda facts: f"{_dest(facts)} copies *{facts.tokens[facts.src].strip()}*",
-            f"the token it reads is among the {TOP_RAISED} whose logits its write raises most, or it is the answer and "
-            "the answer's logit rises more than the wrong one's falls",
+            lambda facts: f"{_dest(facts)} copies {starred(facts.tokens[facts.src])}",
+            "the token it reads is the answer, and it raises it: the answer's logit rises at least as much as the "
+            f"wrong one's falls, or rises and is among the {TOP_RAISED} that its write raises most. Where no answer "
+            f"is a word, the token it reads is among the {TOP_RAISED} that its write raises most",
             by="word",
         ),
         "lowers": StepRule(
             30,
-            _lowers,
-            lambda facts: f"{_dest(facts)} reads {_src(facts)} and lowers {_word(facts.wrong, 'the rival')}",
+            lambda facts: facts.speaks and not facts.raises_more,
+            lambda facts: _speaking(facts, _lowers(facts)),
             "of what it brings straight into the root, more comes from the wrong answer's logit falling than from the "
             "answer's rising",
             by="word",
@@ -189,20 +307,18 @@ RULES: Registry[StepRule] = Registry(
         "passes on": StepRule(
             35,
             lambda facts: facts.speaks and facts.src == facts.dest,
-            lambda facts: f"{_dest(facts)} passes on what was gathered there",
+            lambda facts: _speaking(facts, _raises(facts)),
             "source and destination are the same position, and it brings something straight into the root",
         ),
         "raises": StepRule(
             40,
             lambda facts: facts.speaks,
-            lambda facts: (
-                f"{_dest(facts)} reads {_src(facts)} and raises {_word(facts.answer, 'the answer')}"
-            ),
+            lambda facts: _speaking(facts, _raises(facts)),
             f"it brings at least {LEAST_ROOT:.0%} of the whole straight into the root",
             by="word",
         ),
         "finds": StepRule(
-            50, _finds, _found, "source and destination are the same token, and the source is earlier"
+            50, _finds, _finding, "source and destination are the same token, and the source is earlier"
         ),
         "induction": StepRule(
             60, _follows_earlier, _induction, "the token before the source is the same as the destination's"
@@ -210,26 +326,26 @@ RULES: Registry[StepRule] = Registry(
         "previous": StepRule(
             70,
             lambda facts: facts.src == facts.dest - 1,
-            lambda facts: f"{_dest(facts)} looks one token back, at {_src(facts)}",
+            lambda facts: _looking(facts, f"looks one token back, at {_src(facts)}"),
             "the source is the token before the destination",
         ),
         "first token": StepRule(
             80,
             lambda facts: facts.src == 0 and facts.dest > 0,
-            lambda facts: f"{_dest(facts)} looks at the first token",
+            lambda facts: _looking(facts, "looks at the first token", "the first token"),
             "the source is the first token",
             by="dest",
         ),
         "itself": StepRule(
             90,
             lambda facts: facts.src == facts.dest,
-            lambda facts: f"{_dest(facts)} rewrites itself",
-            "source and destination are the same position",
+            lambda facts: _looking(facts, "is re-encoded in place"),
+            "source and destination are the same position: the head reads the token and writes at it, for later heads",
         ),
         "carries": StepRule(
             1000,
             lambda _: True,
-            lambda facts: f"{_dest(facts)} looks at {_src(facts)}",
+            lambda facts: _looking(facts, f"looks at {_src(facts)}"),
             "no other rule holds: it carries something from its source to its destination",
         ),
     },

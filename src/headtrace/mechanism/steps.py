@@ -8,8 +8,18 @@ from dataclasses import dataclass, replace
 
 from headtrace.circuits import Circuit
 from headtrace.mechanism.backbone import Backbone
-from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, Step, StepHead
-from headtrace.mechanism.rules import RULES, Facts, role, token_phrase
+from headtrace.mechanism.parts import Arrow, LedgerLine, Step, StepHead
+from headtrace.mechanism.rules import (
+    LOOKING,
+    MLPS,
+    RULES,
+    Facts,
+    answer_words,
+    favoured_words,
+    role,
+    token_phrase,
+)
+from headtrace.mechanism.sentence import looking_text
 from headtrace.vocabulary import Side, Site
 
 MOST_STEPS = 7
@@ -22,9 +32,7 @@ ARROWS_CARRY = 0.9
 """Arrows between steps are drawn, strongest first, until they carry this share of all that flows between steps."""
 LEAST_LINE = 0.005
 """A line of the ledger has more than this share of the whole; less is part of what is not shown."""
-MLPS, NOT_SHOWN = "mlps", "not shown"
-LOOKING = frozenset(("finds", "induction", "previous", "first token", "itself", "carries"))
-"""Roles of components that speak to others, not to the root."""
+NOT_SHOWN = "not shown"
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class Reading:
     raises: Mapping[Site, tuple[str, ...]]
     lowers: Mapping[Site, tuple[str, ...]]
     causes: Mapping[Site, tuple[str, ...]]
+    looks: Mapping[Site, tuple[tuple[int, float, float], ...]]
+    """Where each looks from its destination: positions, attention here and in the other runs."""
 
     @classmethod
     def of_circuit(cls, circuit: Circuit) -> Reading:
@@ -44,6 +54,7 @@ class Reading:
         return cls(
             {node.site: node.attention for node in heads if node.attention is not None},
             {node.site: node.other_attention for node in heads if node.other_attention is not None},
+            {},
             {},
             {},
             {},
@@ -67,16 +78,14 @@ def make_steps(
     if abs(backbone.mlps_into_root) >= LEAST_MLPS * abs(backbone.whole):
         steps.append(_mlps(circuit, backbone))
     steps.sort(key=lambda step: (-max(abs(step.root), abs(step.flow)), step.dest or 0, step.text))
-    steps = _joined(steps, backbone)[:MOST_STEPS]
+    steps = _joined(steps, backbone, circuit.prompt.tokens)[:MOST_STEPS]
     numbered = [replace(step, id=number) for number, step in enumerate(steps)]
     steps, arrows = _staged(numbered, _arrows(backbone, numbered), abs(backbone.whole))
     return steps, arrows
 
 
 def _facts(circuit: Circuit, backbone: Backbone, reading: Reading, site: Site) -> Facts:
-    tokens, words = circuit.prompt.tokens, circuit.root
-    answer: tuple[str, ...] = getattr(words, "answer_tokens", None) or ()
-    wrong: tuple[str, ...] = getattr(words, "wrong_tokens", None) or ()
+    tokens, (answer, wrong) = circuit.prompt.tokens, answer_words(circuit.root)
     return Facts(
         tokens,
         site.dest or 0,
@@ -86,12 +95,14 @@ def _facts(circuit: Circuit, backbone: Backbone, reading: Reading, site: Site) -
         backbone.direct.get(site, 0.0),
         backbone.logits.get(site),
         reading.raises.get(site, ()),
-        tuple(answer),
-        tuple(wrong),
+        answer,
+        wrong,
+        attention=reading.attention.get(site),
+        other_attention=reading.other_attention.get(site),
     )
 
 
-def _joined(steps: list[Step], backbone: Backbone) -> list[Step]:
+def _joined(steps: list[Step], backbone: Backbone, tokens: Sequence[str]) -> list[Step]:
     """Where there are too many steps, those that look from one token at several become one, the weakest first."""
     steps = list(steps)
     while len(steps) > MOST_STEPS:
@@ -113,32 +124,24 @@ def _joined(steps: list[Step], backbone: Backbone) -> list[Step]:
             for (source, target, _), folded in backbone.edges.items()
             if (source in mine and target in others) or (source in others and target in mine)
         )
-        steps[steps.index(strong)] = join_steps(strong, weak, between)
+        steps[steps.index(strong)] = join_steps(strong, weak, between, tokens)
         steps.remove(weak)
     return steps
 
 
-def join_steps(strong: Step, weak: Step, between: float) -> Step:
+def join_steps(strong: Step, weak: Step, between: float, tokens: Sequence[str]) -> Step:
     """Two steps as one: what flows between them, in either direction, no longer enters from outside."""
-    subject = _shared_start(strong.text, weak.text)
     both = [each for each in (strong.logits, weak.logits) if each is not None]
+    heads = tuple(sorted((*strong.heads, *weak.heads), key=lambda head: -abs(head.flow)))
+    looking = strong.dest == weak.dest and {strong.role, weak.role} <= LOOKING
     return replace(
         strong,
-        text=strong.text if weak.text == strong.text else f"{strong.text}, and {weak.text[len(subject) :]}",
-        heads=tuple(sorted((*strong.heads, *weak.heads), key=lambda head: -abs(head.flow))),
+        text=looking_text(tokens, heads) if looking else f"{strong.title}, and {weak.title}",
+        heads=heads,
         flow=strong.flow + weak.flow - between,
         root=strong.root + weak.root,
         logits=(sum(a for a, _ in both), sum(b for _, b in both)) if both else None,
     )
-
-
-def _shared_start(one: str, two: str) -> str:
-    """The words that two clauses begin with: their subject."""
-    words = one.split(" ")
-    same = 0
-    while same < min(len(words), len(two.split(" "))) and words[same] == two.split(" ")[same]:
-        same += 1
-    return "".join(word + " " for word in words[:same])
 
 
 def _step(backbone: Backbone, reading: Reading, name: str, facts: Sequence[Facts], sites: list[Site]) -> Step:
@@ -149,8 +152,10 @@ def _step(backbone: Backbone, reading: Reading, name: str, facts: Sequence[Facts
         for (source, target, _), folded in backbone.edges.items()
         if source in sites and target in sites
     )
-    strongest = facts[order[0]]
-    logits = [each.logits for each in facts if each.logits is not None]
+    moved = [each.logits for each in facts if each.logits is not None]
+    logits = (sum(a for a, _ in moved), sum(b for _, b in moved)) if moved else None
+    alone = len({each.src for each in facts}) == 1
+    strongest = replace(facts[order[0]], logits=logits, alone=alone)
     heads = tuple(
         StepHead(
             f"L{site.layer}H{site.head}",
@@ -164,6 +169,7 @@ def _step(backbone: Backbone, reading: Reading, name: str, facts: Sequence[Facts
             reading.other_attention.get(site),
             reading.raises.get(site, ()),
             reading.lowers.get(site, ()),
+            reading.looks.get(site, ()),
             reading.causes.get(site, ()),
         )
         for site, known in ((sites[i], facts[i]) for i in order)
@@ -177,7 +183,7 @@ def _step(backbone: Backbone, reading: Reading, name: str, facts: Sequence[Facts
         strongest.dest,
         strongest.src,
         heads,
-        logits=(sum(a for a, _ in logits), sum(b for _, b in logits)) if logits else None,
+        logits=logits,
     )
 
 
@@ -189,11 +195,12 @@ def _mlps(circuit: Circuit, backbone: Backbone) -> Step:
     layers = [node.layer or 0 for node in mlps]
     position = max((node.dest or 0 for node in mlps), default=len(circuit.prompt.tokens) - 1)
     where = token_phrase(circuit.prompt.tokens, position)
-    verb = "add to the answer" if backbone.mlps_into_root * backbone.whole > 0 else "work against the answer"
+    verb = "favour" if backbone.mlps_into_root * backbone.whole > 0 else "work against"
+    favoured = favoured_words(*answer_words(circuit.root), backbone.whole)
     return Step(
         0,
         MLPS,
-        f"the MLPs at {where} {verb}",
+        f"the MLPs at {where} {verb} {favoured}",
         backbone.mlps_into_root,
         backbone.mlps_into_root,
         position,
@@ -294,7 +301,7 @@ def _height(step: Step) -> float:
     return sum(abs(head.flow) * head.layer for head in step.heads) / total
 
 
-# -- ledger and sentence -------------------------------------------------------------------------------------
+# -- ledger -------------------------------------------------------------------------------------------------
 
 
 def make_ledger(backbone: Backbone, steps: Sequence[Step]) -> tuple[LedgerLine, ...]:
@@ -305,35 +312,3 @@ def make_ledger(backbone: Backbone, steps: Sequence[Step]) -> tuple[LedgerLine, 
         lines.append(LedgerLine("MLPs", backbone.mlps_into_root))
     lines.append(LedgerLine(NOT_SHOWN, backbone.whole - sum(line.amount for line in lines)))
     return tuple(lines)
-
-
-def heads_phrase(step: Step, most: int = 3) -> str:
-    """The heads of a step: ``L8H1, L8H0``, or ``6 heads, L23H0 first``.
-
-    >>> heads_phrase(Step(1, "finds", "", 1.0, 0.0, heads=(StepHead("L8H1", 8, 1, 9, 3, 1.0),)))
-    'L8H1'
-    """
-    names = list(dict.fromkeys(head.name for head in step.heads))
-    if step.role == MLPS:
-        if step.layers is None:
-            return ""
-        first, last = step.layers
-        return f"MLP {first}" if first == last else f"MLPs {first} to {last}"
-    return ", ".join(names) if len(names) <= most else f"{len(names)} heads, {names[0]} first"
-
-
-def make_clauses(steps: Sequence[Step]) -> tuple[Clause, ...]:
-    """The sentence, step by step: what feeds others first, what works against the answer last."""
-    shown = [step for step in steps if not step.hidden]
-    ordered = [step for step in shown if step.role != "against"]
-    against = [step for step in shown if step.role == "against"]
-    clauses: list[Clause] = []
-    for place, step in enumerate(ordered):
-        inside = [heads_phrase(step), "" if step.role in LOOKING else f"{step.root:+.2f}"]
-        text = f"{step.title} ({', '.join(part for part in inside if part)})"
-        text = text[:1].upper() + text[1:] if place == 0 else text
-        clauses.append(Clause(text + (";" if place + 1 < len(ordered) else "."), step.id))
-    for step in against:
-        amount = step.root or step.flow
-        clauses.append(Clause(f"Against: {heads_phrase(step)} ({amount:+.2f}).", step.id))
-    return tuple(clauses)

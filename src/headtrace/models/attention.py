@@ -28,8 +28,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from headtrace.errors import HeadtraceError, UnsupportedModelError
 from headtrace.models.architectures.facts import OwnAttention
 from headtrace.models.devices import compute_dtype
-from headtrace.models.observer import AttentionCall, Observer
-from headtrace.models.own_thread import in_this_thread
+from headtrace.models.observer import AttentionCall, Observer, in_this_thread
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model

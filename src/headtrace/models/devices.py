@@ -163,7 +163,8 @@ def own_parameters(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def with_values(module: nn.Module) -> Any:
     """A module whose parameters can be read: itself, or a copy with those that were set aside. Not to be run."""
-    if all(parameter.device.type != "meta" for parameter in module.parameters()):
+    parts = (own for each in every_module(module) for own in vars(each)["_parameters"].values())
+    if all(own is None or own.device.type != "meta" for own in parts):
         return module
     twin, device = copy(module), device_of(module)
     parameters = {

@@ -1,7 +1,7 @@
 """Run a model: the one place that does, ``forward``, one pass at a time.
 
 A model has one lock: threads that use headtrace wait their turn, and a pass that somebody else makes meanwhile is what
-it would be without headtrace (`headtrace.models.own_thread`). Inside, the model attends through headtrace's attention
+it would be without headtrace (`headtrace.models.observer`). Inside, the model attends through headtrace's attention
 function, hooks call the observers at the places they care about, layers outside a range hand their input on;
 afterwards, whatever happened, the model is as it was: attention implementation, hooks, forward methods, training mode.
 
@@ -28,9 +28,9 @@ from headtrace.errors import HeadtraceError, IdentityError, UnsupportedModelErro
 from headtrace.models.attention import NAME, Watch, is_rereading, replace_own_attention, rereading, watching
 from headtrace.models.devices import every_module, exact
 from headtrace.models.fit import residual_norms
-from headtrace.models.observer import NormPlace, Observer, Rotary
-from headtrace.models.own_thread import in_this_thread, settings
+from headtrace.models.observer import NormPlace, Observer, Rotary, in_this_thread, settings
 from headtrace.models.weights import norm_bias, norm_eps, norm_gain, norm_scale
+from headtrace.progress import check
 
 if TYPE_CHECKING:
     from headtrace.models.model import Model
@@ -71,6 +71,7 @@ def _session(model: Model) -> Generator[ExitStack]:
 
     A Hugging Face model has one lock, however many ``Model`` objects share it.
     """
+    check()  # whoever has cancelled the work need not wait for this pass
     model.refresh()  # what is wrong with the weights is said before they are used
     with _locks_lock:
         lock = _locks.setdefault(model.hf, ModelLock())

@@ -126,6 +126,29 @@ class FrozenNorm:
 
 
 @dataclass(frozen=True)
+class HiddenInputs:
+    """What the hidden units of one layer's MLP read, its gates live."""
+
+    parts: MLPParts
+    read: Float[Tensor, "*place d_hidden"]
+    gate: Float[Tensor, "*place d_hidden"] | None
+    """None where the MLP has no gates."""
+    route: Float[Tensor, "*place d_hidden"] | None
+    """The share of every unit's expert; None where there is no router."""
+
+    def units(self) -> Float[Tensor, "*place d_hidden"]:
+        """The hidden units."""
+        act = self.parts.activation
+        hidden = act(self.read) if self.gate is None else self.read * act(self.gate)
+        return hidden if self.route is None else hidden * self.route
+
+    def at(self, rows: list[int] | Tensor, number: list[int] | Tensor | int) -> HiddenInputs:
+        """At some of the places, which have two axes."""
+        gate, route = (None if x is None else x[rows, number] for x in (self.gate, self.route))
+        return HiddenInputs(self.parts, self.read[rows, number], gate, route)
+
+
+@dataclass(frozen=True)
 class FrozenMLP:
     """One layer's MLP at all tokens of a recording, or at some, with its norms' scales and its gates frozen."""
 
@@ -144,8 +167,11 @@ class FrozenMLP:
         return cls(mlp_parts(model, layer), inputs, before, after)
 
     def at(self, rows: list[int]) -> FrozenMLP:
-        """The MLP at some of its places."""
-        return FrozenMLP(self.parts, self.inputs[rows], self.before.at(rows), self.after.at(rows))
+        """The MLP at some of its places, with the gates that are known."""
+        some = FrozenMLP(self.parts, self.inputs[rows], self.before.at(rows), self.after.at(rows))
+        if "gates" in vars(self):
+            vars(some)["gates"] = self.gates[rows]
+        return some
 
     @cached_property
     def gates(self) -> Float[Tensor, "*place d_hidden"]:
@@ -169,17 +195,23 @@ class FrozenMLP:
             constant = constant + written @ parts.b_out
         return Units(hidden * (written @ parts.W_out.T), constant)
 
+    def hidden_inputs(self, inputs: Float[Tensor, "*place d_model"]) -> HiddenInputs:
+        """What the hidden units of the MLP read for other inputs."""
+        parts = self.parts
+        return HiddenInputs(
+            parts,
+            _affine(inputs, parts.W_in, parts.b_in),
+            None if parts.W_gate is None else _affine(inputs, parts.W_gate, parts.b_gate),
+            None if parts.route is None else parts.route(inputs),
+        )
+
     def write(self, inputs: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
         """What the MLP itself writes for other inputs: its gates live, the norms' scales frozen."""
-        parts = self.parts
-        hidden = _affine(inputs, parts.W_in, parts.b_in)
-        if parts.W_gate is None:
-            hidden = parts.activation(hidden)
-        else:
-            hidden = hidden * parts.activation(_affine(inputs, parts.W_gate, parts.b_gate))
-        if parts.route is not None:
-            hidden = hidden * parts.route(inputs)
-        written = self.after.forward(_affine(hidden, parts.W_out, parts.b_out))
+        return self.written_by(self.hidden_inputs(inputs))
+
+    def written_by(self, hidden: HiddenInputs) -> Float[Tensor, "*place d_model"]:
+        """What the MLP writes if its hidden units read this."""
+        written = self.after.forward(_affine(hidden.units(), self.parts.W_out, self.parts.b_out))
         return written if self.after.bias is None else written + self.after.bias
 
     def frozen_write(self, residual: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:

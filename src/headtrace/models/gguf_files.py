@@ -3,6 +3,10 @@
 Names, layouts and tokenizers are translated by transformers' own tables. What is done here instead is the loop: one
 tensor in memory at a time, written to its place in a safetensors file, where transformers would hold the whole model
 several times. The folder is named by the content of the GGUF file, so a copy under another name is not read again.
+
+transformers' reader leaves out some of what such a file says of its tokenizer, which is read here. The start token is
+part of a model's input: Gemma without ``<bos>`` answers something else. A GGUF file says whether one comes first
+(``tokenizer.ggml.add_bos_token``); files that do not say it follow llama.cpp, by the kind of the tokenizer.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import math
 import os
 import shutil
 import struct
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
@@ -22,16 +27,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from headtrace.cache import cache_folder
 from headtrace.errors import HeadtraceError, InputError, OutOfMemoryError
 from headtrace.models.architectures import find_architecture
 from headtrace.models.checkpoint import WEIGHTS, missing_weights, unexpected_weights
 from headtrace.models.devices import available_bytes, dtype_name
-from headtrace.models.gguf_tokenizers import follow_file
 from headtrace.tables import human
-from headtrace.writing import file_sha256, write_text
+from headtrace.writing import cache_folder, file_sha256, write_text
 
 CONVERSION = 3
 """Conversions of an earlier number are not read: 1 did not look for missing weights, 2 left start tokens out."""
@@ -151,7 +155,9 @@ def converted(path: Path, *, anew: bool = False, dtype: torch.dtype | None = Non
         from rich.console import Console
 
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-        with Console(stderr=True).status(f"Reading {path.name} once") as status:
+        if Console(stderr=True).is_jupyter:  # a status there would need another package, and warn of it
+            print(f"Reading {path.name} once (later loads take seconds)", file=sys.stderr)  # noqa: T201
+        with Console(stderr=True, force_jupyter=False).status(f"Reading {path.name} once") as status:
 
             def tell(done: int, of: int) -> None:
                 status.update(f"Reading {path.name} once: {done} of {of} tensors (later loads take seconds)")
@@ -332,3 +338,55 @@ class _SafetensorsFile:
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
+
+
+STARTS_BY_KIND = {"llama": True, "gpt2": False, "bert": True, "t5": False}
+"""``tokenizer.ggml.model`` -> whether llama.cpp puts a start token in front where the file does not say."""
+WHOLE_WORDS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+)  # fmt: skip
+"""``tokenizer.ggml.pre`` of byte-level tokenizers that start with a token by default, and that take a word which is in
+their vocabulary whole, whatever their merges make of it."""
+
+
+def follow_file(tokenizer: Any, facts: Mapping[str, Any]) -> None:
+    """Set up a tokenizer that transformers made of a GGUF file: its start and end tokens, and words taken whole.
+
+    Tokens at the end are set as the file has them; headtrace leaves off what a tokenizer puts behind a prompt.
+    """
+    backend = tokenizer.backend_tokenizer
+    kind, pre = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre")
+    if kind == "gpt2" and pre in WHOLE_WORDS:
+        backend.model.ignore_merges = True
+    start = _said(facts, "add_bos_token", STARTS_BY_KIND.get(str(kind), False) or pre in WHOLE_WORDS)
+    end = _said(facts, "add_eos_token", kind == "t5")
+    before = (
+        _token(tokenizer, facts.get("tokenizer.ggml.bos_token_id", tokenizer.bos_token_id)) if start else None
+    )
+    behind = (
+        _token(tokenizer, facts.get("tokenizer.ggml.eos_token_id", tokenizer.eos_token_id)) if end else None
+    )
+    used = [each for each in (before, behind) if each is not None]
+    pieces = [*([before[0]] if before else []), "$A", *([behind[0]] if behind else [])]
+    template = processors.TemplateProcessing(single=pieces, pair=[*pieces, "$B"], special_tokens=used)
+    byte_level = kind == "gpt2"
+    # Offsets of byte-level tokens include the space before a word unless they are trimmed, as GPT-2's are.
+    backend.post_processor = (
+        processors.Sequence([processors.ByteLevel(trim_offsets=False), template]) if byte_level else template
+    )
+    # transformers writes these into tokenizer_config.json and makes its own template from them when it reads it.
+    tokenizer._add_bos_token, tokenizer._add_eos_token = before is not None, behind is not None
+    if before is not None:
+        tokenizer.bos_token = before[0]
+
+
+def _said(facts: Mapping[str, Any], key: str, default: bool) -> bool:
+    found = facts.get(f"tokenizer.ggml.{key}")
+    return default if not isinstance(found, bool) else found
+
+
+def _token(tokenizer: Any, number: int | None) -> tuple[str, int] | None:
+    """A token as a template names it."""
+    if number is None or not 0 <= number < len(tokenizer):
+        return None
+    return str(tokenizer.convert_ids_to_tokens(number)), int(number)

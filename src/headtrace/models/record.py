@@ -16,7 +16,8 @@ from headtrace.models.devices import available_bytes
 from headtrace.models.forward import forward
 from headtrace.models.observer import AttentionCall, NormPlace, Observer, Rotary
 from headtrace.models.patterns import BLOCK
-from headtrace.models.recording import Recorded, Recording, axis_sizes, choose
+from headtrace.models.recorded_fields import Recorded, axis_sizes, choose
+from headtrace.models.recording import Recording
 from headtrace.models.weights import norm_eps, norm_scale
 from headtrace.tables import human
 

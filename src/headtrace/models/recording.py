@@ -16,10 +16,10 @@ can see; ``recording[i]`` is the recording of one prompt without padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,121 +34,28 @@ from headtrace.models.identities import (
     require_rounding,
 )
 from headtrace.models.observer import Rotary
-from headtrace.models.patterns import KeptPatterns, Patterns, RecomputedPatterns, n_blocks
+from headtrace.models.patterns import (
+    KeptPatterns,
+    Patterns,
+    RecomputedPatterns,
+    attended_pairs,
+    check_firing,
+    find_firing,
+)
+from headtrace.models.recorded_fields import Recorded, RecordedIf, axis_sizes
 from headtrace.tables import html_table, human
-from headtrace.vocabulary import Component, Firing, FiringName, Site, TokenPlace, head_name
+from headtrace.vocabulary import Component, Firing, Site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import polars as pl
 
-    from headtrace.models.architectures import Architecture
     from headtrace.models.integrity import WeightsVersion
     from headtrace.models.model import Model
 
-
-class Recorded:
-    """A recorded tensor: an attribute of ``Recording`` that says so if it was not kept."""
-
-    name: str
-
-    def __init__(self, axes: str, *, by_default: bool = True, dtype: torch.dtype | None = None) -> None:
-        self.axes = tuple(axes.split())
-        self.by_default, self.dtype = by_default, dtype
-
-    def __set_name__(self, owner: type[Recording], name: str) -> None:
-        self.name = name
-
-    def made_by(self, architecture: Architecture) -> bool:
-        """Whether models of this architecture have such a thing at all."""
-        return True
-
-    @overload
-    def __get__(self, recording: None, owner: type) -> Recorded: ...
-    @overload
-    def __get__(self, recording: Recording, owner: type) -> Tensor: ...
-    def __get__(self, recording: Recording | None, owner: type) -> Recorded | Tensor:
-        return self if recording is None else self._read(recording)
-
-    def _read(self, recording: Recording) -> Tensor:
-        try:
-            return recording.tensors[self.name]
-        except KeyError:
-            if self.name == "patterns" and "log_normalisers" in recording.tensors:
-                raise InputError(
-                    "The patterns of this recording were not kept: they are computed again where they are read "
-                    "(recording.pattern(layer), recording.attention). To keep them: model.record(prompt, "
-                    'patterns="keep").'
-                ) from None
-            raise InputError(
-                f"This recording was made without {self.name!r}. Keep it: "
-                f"model.record(prompt, keep=[..., {self.name!r}]), or leave keep out."
-            ) from None
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(sizes[axis] for axis in self.axes)
-
-    def cut(self, tensor: Tensor, prompt: int, length: int) -> Tensor:
-        """One prompt of a batch, without padding (a view: nothing is copied)."""
-        of_axis = {
-            "batch": slice(prompt, prompt + 1),
-            **dict.fromkeys(("token", "dest", "src"), slice(length)),
-            "block": slice(n_blocks(length)),
-        }
-        return tensor[tuple(of_axis.get(axis, slice(None)) for axis in self.axes)]
-
-
-class RecordedIf(Recorded):
-    """A recorded tensor that only some architectures have; None for the others."""
-
-    def __init__(self, axes: str, *, when: Callable[[Architecture], bool], by_default: bool = True) -> None:
-        super().__init__(axes, by_default=by_default)
-        self.when = when
-
-    def made_by(self, architecture: Architecture) -> bool:
-        return self.when(architecture)
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __get__(self, recording: None, owner: type) -> Recorded: ...
-        @overload
-        def __get__(self, recording: Recording, owner: type) -> Tensor | None: ...
-        def __get__(self, recording: Recording | None, owner: type) -> Any: ...  # type: ignore[override]
-
-    def _read(self, recording: Recording) -> Any:
-        return super()._read(recording) if self.when(recording.model.architecture) else None
-
-
-def axis_sizes(model: Model, batch: int, length: int, kept: int) -> dict[str, int]:
-    """The size of every axis that a recorded tensor can have."""
-    return {
-        "layer": model.n_layers,
-        "layer_and_final": model.n_layers + 1,
-        "batch": batch,
-        **dict.fromkeys(("token", "dest", "src"), length),
-        "block": n_blocks(length),
-        "kept": kept,
-        "head": model.n_heads,
-        "kv_head": model.n_kv_heads,
-        "d_model": model.d_model,
-        "d_head": model.d_head,
-        "vocab": model.d_output,
-    }
-
-
-def choose(fields: Mapping[str, Recorded], keep: Iterable[str] | None, model: Model) -> dict[str, Recorded]:
-    """The tensors to record: those asked for, or the usual ones; what the architecture does not have is left out."""
-    if keep is not None:
-        keep = [keep] if isinstance(keep, str) else list(keep)
-        unknown = [name for name in keep if name not in fields]
-        if unknown:
-            raise InputError(f"keep={unknown[0]!r}: a recording has {', '.join(fields)}.")
-    if keep is not None and "residuals" in keep:
-        keep = [*keep, "position_embedding"]  # the first residual is the sum of two components with it
-    wanted = [n for n, f in fields.items() if (f.by_default if keep is None else n in keep)]
-    return {name: fields[name] for name in wanted if fields[name].made_by(model.architecture)}
+WRITES_AT_ONCE = 64
+"""Head components whose writes are computed together, each with its own rows of ``W_O``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -291,7 +198,7 @@ class Recording:
 
     def __getitem__(self, prompt: int) -> Recording:
         """The recording of one prompt, without padding (a view: nothing is copied)."""
-        b = self._prompt(prompt)
+        b = self.prompt_index(prompt)
         n, one = self.lengths[b], slice(b, b + 1)
         tensors = {name: self.FIELDS[name].cut(t, b, n) for name, t in self.tensors.items()}
         inside = tensors["logit_positions"][0] < n
@@ -326,11 +233,34 @@ class Recording:
             visible=tuple(v.expand(n, -1, -1) for v in self.visible),
         )
 
+    def split(self, n: int) -> tuple[Recording, Recording]:
+        """The recordings of the first ``n`` prompts and of the others, padded as they are (views)."""
+
+        def part(some: slice) -> Recording:
+            masks = {id(mask): mask[some] for mask in self.visible}  # layers share them
+
+            def narrow(name: str, tensor: Tensor) -> Tensor:
+                axes = self.FIELDS[name].axes
+                return tensor[tuple(some if axis == "batch" else slice(None) for axis in axes)]
+
+            return replace(
+                self,
+                lengths=self.lengths[some],
+                tensors={name: narrow(name, tensor) for name, tensor in self.tensors.items()},
+                rotary=tuple(
+                    None if r is None else Rotary(_rows(r.cos, some), _rows(r.sin, some)) for r in self.rotary
+                ),
+                visible=tuple(masks[id(mask)] for mask in self.visible),
+            )
+
+        return part(slice(n)), part(slice(n, None))
+
     def with_tensors(self, **changed: Tensor) -> Recording:
         """A copy with other tensors in the place of some."""
         return replace(self, tensors={**self.tensors, **changed})
 
-    def _prompt(self, prompt: int) -> int:
+    def prompt_index(self, prompt: int) -> int:
+        """The place of a prompt in the batch, from 0; negative numbers count from the end."""
         if not -len(self) <= prompt < len(self):
             raise InputError(f"There is no prompt {prompt} in this recording of {len(self)}.")
         return prompt % len(self)
@@ -391,44 +321,11 @@ class Recording:
         ``head`` (``"L9H6"``), ``dest`` and ``src`` (a position, or a word: all its occurrences, ``John#2`` the second)
         choose among them. `strongest_firings` has one for every head instead.
         """
-        import polars as pl
-
-        b, tokens = self._prompt(prompt), self.tokens(prompt)
-        n = self.lengths[b]
-        wanted = None if head is None else FiringName.parse(head)
-        if wanted is not None:
-            self.check_firing(Firing(wanted.layer, wanted.head, 0, 0), prompt)
-        chosen: list[Tensor] = []
-        for given in (dest, src):
-            mask = torch.full((n,), given is None, device=self.token_ids.device)
-            if given is not None:
-                positions = TokenPlace.parse(given).positions(tokens)
-                if max(positions) >= n:
-                    raise InputError(f"There is no position {max(positions)}: the prompt has 0 to {n - 1}.")
-                mask[list(positions)] = True
-            chosen.append(mask)
-        found: list[Tensor] = []
-        for layer in range(self.model.n_layers) if wanted is None else [wanted.layer]:
-            pattern = self.pattern(layer)[b, :, :n, :n]
-            fits = (pattern >= min) & self.visible[layer][b, :n, :n] & chosen[0][:, None] & chosen[1]
-            if wanted is not None:
-                fits[[h for h in range(len(fits)) if h != wanted.head]] = False
-            places = fits.nonzero()
-            strength = pattern[places.unbind(1)].double()
-            found.append(torch.cat((torch.full_like(places[:, :1], layer), places), dim=1).double())
-            found[-1] = torch.cat((found[-1], strength[:, None]), dim=1)
-        rows = [(*map(int, row[:4]), row[4]) for row in torch.cat(found).tolist()]
-        schema = dict.fromkeys(("layer", "head", "dest", "src"), pl.Int64) | {"attention": pl.Float64}
-        frame = pl.DataFrame(rows, schema=schema, orient="row").sort("attention", descending=True)
-        named = [str(Firing(*row)) for row in frame.select("layer", "head", "dest", "src").rows()]
-        words = {"from": [tokens[i] for i in frame["dest"]], "to": [tokens[i] for i in frame["src"]]}
-        columns = [pl.Series(name, values, pl.String) for name, values in {"firing": named, **words}.items()]
-        order = ("firing", "layer", "head", "dest", "src", "from", "to", "attention")
-        return frame.with_columns(columns).select(order)
+        return attended_pairs(self, min, head=head, dest=dest, src=src, prompt=prompt)
 
     def find_firing(self, given: Firing | str, prompt: int = 0) -> tuple[Firing, str | None]:
-        """The firing that is meant by ``L9H6:14:3``, ``L9H6:to:John``, ``L9H6:to:John#2``, ``L9H6:to`` or ``L9H6``, and
-        what was taken for granted in finding it.
+        """The firing that is meant by ``L9H6:14:3``, ``L9H6:to:John``, ``L9H6:to:John#2``, ``L9H6:to`` or ``L9H6``,
+        and what was assumed in finding it.
 
         Words that could mean several pairs are refused with the choices. Without a source, the one that the destination
         attends to most; a head alone means its strongest pair past the first token (the usual sink).
@@ -440,69 +337,11 @@ class Recording:
         >>> print(recording.find_firing("L2H0")[1])
         L2H0 was given alone: 14->10 is the strongest pair of the head past the first token.
         """
-        if isinstance(given, Firing):
-            self.check_firing(given, prompt)
-            return given, None
-        name, b, tokens = FiringName.parse(given), self._prompt(prompt), self.tokens(prompt)
-        layer, head, n = name.layer, name.head, self.lengths[b]
-        dests, srcs = (None if place is None else place.positions(tokens) for place in (name.dest, name.src))
-        if dests is not None and srcs is not None and len(dests) == len(srcs) == 1:
-            firing = Firing(layer, head, dests[0], srcs[0])
-            self.check_firing(firing, prompt)
-            return firing, None
-        some = (dests or (0,))[0]
-        self.check_firing(Firing(layer, head, some, some), prompt)
-        attention = self.attention.of_head(layer, head)[b, :n, :n]
-        if dests is None or srcs is None:
-            dest, first = None if name.dest is None else name.dest.one(tokens), 0 if dests or n == 1 else 1
-            found = attention[first:, first:] if dest is None else attention[dest : dest + 1]
-            row, src = divmod(int(found.argmax()), found.shape[1])
-            firing = Firing(layer, head, first + row if dest is None else dest, first + src)
-            if dest is None:
-                past = " past the first token" if first else ""
-                said = f"alone: {firing.dest}->{firing.src} is the strongest pair of the head{past}."
-            else:
-                said = f"without a source: {firing.dest} attends to {firing.src} most."
-            return firing, f"{given.strip()} was given {said}"
-        seen = self.visible[layer][b]
-        pairs = [(d, s) for d in dests for s in srcs if max(d, s) < n and bool(seen[d, s])]
-        if len(pairs) > 1:
-            assert name.dest is not None
-            assert name.src is not None
-            of_dest, of_src = name.dest.choices(tokens), name.src.choices(tokens)
-            pairs.sort(key=lambda pair: -float(attention[pair]))
-            listed = ", ".join(
-                f"{name.written(of_dest[d], of_src[s])} (attention {float(attention[d, s]):.3f})"
-                for d, s in pairs[:8]
-            )
-            more = f" and {len(pairs) - 8} others" if len(pairs) > 8 else ""
-            raise InputError(
-                f"{given.strip()!r} could mean {len(pairs)} pairs of tokens: write {listed}{more}."
-            )
-        dest, src = pairs[0] if pairs else (dests[-1], srcs[0])
-        self.check_firing(Firing(layer, head, dest, src), prompt)
-        return Firing(layer, head, dest, src), None
+        return find_firing(self, given, prompt)
 
     def check_firing(self, firing: Firing, prompt: int = 0) -> None:
         """Is there such a head, are there such positions, and does the destination see the source?"""
-        model, length = self.model, self.lengths[self._prompt(prompt)]
-        if firing.layer >= model.n_layers or firing.head >= model.n_heads:
-            raise InputError(
-                f"There is no head {head_name(firing.layer, firing.head)} in {model.name!r}: it has layers 0 to "
-                f"{model.n_layers - 1} and heads 0 to {model.n_heads - 1}."
-            )
-        if firing.dest >= length or firing.src >= length:
-            raise InputError(
-                f"The firing {firing} is outside the prompt, which has {length} tokens "
-                f"(positions 0 to {length - 1})."
-            )
-        seen = self.visible[firing.layer][prompt, firing.dest]
-        if not bool(seen[firing.src]):
-            first, last = (int(seen.nonzero()[i, 0]) for i in (0, -1))
-            raise InputError(
-                f"{firing}: in layer {firing.layer}, position {firing.dest} does not see position {firing.src}: it "
-                f"sees {first} to {last}, others are not visible. A firing is head, destination, source: L9H6:14:3."
-            )
+        check_firing(self, firing, prompt)
 
     # -- attention -------------------------------------------------------------------------------------------
 
@@ -615,7 +454,7 @@ class Recording:
         if kind == "attention_bias":
             written = weights.attention_bias[layer].expand_as(self.embedding)[b, t]
         elif kind != "head" or head is None or not 0 <= head < self.model.n_heads:
-            raise InputError(f"{component} is not something that writes into the residual.")
+            raise InputError(f"{component} does not write into the residual.")
         else:
             values = self.bare_values[layer, head, b]
             if src is None:
@@ -637,15 +476,40 @@ class Recording:
             return self.tensors["position_embedding"]
         if self.model.architecture.position_embedding is not None:
             raise InputError(
-                "In this recording what positions add belongs to the embedding. Record the prompt again."
+                "In this recording position embeddings are part of the embedding. Record the prompt again "
+                "to tell them apart."
             )
         raise InputError(
-            f"{self.model.name!r} adds nothing to its token embeddings because of positions: no position writes."
+            f"{self.model.name!r} has no position embeddings, so no component of the kind position writes."
         )
 
     def writes(self, sites: Sequence[Site], prompt: int = 0) -> Float[Tensor, "site d_model"]:
         """What some sites of a prompt wrote, each at its own position."""
-        return torch.stack([self.write(site.component, prompt, site.dest or 0) for site in sites])
+        heads = [row for row, site in enumerate(sites) if site.kind == "head" and site.src is not None]
+        mlps = [row for row, site in enumerate(sites) if site.kind == "mlp"]
+        some = {*heads, *mlps}
+        made = self.embedding.new_empty(len(sites), self.embedding.shape[-1])
+        for row in (row for row in range(len(sites)) if row not in some):
+            made[row] = self.write(sites[row].component, prompt, sites[row].dest or 0)
+        if mlps:
+            at = torch.tensor(
+                [(sites[row].layer or 0, sites[row].dest or 0) for row in mlps], device=made.device
+            )
+            made[mlps] = self.mlp_writes[at[:, 0], prompt, at[:, 1]]
+        for first in range(0, len(heads), WRITES_AT_ONCE):
+            rows = heads[first : first + WRITES_AT_ONCE]
+            made[rows] = self._head_writes([sites[row] for row in rows], prompt)
+        return made
+
+    def _head_writes(self, sites: Sequence[Site], prompt: int) -> Float[Tensor, "site d_model"]:
+        """What head components that read one source wrote."""
+        places = [(site.layer or 0, site.head or 0, site.dest or 0, site.src or 0) for site in sites]
+        layer, head, dest, src = torch.tensor(places, device=self.embedding.device).unbind(1)
+        strength = self.attention.at(layer, torch.full_like(layer, prompt), head, dest, src)
+        mixed = strength[:, None] * self.bare_values[layer, head, prompt, src]
+        written = (mixed[:, None] @ self.model.weights.W_O[layer, head])[:, 0]
+        post = self.post_norm_scales
+        return written if post is None else written / post[layer, prompt, dest, None]
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:
         """All that a layer adds to the residual, put together from its components."""

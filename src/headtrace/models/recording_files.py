@@ -21,9 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from headtrace.errors import HeadtraceError, InputError, shown
-from headtrace.models.computation import difference, warn_if_not_compared
 from headtrace.models.identities import check_tokens
-from headtrace.models.integrity import require_same_weights
+from headtrace.models.integrity import difference, require_same_weights, warn_if_not_compared
 from headtrace.models.observer import Rotary
 from headtrace.models.recording import Recording
 from headtrace.writing import file_sha256, replacing, write_text

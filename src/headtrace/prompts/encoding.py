@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
+from unicodedata import category
 
 from headtrace.errors import InputError
 
@@ -126,7 +127,8 @@ LONGEST_CHARACTER = 8
 
 def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
     """Each token as a person reads it. One that holds only a part of a character is named by the character and part,
-    ``\u00e9(1/2)``, or, where the rest of it is missing, by its bytes, ``<F0 9F>``."""
+    ``\u00e9(1/2)``, or, where the rest of it is missing, by its bytes, ``<F0 9F>``; a character that cannot be seen
+    by its number, ``U+200D(1/2)``."""
     labels = [decoded(tokenizer, [token]) for token in ids]
     start = 0
     while start < len(ids):
@@ -137,7 +139,8 @@ def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str
         whole = ((end, decoded(tokenizer, ids[start:end])) for end in ends)
         end, text = next(((end, text) for end, text in whole if UNREADABLE not in text), (start + 1, None))
         for place in range(start, end):
-            part = f"{text}({place - start + 1}/{end - start})"
+            seen = f"U+{ord(text):04X}" if text and len(text) == 1 and category(text) == "Cf" else text
+            part = f"{seen}({place - start + 1}/{end - start})"
             labels[place] = _bytes_of(tokenizer, ids[place]) if text is None else part
         start = end
     return tuple(labels)

@@ -40,7 +40,7 @@ class Chat:
 
 
 def as_prompts(prompts: object) -> list[Any]:
-    """One prompt or many, as a list of prompts: text, a flat row of numbers or one conversation is one prompt.
+    """One prompt or many, as a list; text, a flat row of numbers and one conversation each count as one prompt.
 
     What the prompts of a list are is for their reader to say (`one_prompt`).
     """
@@ -74,7 +74,7 @@ def one_prompt(given: object) -> str | list[int] | Chat:
     if isinstance(bare, str):
         return bare
     if bare and _is_message(bare[0]):
-        return _chat(bare)
+        return Chat(tuple(_message(entry, place) for place, entry in enumerate(bare)))
     return one_prompt(bare) if bare and isinstance(bare[0], (str, Sequence)) else _integers(bare)
 
 
@@ -125,7 +125,7 @@ def _rows(given: Mapping[str, Any]) -> list[list[int]]:
     unknown = [key for key in given if key not in _ABOUT_TOKENS]
     if unknown:
         raise InputError(
-            f"The tokens come with {unknown[0]!r}, which headtrace would leave without effect. Give 'input_ids' and "
+            f"The tokens come with {unknown[0]!r}, which headtrace would ignore. Give 'input_ids' and "
             "'attention_mask' only."
         )
     rows = _nested(given["input_ids"])
@@ -172,17 +172,13 @@ def _unpadded(ids: list[int], mask: list[Any], row: int) -> list[int]:
 # -- conversations -----------------------------------------------------------------------------------------------
 
 
-def _chat(entries: list[Any]) -> Chat:
-    return Chat(tuple(_message(entry, place) for place, entry in enumerate(entries)))
-
-
 def _message(entry: object, place: int) -> dict[str, str]:
     match entry:
         case {"role": str(role), "content": str(content)} if role and len(entry) == 2:  # type: ignore[arg-type]
             return {"role": role, "content": content}
         case _:
             raise InputError(
-                f"Message {place} of the conversation is {brief(entry)}; expected a role and text, nothing else, like "
+                f"Message {place} of the conversation is {brief(entry)}; expected only a role and text, like "
                 '{"role": "user", "content": "Who ..."}. For anything more, apply the chat template yourself and give '
                 "the token ids."
             )
@@ -217,7 +213,7 @@ PASS_TOKENS = 16
 
 
 def cheapest_groups(starts: Sequence[int], cost: Callable[[int, int], float]) -> list[tuple[int, list[int]]]:
-    """Which passes to make together that need not begin at the beginning: the least cost in all.
+    """Which partial passes to run together so that the total cost is least.
 
     ``starts`` says where each may begin (a token, a layer); ``cost(n, start)`` is that of ``n`` together from
     ``start`` on. Gives, for each group, where it begins and places in ``starts``.

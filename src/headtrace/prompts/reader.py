@@ -179,8 +179,8 @@ class PromptReader:
             Exception
         ) as error:  # a template is a program that comes with the tokenizer: it raises what it likes
             raise InputError(
-                f"The chat template of {self.name!r} refuses these messages: {error} Do roles take turns, and does it "
-                "know them?"
+                f"The chat template of {self.name!r} refuses these messages: {error} Do the roles alternate, and does "
+                "the template know them?"
             ) from error
 
     def _of_text(self, given: str | Chat, bos: bool | None) -> list[int]:
@@ -192,7 +192,7 @@ class PromptReader:
             raise InputError(EMPTY)
         if has_unknown(tokenizer, text, encoded.own):
             raise InputError(
-                f"The model's vocabulary does not hold {_unknown_words(tokenizer, encoded)}: the tokenizer turns it "
+                f"The model's vocabulary does not contain {_unknown_words(tokenizer, encoded)}: the tokenizer turns it "
                 f"into {tokenizer.unk_token!r}. Use words that the model knows, or give token ids."
             )
         ids = list(encoded.ids)

@@ -83,7 +83,7 @@ class Heads(BaseRoot):
 
     def readings(self, recording: Recording, prompt: int, ig_steps: int) -> list[RootReading]:
         raise InputError(
-            "The attention of heads is no direction of the residual, so components have no contributions to it. Trace "
+            "The attention of heads is not a direction of the residual, so components do not contribute to it. Trace "
             'an answer or a direction; from heads, attention is followed (paths="attention" or "complete").'
         )
 

@@ -103,18 +103,15 @@ class LogitDifference(BaseRoot):
     ) -> LogitDifference:
         if "answer" not in given:
             raise InputError("root='linear' needs an answer, such as answer=' Mary'.")
-        if "wrong" in given:
-            both = [several(given[name]) for name in ("answer", "wrong")]
-            if all(len(each) == 1 for each in both):
-                whats = ("answer", "wrong answer")
-                found = [
-                    model.reader.continuation(prompt, each[0], what)
-                    for each, what in zip(both, whats, strict=True)
-                ]
-                if any(len(each) > 1 for each in found):
-                    return cls.of_continuations(*found, labels=model.output_labels)
-        answer = single_tokens(model, prompt, given["answer"], "answer")
-        wrong = single_tokens(model, prompt, given["wrong"], "wrong answer") if "wrong" in given else None
+        answers, wrongs = several(given["answer"]), several(given["wrong"]) if "wrong" in given else []
+        if len(answers) == len(wrongs) == 1:
+            answer = model.reader.continuation(prompt, answers[0])
+            wrong = model.reader.continuation(prompt, wrongs[0], "wrong answer")
+            if len(answer) > 1 or len(wrong) > 1:
+                return cls.of_continuations(answer, wrong, labels=model.output_labels)
+        else:
+            answer = single_tokens(model, prompt, answers, "answer")
+            wrong = single_tokens(model, prompt, wrongs, "wrong answer") if wrongs else None
         if set(answer) & set(wrong or ()):
             raise InputError("The answer and the wrong answer are the same token: their difference is zero.")
         return cls(answer, wrong)
@@ -216,11 +213,11 @@ class LogitDifference(BaseRoot):
             swap = "" if self.wrong is None else "swap the two answers, "
             value = f"{without} (total {total:.4g})"
             reason = f"the answer's logit is not above {above}{value}, so there is nothing to explain"
-            return no_seeds(attribution, reason, f"{swap}ask for a probability root")
+            return no_seeds(attribution, reason, f'{swap}use root="probability" (--root probability)')
         found = [part.point.cause(number, weight) for number, weight in above_cutoff(part.contributions)]
         if bias > 0:  # a bias against the answer is in the root's value only
             found.append(Cause(Component("offset").at(part.point.position), bias))
-        return seeds_or_reason(found, attribution, "ask for a probability root")
+        return seeds_or_reason(found, attribution, 'use root="probability" (--root probability)')
 
     # Measuring and verifying
 

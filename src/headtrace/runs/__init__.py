@@ -4,8 +4,8 @@
     run = headtrace.open_run("runs/ioi")          # .prompts .nodes .edges .circuit(id) .circuits(filter) .status()
 
 ``plan.py`` puts prompts into shards, ``work.py`` traces one shard, ``engines.py`` goes through them in processes or on
-Ray, ``running.py`` starts or resumes a run. ``store.py`` is the folder or bucket, ``lock.py`` keeps a second run out of
-it, ``manifest.py`` describes its files and their columns, ``reading.py`` reads a run. Names are imported on
+Ray, ``running.py`` starts or resumes a run. ``store.py`` is the folder or bucket, and keeps a second run out
+of it; ``manifest.py`` describes its files and their columns, ``reading.py`` reads a run. Names are imported on
 first use: reading needs no torch.
 
 ``frames.py`` gives the circuits of any source as tables and names positions by their roles, ``merging.py`` merges them

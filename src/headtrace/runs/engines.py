@@ -40,7 +40,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
 from headtrace.errors import HeadtraceError, InputError
-from headtrace.extras import require_ray
+from headtrace.lazy import require_ray
 from headtrace.runs.store import StoreError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class ModelPlace:
     def load(self) -> Model:
         """The model, where a worker runs; an error if it is another one there."""
         from headtrace.models import load
-        from headtrace.models.computation import difference
+        from headtrace.models.integrity import difference
 
         model = load(
             self.place,

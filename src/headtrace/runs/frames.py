@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -141,10 +141,37 @@ def open_source(source: str | Path) -> RunLike | list[Circuit]:
             raise not_a_run from None
 
 
+class PlacedPrompt(NamedTuple):
+    """A prompt of a run: its tokens, and the position of each of its roles."""
+
+    token_ids: tuple[int, ...]
+    roles: dict[str, int]
+
+
+def roles_of_run(folder: str | Path) -> list[PlacedPrompt]:
+    """The roles of a run's prompts, for circuits exported from it: a file of circuits keeps no roles."""
+    from headtrace.runs.reading import open_run
+
+    prompts = open_run(str(folder)).prompts.collect()
+    names = [name for name in prompts.columns if name.startswith(ROLE)]
+    if not names:
+        raise InputError(
+            f"The prompts of {str(folder)!r} have no roles. Give a run of a task, or of prompts with `roles`."
+        )
+    rows = prompts.select("token_ids", *names).drop_nulls("token_ids").to_dicts()
+    return [
+        PlacedPrompt(
+            tuple(row["token_ids"]),
+            {name.removeprefix(ROLE): row[name] for name in names if row[name] is not None},
+        )
+        for row in rows
+    ]
+
+
 def _one_model(circuits: Sequence[Circuit]) -> ModelInfo:
     """The model of all circuits: those of two models cannot be merged."""
     if not circuits:
-        raise InputError("There are no circuits to put together: give at least one.")
+        raise InputError("There are no circuits to merge: give at least one.")
     for number, circuit in enumerate(circuits):
         if not isinstance(circuit, Circuit):
             raise InputError(f"expected circuits, got {shown(circuit)}")
@@ -152,7 +179,7 @@ def _one_model(circuits: Sequence[Circuit]) -> ModelInfo:
         if not same_model(first, other):
             how = "weights" if other.weights_sha256 != first.weights_sha256 else "settings in its config"
             raise InputError(
-                f"Circuits of two models cannot be put together: the first is of {first.name!r}, number {number} of "
+                f"Circuits of two models cannot be merged: the first is of {first.name!r}, number {number} of "
                 f"{other.name!r}{f' with other {how}' if other.name == first.name else ''}. Merge each model's by "
                 "themselves."
             )

@@ -23,8 +23,7 @@ from headtrace.circuits import Circuit, Edge
 from headtrace.circuits.rows import column_types, edge_table, node_table, rest_columns
 from headtrace.errors import InputError, shown
 from headtrace.mechanism.mechanism import Mechanism, mechanism_json
-from headtrace.runs.lock import LEASE, LOCK
-from headtrace.runs.store import Store, checksum
+from headtrace.runs.store import LEASE, LOCK, Store, checksum
 
 SCHEMA = "headtrace.run/1"
 MANIFEST, PLAN, SHARDS = "run.json", "plan.parquet", "shards"

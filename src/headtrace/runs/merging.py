@@ -76,7 +76,7 @@ def merge(
     roles: Roles | None = None,
     after: Sequence[str] = AFTER,
 ) -> Network:
-    """The network of a run, or of circuits: components at roles, and signals between them.
+    """Merge the circuits of a run, or a list, into one network: components at roles, and signals between them.
 
     ``by`` is ``"roles"`` where there are some, else ``"positions"``. With ``channels``, an edge is counted for each
     channel it was found in, with the weight of the whole edge. ``roles`` are for circuits, which have none of their
@@ -140,7 +140,7 @@ def _build(
     """A network of tables of nodes (by place) and edges (by the places of both ends); nodes get their numbers here."""
     with_edges = frames.edges.select(pl.col("prompt").n_unique()).collect().item()
     if not with_edges:
-        raise InputError("There is nothing to put together: none of the prompts has a circuit with edges.")
+        raise InputError("There is nothing to merge: none of the prompts has a circuit with edges.")
     # Lowest layer first, places from left to right.
     rank = {place: i for i, place in enumerate(places)}
     by_place = [

@@ -170,7 +170,7 @@ class Network:
         )
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame, paragraph
+        from headtrace.tables import frame, paragraph
 
         return paragraph(repr(self)) + frame(self.frame().head(20))
 
@@ -251,8 +251,9 @@ class Network:
             raise InputError(f"min_frequency={min_frequency}: a share of prompts is at most 1.")
         if min_effect > 0 and all(edge.effect is None for edge in self.edges):
             raise InputError(
-                f"min_effect={min_effect}: no edge of these circuits was measured. `headtrace verify CIRCUITS "
-                "--update` writes measured effects into their file; merge it again then."
+                f"min_effect={min_effect}: no edge of these circuits was measured. `headtrace verify FILE --update` "
+                "writes measured effects into a file of circuits (of a run: `headtrace export RUN --out FILE.parquet` "
+                "first). Then merge that file."
             )
 
         def strong(edge: NetworkEdge) -> bool:
@@ -318,7 +319,7 @@ class Network:
 
     def to_html(self, path: str | Path) -> Path:
         """Write a page with the drawing and all edges as a table: one file that loads nothing else."""
-        from headtrace.explorer.network import write_network_page
+        from headtrace.explorer.page import write_network_page
 
         return write_network_page(self, path)
 
@@ -327,7 +328,7 @@ class Network:
 
 
 def load_network(path: str | Path) -> Network:
-    """Read a network file. A damaged one gets an error that names the field."""
+    """Read a network file. For a damaged file, the error names the field."""
     text = file_text(path, "a network file", "`headtrace merge RUN --out network.json` writes one.")
     try:
         return loads(text)

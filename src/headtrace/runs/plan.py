@@ -31,8 +31,7 @@ from headtrace.lines import Lines, Skipped
 from headtrace.prompts import encode
 from headtrace.request import Paths, ResolvedRequest, TraceRequest, split_prompts
 from headtrace.runs.manifest import LABEL, ROLE, PlanInfo, SkippedLine, plan_schema
-from headtrace.tasks.build import place_roles
-from headtrace.tasks.jsonl import spans_of
+from headtrace.tasks.build import place_roles, spans_of
 from headtrace.validation import plain
 
 if TYPE_CHECKING:

@@ -169,7 +169,7 @@ class Run:
         return self._frame(STEPS)
 
     def mechanism(self, which: str | int) -> Mechanism:
-        """The mechanism of a prompt, which is found as ``circuit`` finds it."""
+        """The mechanism of a prompt, given by id or number as in ``circuit``."""
         self._require_mechanisms()
         row = self.find(which)
         found = self._frame(MECHANISMS).filter(pl.col("prompt") == row["id"]).collect()
@@ -213,7 +213,7 @@ class Run:
         return found[1]
 
     def circuits(self, filter: Filter = None) -> Iterator[Circuit]:
-        """The circuits of the prompts that are chosen, shard by shard: only one shard's are in memory at a time.
+        """The circuits of the chosen prompts, with one shard in memory at a time.
 
         ``filter`` is a Polars expression on ``prompts`` or a list of ids; by default all prompts that are done.
         """
@@ -242,7 +242,7 @@ class Run:
                 return found[0]
             if found:
                 raise InputError(
-                    f"{text!r} is the beginning of several ids of {self.path}: write more of it."
+                    f"{text!r} is the beginning of several ids in {self.path}: write more of it."
                 )
         raise self._unknown(text)
 
@@ -279,7 +279,7 @@ class Run:
     # -- status --------------------------------------------------------------------------------------------------
 
     def status(self) -> RunStatus:
-        """How far the run is, what failed and why, and what it takes on the disk; looks at every file."""
+        """How many prompts are done, what failed and why, and the size on disk; every file is read."""
         whole = [
             record
             for shard, record in self._records.items()

@@ -35,9 +35,8 @@ import polars as pl
 from pydantic import Field
 
 from headtrace.errors import InputError
-from headtrace.notebook import frame, paragraph
 from headtrace.runs.network import Head, Network
-from headtrace.tables import WithTable
+from headtrace.tables import WithTable, frame, paragraph
 from headtrace.validation import LARGEST, Index, Text, Words, fail, file_text, parse, read_document, stored
 from headtrace.vocabulary import ATTENTION_SIDES, head_name, parse_head
 
@@ -186,7 +185,7 @@ def require_same_model(network: Network, reference: Reference) -> None:
 
 
 def _known_as_another(name: str, model: ReferenceModel) -> bool:
-    from headtrace.models.names import ALIASES, BUILTIN
+    from headtrace.models.packages import ALIASES, BUILTIN
 
     own = {model.name, *model.names}
     own |= {ALIASES[each] for each in own if each in ALIASES}
@@ -243,7 +242,7 @@ class ReferenceAgreement(WithTable):
         """The row with the highest F1; of equals, that of the highest threshold."""
         rows = self.table.filter((pl.col("by") == by) & pl.col(f"{what}_f1").is_not_null())
         if rows.is_empty():
-            raise InputError(f"The reference {self.reference.name!r} says nothing of {what}.")
+            raise InputError(f"The reference {self.reference.name!r} says nothing about {what}.")
         return rows.sort(f"{what}_f1", "threshold", descending=True).row(0, named=True)
 
     def groups(self, min_frequency: float = 0.0) -> pl.DataFrame:

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from headtrace import __version__
 from headtrace.errors import InputError, shown
-from headtrace.models.computation import warn_if_not_compared
+from headtrace.models.integrity import warn_if_not_compared
 from headtrace.progress import Progress, monotonic, part_of
 from headtrace.request import ROOT_OPTIONS, TRACER_SETTINGS, TraceRequest, takes_request_options
 from headtrace.runs.engines import Engine, Engines
-from headtrace.runs.lock import locked
 from headtrace.runs.manifest import (
     MANIFEST,
     MECHANISMS,
@@ -47,6 +46,7 @@ from headtrace.runs.store import (
     Store,
     StoreError,
     checksum,
+    locked,
     open_store,
     parquet_bytes,
     require_lasting,
@@ -237,8 +237,8 @@ class Launch:
                 self._report(done, failed)
         except StoreError as error:
             raise StoreError(
-                f"{error} {done} of {self.manifest.plan.prompts} prompts are there and stay: the same command resumes "
-                "with the rest."
+                f"{error} {done} of {self.manifest.plan.prompts} prompts are done and kept. The same command "
+                "resumes with the rest."
             ) from None
 
     def _trace_here(self, shards: Sequence[int], done: int) -> Iterator[ShardRecord]:

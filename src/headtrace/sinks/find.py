@@ -89,13 +89,13 @@ def find_sinks(
         raise InputError(f"threshold={threshold}: a share of attention is above 0 and at most 1.")
     if firings_per_head < 2:
         raise InputError(
-            f"firings_per_head={firings_per_head}: how constant signals are needs at least 2 of each head."
+            f"firings_per_head={firings_per_head}: measuring how constant signals are needs at least 2 of each head."
         )
     if any(k < 1 for k in directions):
         raise InputError(f"directions={tuple(directions)}: each is a number of directions, at least 1.")
     cases = as_sink_prompts(model, prompts)
     if len(cases) < 2:
-        raise InputError("One prompt shows nothing of how constant signals are: give at least two.")
+        raise InputError("How constant signals are needs several prompts: give at least two.")
     tracer = Tracer(model) if tracer is None else tracer
     passes = _Passes(tracer, cases, seed, progress)
     with model.assume_weights_unchanged():

@@ -93,7 +93,7 @@ class Sinks:
         return self.means[side]
 
     def removed(self, side: str, directions: int, removed: str, measure: str, task: str = "all") -> float:
-        """One mean of ``collapse``."""
+        """One mean of the table ``collapse``."""
         wanted = {"task": task, "side": side, "directions": directions}
         rows = self.collapse.filter(**wanted, removed=removed, measure=measure)
         if not len(rows):
@@ -177,7 +177,7 @@ class Sinks:
         )
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame, paragraph
+        from headtrace.tables import frame, paragraph
 
         return "".join(map(paragraph, self.summary().splitlines())) + frame(self.directions.head(8))
 
@@ -268,8 +268,8 @@ def load_sinks(folder: str | Path) -> Sinks:
     content = _read(path / "sinks.json")
     if content.get("schema") != SCHEMA:
         raise InputError(
-            f"{str(path / 'sinks.json')!r} has the schema {content.get('schema')!r}, not {SCHEMA!r}: it holds no sinks "
-            "that this version can read. Make them again."
+            f"{str(path / 'sinks.json')!r} has the schema {content.get('schema')!r}, not {SCHEMA!r}: this version "
+            "cannot read it. Make the sinks again."
         )
     try:
         settings = dict(content["settings"])

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headtrace.lazy import lazy_names
+from headtrace.tasks.build import read_jsonl
 from headtrace.tasks.counterfactuals import Counterfactual, CounterfactualSet, counterfactuals
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
-from headtrace.tasks.jsonl import read_jsonl
 from headtrace.tasks.registry import TASKS, Task, load_task, register_task
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class Accuracy(Proportion):
         return f"Accuracy({self.task!r}: {self} of {self.total} prompts)"
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame, paragraph
+        from headtrace.tables import frame, paragraph
 
         return paragraph(repr(self)) + frame(self.frame())
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from headtrace.errors import InputError
 from headtrace.prompts import Span, encode
 from headtrace.tasks.build import fill, place_roles
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
+from headtrace.tasks.words import Draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,7 @@ Candidates = Callable[[Example, Draw], Iterator[tuple[str, Mapping[str, Span]]]]
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A prompt that stands against an example."""
+    """A prompt to compare an example with."""
 
     id: str
     """The example's."""

@@ -64,7 +64,7 @@ class TaskSet:
         return self.examples[index]
 
     def spread(self, n: int) -> TaskSet:
-        """About as many examples from each part of the set (its cells stand one after the other); all, if too few.
+        """About this many examples, taken evenly from the whole set; all, if there are fewer.
 
         >>> import headtrace
         >>> from headtrace.tasks import load_task

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from headtrace.tasks.build import Cell, Draft, fill, split_words, take
 from headtrace.tasks.counterfactuals import unfill
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, TaskSet
-from headtrace.tasks.words import CAPITALS, CONTINENTS, LANGUAGES
+from headtrace.tasks.words import CAPITALS, CONTINENTS, LANGUAGES, Draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

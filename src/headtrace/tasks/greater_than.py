@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from headtrace.prompts import Encoded, decoded, encode, following, is_unknown
 from headtrace.tasks.build import Cell, Draft, assemble, fill, place_roles, take
 from headtrace.tasks.counterfactuals import unfill
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, Exclusion, TaskSet
-from headtrace.tasks.words import EVENTS
+from headtrace.tasks.words import EVENTS, Draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -30,8 +30,8 @@ from torch import Tensor
 from headtrace.errors import InputError
 from headtrace.models import Model, load
 from headtrace.prompts import batches, encode, is_unknown
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.registry import load_task
+from headtrace.tasks.words import Draw
 from headtrace.vocabulary import head_name
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class HeadScores:
         return f"HeadScores({best})"
 
     def _repr_html_(self) -> str:
-        from headtrace.notebook import frame, paragraph
+        from headtrace.tables import frame, paragraph
 
         return paragraph(repr(self)) + frame(self.frame())
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 from headtrace.errors import InputError
 from headtrace.tasks.build import Cell, Draft, fill, split_words, take
 from headtrace.tasks.counterfactuals import TRIES, refill, unfill
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, TaskSet
-from headtrace.tasks.words import NAMES, OBJECTS, PLACES
+from headtrace.tasks.words import NAMES, OBJECTS, PLACES, Draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

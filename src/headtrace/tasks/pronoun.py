@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from headtrace.tasks.build import Cell, Draft, fill, split_words, take
 from headtrace.tasks.counterfactuals import refill
-from headtrace.tasks.draws import Draw
 from headtrace.tasks.examples import Example, TaskSet
-from headtrace.tasks.words import FEMALE_NAMES, JOBS, MALE_NAMES
+from headtrace.tasks.words import FEMALE_NAMES, JOBS, MALE_NAMES, Draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from headtrace.errors import InputError
 from headtrace.registry import Registry
 from headtrace.tasks import facts, greater_than, ioi, pronoun
+from headtrace.tasks.build import read_jsonl
 from headtrace.tasks.counterfactuals import Candidates, Counterfactual, counterfactual
 from headtrace.tasks.examples import Example, TaskSet
-from headtrace.tasks.jsonl import read_jsonl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ class Task:
     def counterfactual(
         self, example: Example, tokenizer: PreTrainedTokenizerBase, kind: str | None = None, seed: int = 0
     ) -> Counterfactual | None:
-        """A prompt of equal length that stands against an example; None if there is none."""
+        """A prompt of equal length to compare an example with; None if there is none."""
         return counterfactual(self.name, example, tokenizer, kind, seed)
 
 

@@ -4,8 +4,10 @@ To read how a firing is explained: ``accpp.py`` (rank the candidates, remove the
 and their contributions), ``components.py`` (what heads read of each component), with ``readings.py`` for the fast part.
 ``methods.py`` says what a method is and which there are; ``earlier_methods.py`` has the steps of two more. ``sweep.py``
 follows firings down the layers, ``complete.py`` content and MLPs as well (``content.py``, ``signal_directions.py``).
-``assemble.py`` makes the Circuit. ``difference.py`` compares two runs: what changed the root, through exact secants
-(``secants.py``).
+``assemble.py`` makes the Circuit. ``difference.py`` compares two runs: what changed the root
+(``root_difference.py``), swept back through exact secants (``secants.py``) to every component
+(``component_flow.py``); ``difference_circuit.py`` draws the strongest, with what flows between them
+(``edge_flows.py``). ``measured_replacements.py`` finds prompts to compare with.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from headtrace.tracing.methods import (
 )
 
 if TYPE_CHECKING:
+    from headtrace.tracing.component_flow import DifferenceFlow
     from headtrace.tracing.components import Firings
     from headtrace.tracing.content import Moved, moved
-    from headtrace.tracing.difference import DifferenceFlow, difference_flow
+    from headtrace.tracing.difference import difference_flow
     from headtrace.tracing.readings import Composer
     from headtrace.tracing.sweep import Budget
     from headtrace.tracing.tracer import Tracer
@@ -64,7 +67,7 @@ __getattr__ = lazy_names(
     {
         "Budget": "sweep",
         "Composer": "readings",
-        "DifferenceFlow": "difference",
+        "DifferenceFlow": "component_flow",
         "Firings": "components",
         "Moved": "content",
         "Tracer": "tracer",

@@ -3,10 +3,11 @@
 The steps, for all firings of a chunk together:
 
 1. take the logits of each firing apart into candidates, every (component, channel), and check that they sum up
-   (`headtrace.tracing.firing`); channels of nearly equal singular values are one (`headtrace.channels.groups`);
+   (`headtrace.tracing.firing`); channels of nearly equal singular values are one (`headtrace.channels.sparsity`);
 2. rank the candidates by their attribution, the integrated gradients of the attention on the source (`Ranking`);
-3. remove them one by one, largest first, until that attention falls below the threshold (`remove_greedily`): a
-   cumulative sum over contribution rows followed by a softmax, for the prefix only, in growing chunks;
+3. remove them one by one, largest first, until that attention falls below the threshold (`remove_greedily`), and
+   with the last one those that equal it: a cumulative sum over contribution rows followed by a softmax, for the
+   prefix only, in growing chunks;
 4. sum what was removed by component (`_collect`).
 """
 
@@ -20,7 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headtrace.channels.groups import members, summed
+from headtrace.channels.sparsity import members, summed
+from headtrace.tracing.attribute_root import carries_nothing
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.components import ComponentIndex, Firings, Upstream
 from headtrace.tracing.firing import (
@@ -43,6 +45,8 @@ FIRST_CHUNK = 32
 CHUNK_GROWTH = 8
 NOTHING = -1
 """In the place of a candidate that changes no logit."""
+EQUAL_ROWS = 512
+"""Contributions to logits are equal if they differ by no more than this many times the rounding of the larger one."""
 BOUND_SLACK = 1e-3
 """Bounds are sums of float32 numbers, too: this margin makes them bounds whatever the rounding."""
 
@@ -203,35 +207,48 @@ def remove_greedily(
                 orders.append(ranking.largest(mine, end)[:, done:])
                 rows.append(ranking.rows(mine, orders[-1]))
         order, removed = torch.cat(orders), torch.cat(rows)
-        remaining = left[:, None] - removed.cumsum(dim=1)
         # What changes no logit beyond rounding (the offset of a head without biases) is no cause of anything.
-        rounding = torch.finfo(removed.dtype).eps * scores.logits.abs().amax(-1)[which, None]
-        order = order.masked_fill(removed.abs().amax(-1) <= rounding, NOTHING)
+        rounding = carries_nothing(removed.dtype) * scores.logits.abs().amax(-1)[which, None]
+        nothing = removed.abs().amax(-1) <= rounding
+        order, removed = order.masked_fill(nothing, NOTHING), removed.masked_fill(nothing[..., None], 0)
+        remaining = left[:, None] - removed.cumsum(dim=1)
         attention = attention_on(remaining, scores.visible[which], scores.sources[which], scores.cap)
         below = attention < limit[which, None]
         stops = below.any(dim=1)
         length = torch.where(stops, below.int().argmax(dim=1) + 1, order.shape[1])
+        length = _with_equals(removed, length)
         drops = torch.cat((before[:, None], attention[:, :-1]), dim=1) - attention
         longest = int(length.max())
-        columns = (
-            active.tolist(),
-            order[:, :longest].tolist(),
-            drops[:, :longest].tolist(),
-            length.tolist(),
-            attention.gather(1, length[:, None] - 1)[:, 0].tolist(),
-            stops.tolist(),
+        # Two reads from the device, one of whole numbers and one of others.
+        counted = torch.cat(
+            (torch.stack((active, length, stops.to(length)), dim=1), order[:, :longest]), dim=1
         )
-        for f, numbers, taken, n_removed, at_end, stopped in zip(*columns, strict=True):
+        measured = torch.cat((attention.gather(1, length[:, None] - 1), drops[:, :longest]), dim=1)
+        for (f, n_removed, stopped, *numbers), (at_end, *taken) in zip(
+            counted.tolist(), measured.tolist(), strict=True
+        ):
             numbers, taken = numbers[:n_removed], taken[:n_removed]
             pairs = [pair for pair in zip(numbers, taken, strict=True) if pair[0] != NOTHING]
             result.chosen[f].extend(number for number, _ in pairs)
             result.drops[f].extend(drop for _, drop in pairs)
-            result.predicted[f], result.explained[f] = at_end, stopped
+            result.predicted[f], result.explained[f] = at_end, bool(stopped)
         keep = ~stops
         active, left, before = active[keep], remaining[keep, -1], attention[keep, -1]
         which = active % n
         done, size = end, size * CHUNK_GROWTH
     return result
+
+
+def _with_equals(
+    removed: Float[Tensor, "active n token"], length: Int[Tensor, " active"]
+) -> Int[Tensor, " active"]:
+    """Prefixes with all that directly follows their last row and equals it: what takes the same from every logit is a
+    cause as much, and which of them comes first is decided by rounding alone."""
+    last = removed.gather(1, (length - 1)[:, None, None].expand(-1, 1, removed.shape[-1]))
+    rounding = EQUAL_ROWS * torch.finfo(removed.dtype).eps * last.abs().amax(dim=-1)
+    equal = (removed - last).abs().amax(dim=-1) <= rounding
+    after = torch.arange(removed.shape[1], device=length.device) >= length[:, None]
+    return (equal | ~after).cumprod(dim=1).sum(dim=1)
 
 
 def _collect(

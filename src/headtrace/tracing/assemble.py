@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headtrace.channels.groups import equal_channels, groups_or_none
+from headtrace.channels.sparsity import equal_channels, groups_or_none
 from headtrace.circuits import Circuit, CompetingKeySignal, Edge, MethodInfo, ModelInfo, Node, PromptInfo
 from headtrace.tracing.causes import Cause
 from headtrace.tracing.sweep import PromptTrace
@@ -51,6 +51,7 @@ def assemble(model: ModelInfo, prompt: PromptInfo, trace: PromptTrace, method: M
                 side=side,
                 weight=cause.weight,
                 channels=cause.channels,
+                alone=cause.alone or None,
                 contribution=None if side in ATTENTION_SIDES else trace.shares.get((cause.site, target)),
                 through=None if through is None else tuple(numbers[c.site] for c in through.causes),
                 left=None if through is None else through.left,
@@ -95,12 +96,25 @@ def _node(site: Site, number: int, trace: PromptTrace) -> Node:
     if site.kind == "head":
         extra = {"attention": trace.attention.get(site), "threshold": trace.thresholds.get(site)}
         extra["group"] = trace.groups.get(site)
-        extra["held_down_by"] = tuple(map(str, trace.held_down.get(site, ()))) or None
+        alone = trace.alone.get(site, {})
+        held_down = dict.fromkeys(str(source) for (_, source), cause in alone.items() if cause.weight < 0)
+        extra["held_down_by"] = tuple(held_down) or None
     found = trace.causes.get(site)
     if found is not None and site != ROOT:
-        predicted = {s: part.predicted for s, part in found.sides.items() if s in ATTENTION_SIDES}
+        predicted = {
+            side: part.predicted
+            for side, part in found.sides.items()
+            if side in ATTENTION_SIDES and not (part.causes and all(cause.alone for cause in part.causes))
+        }
         elsewhere = tuple(
-            CompetingKeySignal(c.site.layer, c.site.head, c.site.src, c.channels, c.weight)  # type: ignore[arg-type]
+            CompetingKeySignal(
+                c.site.layer,
+                c.site.head,
+                c.site.src,
+                c.channels or (),
+                c.weight,
+                None if c.site.kind == "head" else c.site.kind,
+            )
             for part in found.sides.values()
             for c in part.elsewhere
         )

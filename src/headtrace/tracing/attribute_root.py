@@ -325,7 +325,8 @@ def seeds_or_reason(found: list[Cause], attribution: RootAttribution, advice: st
     """Seeds, if a head is among them; else none, with the reason and what to try instead."""
     if any(cause.site.kind == "head" for cause in found):
         return Seeds(attribution.root, tuple(found))
-    reason = f"{NO_HEAD} the {len(found)} component(s) that the root depends on"
+    components = "one component" if len(found) == 1 else f"{len(found)} components"
+    reason = f"{NO_HEAD} the {components} that the root depends on"
     advice = f'follow MLPs and what is moved as well (paths="complete", --paths complete), or {advice}'
     return replace(no_seeds(attribution, reason, advice), nothing=False)
 

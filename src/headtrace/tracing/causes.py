@@ -25,7 +25,7 @@ PromptSite = tuple[int, Site]
 
 @dataclass(frozen=True)
 class Cause:
-    """A site whose signal is needed by another one: its channels, and what it accounts for.
+    """A site whose signal another site needs: its channels, and what it accounts for.
 
     The weight is the attention that removing the signal takes away; for a root, the contribution in its own unit.
     """
@@ -33,6 +33,10 @@ class Cause:
     site: Site
     weight: float
     channels: tuple[int, ...] | None = None
+    alone: bool = False
+    """Of a query or key: found by removing this signal alone, and no part of what the prediction removes."""
+    at_source: bool = True
+    """Of a key: whether it is written at the source, and not at other keys only."""
 
     @property
     def component(self) -> Component:
@@ -52,13 +56,14 @@ class SideCauses:
 
     @cached_property
     def in_graph(self) -> tuple[Cause, ...]:
-        """Causes that are nodes of a circuit: all but heads that read a token after the position of this side."""
-        return tuple(cause for cause in self.causes if cause.site.possible)
+        """Causes that are nodes of a circuit: all but those that were written at other keys only."""
+        return tuple(cause for cause in self.causes if cause.site.possible and cause.at_source)
 
     @property
     def elsewhere(self) -> tuple[Cause, ...]:
-        """Heads that can only have written at later keys (causality): part of the claim, not of the graph."""
-        return tuple(cause for cause in self.causes if not cause.site.possible)
+        """Those that were written at other keys only (heads that read a later token can be nowhere else): part of the
+        claim, not of the graph."""
+        return tuple(cause for cause in self.causes if not (cause.site.possible and cause.at_source))
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Explanation:
 
     @property
     def attends(self) -> bool:
-        """Whether the attention reaches the threshold: only then is there anything that signals could be the cause of.
+        """Whether the attention reaches the threshold; if not, there is nothing for signals to cause.
         Methods that make no prediction (SVT) name what is upstream whatever the attention."""
         predicts = any(side.predicted is not None for side in self.found.sides.values())
         return not predicts or self.attention >= self.threshold
@@ -134,7 +139,7 @@ class Explanation:
         """The query and keys of the firing (and of the source that it is compared with), split into components."""
         if self.split is None:
             raise InputError(
-                "This explanation has no recording behind it: explain the firing with a Tracer again."
+                "This explanation was made without a recording: explain the firing again with a Tracer."
             )
         return self.split()
 
@@ -167,7 +172,7 @@ class Explanation:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """The causes of both sides as bars; compared with another source, the terms of the difference."""
-        from headtrace.figures.questions import plot_causes
+        from headtrace.figures.channels import plot_causes
 
         compared = self.rather_than or self.instead
         return plot_causes(self, path) if compared is None else compared.plot(path)

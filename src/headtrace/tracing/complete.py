@@ -9,8 +9,8 @@ from. Each reason is a direction of what the node writes, and has its own causes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -20,24 +20,24 @@ from torch import Tensor
 
 from headtrace.circuits.graph import spread
 from headtrace.progress import Progress, counting
+from headtrace.tracing.attention_alone import attention_causes_alone
 from headtrace.tracing.attribute_root import Place, Seeds
 from headtrace.tracing.causes import Cause, Causes, PromptSite, SideCauses
 from headtrace.tracing.components import Firings
-from headtrace.tracing.content import Content, Strongest, opposite
+from headtrace.tracing.content import Content, Strongest
+from headtrace.tracing.follow_reasons import FollowReason, KeyWrites, Part, combined, with_removals
 from headtrace.tracing.methods import Method
-from headtrace.tracing.readings import Composer
-from headtrace.tracing.signal_directions import (
-    HALF,
-    RemovedAlone,
-    SignalDirection,
+from headtrace.tracing.mlp_causes import (
+    IDLE,
+    MlpReader,
     SingleRemovals,
     causes_alone,
-    held_down_by,
     mlp_signal_causes,
-    signals_of,
 )
+from headtrace.tracing.readings import Composer
+from headtrace.tracing.signal_directions import SignalDirection, signals_of
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, attention_at
-from headtrace.vocabulary import ATTENTION_SIDES, ROOT, Side, Site
+from headtrace.vocabulary import ATTENTION_SIDES, ROOT, AttentionSide, Side, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Recording
@@ -47,47 +47,20 @@ from headtrace.request import Paths
 RemovalsAt = Callable[[Iterable[PromptSite]], SingleRemovals]
 """The single removals at some of a layer's MLPs."""
 
-HELD_DOWN, ATTENDS_FULLY = 0.05, 0.9
-"""What keeps a head from attending is looked for where it has so much influence, and attends with less than this."""
+HELD_DOWN, ATTENDS_FULLY = 2.5, 0.9
+"""What keeps a head from attending is looked for where it has so many times the least influence, and attends with less
+than this."""
 EQUAL = 0.1
 """Sources whose attention differs by no more than this share of it are attended to alike."""
-OPPOSES = 0.2
-"""In complete circuits, what opposes the root this strongly, relative to all that speaks for it, is expanded."""
+OPPOSES = 5.0
+"""In complete circuits, what opposes the root is expanded if it does so with this many times the least influence."""
+WEAKENS = 15.0
+"""The same for what opposes a signal: one run has many of these, and they matter less."""
 CONTENT_INFLUENCE = 0.02
 """By default a node of a content or complete circuit has at least this share of the root's influence."""
-
-
-@dataclass
-class FollowReason:
-    """Why a node is followed, each reason with its influence."""
-
-    content: float = 0.0
-    """For its contribution to the root."""
-    opposing: float = 0.0
-    """For its contribution against the root: as strongly as its share of what speaks for it. It is no influence."""
-    attending: float = 0.0
-    """For attending, not for what it moved: a head that is the root itself."""
-    signals: list[tuple[float, SignalDirection]] = field(default_factory=list[tuple[float, SignalDirection]])
-
-    @property
-    def strength(self) -> float:
-        """What decides whether a node is expanded: its influence, and what it does against the root."""
-        return self.content + self.opposing + self.attending + sum(share for share, _ in self.signals)
-
-    def of_attention(self, attention: bool) -> list[tuple[float, SignalDirection]]:
-        """The signals of queries and keys, or the others."""
-        return [each for each in self.signals if (each[1].side in ATTENTION_SIDES) == attention]
-
-
-@dataclass(frozen=True)
-class Part:
-    """The causes of a node for one reason, as shares of what it is followed for."""
-
-    influence: float
-    """Of the reason."""
-    causes: Sequence[Cause]
-    direction: Float[Tensor, " d_model"] | None = None
-    """Of what the node reads; None for content, for which every component has its own gradient."""
+SMALL, WHOLE_INFLUENCE = 40, 0.001
+"""A complete circuit of which fewer nodes than this are expanded when it is followed down to this influence is
+followed so far: the least influence is there to keep large circuits readable."""
 
 
 Expanded = tuple[Causes, dict[Side, list[Part]], dict[tuple[Side, Site], SignalDirection]]
@@ -95,7 +68,8 @@ Expanded = tuple[Causes, dict[Side, list[Part]], dict[tuple[Side, Site], SignalD
 
 
 class CompleteSweep:
-    """Traces the prompts of a recording from their roots down, through values, MLPs and (complete) attention."""
+    """Traces the prompts of a recording (or only some of them) from their roots down, through values, MLPs and
+    (complete) attention."""
 
     def __init__(
         self,
@@ -106,12 +80,15 @@ class CompleteSweep:
         budget: Budget,
         composer: Composer,
         paths: Paths,
+        only: Collection[int] | None = None,
     ) -> None:
         self.recording, self.content = recording, content
         self.method, self.budget, self.composer = method, budget, composer
         self.attention = paths == "complete"
         self.traces = [PromptTrace(root) for root in roots]
+        self.only = range(len(roots)) if only is None else only
         self.reasons = [defaultdict[Site, FollowReason](FollowReason) for _ in roots]
+        self.key_writes = KeyWrites(recording)
         self._scores: dict[PromptSite, float] = {}
         self._visible: dict[PromptSite, int] = {}
 
@@ -123,7 +100,7 @@ class CompleteSweep:
         ``on_partial`` is called with what was found so far before the first layer and after each.
         """
         n_layers = self.recording.model.n_layers
-        for number in range(len(self.traces)):
+        for number in self.only:
             self._begin(number)
         for layer in reversed(range(-1, n_layers)):
             if on_partial is not None:
@@ -184,65 +161,87 @@ class CompleteSweep:
                 strength = passed + opposed
                 if strength <= 0 or cause.site.kind not in ("head", "mlp"):
                     continue
+                at = number, cause.site
                 if side not in ATTENTION_SIDES:
-                    self._pass((number, cause.site), strength, found.site, side, parts[side])
+                    self._pass(at, passed, opposed, found.site, side, parts[side])
                 elif (side, cause.site) in signals:
-                    self._reason((number, cause.site)).signals.append((strength, signals[side, cause.site]))
+                    self._reason(at).signals.append((strength, signals[side, cause.site]))
+                    self._reason(at).beside += opposed
 
     def _against(self, found: Causes) -> list[float]:
         """How strongly each cause of a site is followed for what it does against the root, in the order of
-        ``PromptTrace.follow``: it opposes what the site contributes, or it causes a site that opposes the root."""
+        ``PromptTrace.follow``: it opposes what the site contributes, it holds down the attention of the site (or
+        carries it, though its group does not need it), or it causes a site that is followed for such a reason."""
         causes: list[tuple[Side, float]] = [
             (side, cause.weight) for side, part in found.sides.items() for cause in part.in_graph
         ]
+        sites = [cause.site for part in found.sides.values() for cause in part.in_graph]
         influence = self.traces[found.prompt].influence[found.site]
-        opposes = self._reason((found.prompt, found.site)).opposing
+        reason = self._reason((found.prompt, found.site))
+        alone = self._alone((found.prompt, found.site))
+        whole = max(influence, reason.strength)
         totals: dict[Side, float] = {}
         for side, weight in causes:
             totals[side] = totals.get(side, 0.0) + max(weight, 0.0)
         n_sides = sum(total > 0 for total in totals.values())
-        flipped = spread([(s, w if s in ATTENTION_SIDES else -w) for s, w in causes]) if opposes > 0 else None
+        beside = reason.opposing + reason.beside
+        sign = -1 if reason.opposing > 0 else 1  # what opposes has causes with negative contributions
+        shares = spread([(s, w if s in ATTENTION_SIDES else sign * w) for s, w in causes]) if beside else None
+        content = found.site == ROOT or reason.content + reason.opposing > 0
+        followed = influence if content else influence + reason.beside
+        least = (OPPOSES if content else WEAKENS) * self.budget.min_influence
         strengths: list[float] = []
         for place, (side, weight) in enumerate(causes):
             opposed = side not in ATTENTION_SIDES and weight < 0 < totals[side]
-            strength = influence * -weight / totals[side] / n_sides if opposed else 0.0
-            strength = strength if self.attention and strength >= OPPOSES else 0.0
-            strengths.append(strength + (0.0 if flipped is None else opposes * flipped[place]))
+            strength = followed * -weight / totals[side] / n_sides if opposed else 0.0
+            strength = strength if self.attention and strength >= least else 0.0
+            if (shown := alone.get((side, sites[place]))) is not None:
+                strength += whole * abs(shown.weight)
+            strengths.append(strength + (0.0 if shares is None else beside * shares[place]))
         return strengths
 
-    def _pass(self, at: PromptSite, passed: float, target: Site, side: Side, parts: list[Part]) -> None:
-        """Divide influence that reaches a site through a value, an MLP's input or the root by the target's reasons."""
+    def _pass(
+        self, at: PromptSite, passed: float, opposed: float, target: Site, side: Side, parts: list[Part]
+    ) -> None:
+        """Divide what reaches a site through a value, an MLP's input or the root, influence and what is beside it, by
+        the target's reasons."""
         number, site = at
         reason = self._reason(at)
+        every = [(part, cause) for part in parts for cause in part.causes if cause.site == site]
+        chosen = [each for each in every if each[1].weight > 0 or each[0].direction is None]
+        # What only weakens signals is followed where it does so strongly enough.
         mine = [
             (part.influence * abs(cause.weight), part)
-            for part in parts
-            for cause in part.causes
-            if cause.site == site and (cause.weight > 0 or part.direction is None)
+            for part, cause in chosen or (every if opposed > passed else [])
         ]
         total = sum(share for share, _ in mine)
         for share, part in mine:
-            flow = passed * share / total
+            flow = (passed + opposed) * share / total
+            if part.written is not None and site.kind == "mlp":
+                reason.readers.append((flow, MlpReader(self.content.place(number, target), part.written)))
             if target == ROOT and not self.content.reads[number]:
                 reason.attending += flow
             elif part.direction is None:
                 if self._score(at) > 0:
                     reason.content += flow
+                    reason.beside += opposed * share / total
                 elif self._score(at) < 0:
                     reason.opposing += flow
             elif flow > 0:
                 written = self.recording.write(site.component, number, site.dest)
                 direction = part.direction / (written @ part.direction)
                 reason.signals.append((flow, SignalDirection(number, site, target, side, direction)))
+                reason.beside += opposed * share / total
 
-    def _strong(self, found: Strongest, whole: float) -> tuple[Cause, ...]:
+    def _strong(self, found: Sequence[Strongest], whole: float) -> tuple[Cause, ...]:
         """Causes, and what opposes them, that carry as much influence as a node needs to be expanded.
 
         ``whole`` is the influence that they share. The strongest cause stays in any case.
         """
-        least = self.budget.min_influence / whole * found.total if whole > 0 else 0.0
-        top = max((cause.weight for cause in found.causes), default=0.0)
-        return tuple(c for c in found.causes if abs(c.weight) >= least or c.weight == top)
+        total = sum(part.total for part in found)
+        least = self.budget.min_influence / whole * total if whole > 0 else 0.0
+        top = max((part.top for part in found), default=0.0)
+        return tuple(cause for part in found for cause in part.causes(least, top))
 
     def _chosen(self, layer: int, kind: str) -> list[PromptSite]:
         """Sites of a level that are expanded: the most influential of each prompt, within the budget."""
@@ -253,7 +252,7 @@ class CompleteSweep:
                 for site, reason in reasons.items()
                 if site.layer == layer and site.kind == kind and reason.strength > 0
             ]
-            strengths = {site: max(reasons[site].strength, trace.influence[site]) for site in level}
+            strengths = {site: self._strength((number, site)) for site in level}
             chosen += [(number, s) for s in trace.choose(level, self.budget, trace.expanded, strengths)]
         return chosen
 
@@ -286,7 +285,8 @@ class CompleteSweep:
             found = self.method.trace(self.recording, firings, self.composer)
             attended = {(causes.prompt, causes.site): causes for causes in found}
             self._share_causes(chosen, groups, attended)
-        self._note_held_down(chosen)
+            self.key_writes.mark_elsewhere(attended)
+        self._add_alone(chosen, attended)
         signals = self._signals(attended)
         moved = self._moved(layer, chosen, attended)
         expanded: list[Expanded] = []
@@ -303,21 +303,50 @@ class CompleteSweep:
             expanded.append((causes, {"value": parts}, signals.get((number, site), {})))
         self._follow(expanded)
 
-    def _note_held_down(self, chosen: list[PromptSite]) -> None:
-        """What keeps heads that matter, and attend in part, from attending far more."""
+    def _add_alone(self, chosen: list[PromptSite], attended: dict[PromptSite, Causes]) -> None:
+        """Causes of heads that matter, and attend in part, which removing one signal alone shows: what keeps them from
+        attending far more and, for those whose attention has no causes yet, what it depends on."""
         partly = [
             (number, site)
             for number, site in chosen
             if self.attention
             and self._visible[number, site] > 1
-            and self.traces[number].influence[site] >= HELD_DOWN
+            and self._strength((number, site)) >= HELD_DOWN * self.budget.min_influence
             and self.traces[number].attention[site] < ATTENDS_FULLY
         ]
-        if partly:
-            attention = [self.traces[number].attention[site] for number, site in partly]
-            found = held_down_by(self.recording, partly, attention)
-            for (number, site), by in zip(partly, found, strict=True):
-                self.traces[number].held_down[site] = by
+        if not partly:
+            return
+        # What carries a group as a whole need not be what carries each of its firings.
+        asked = [at not in attended or at[1] in self.traces[at[0]].groups for at in partly]
+        found = attention_causes_alone(self.recording, partly, asked)
+        for at, by_side in zip(partly, found, strict=True):
+            number, site = at
+            why = attended.get(at, Causes(number, site, {}))
+            sides = dict(why.sides)
+            for side, causes in by_side.items():
+                own = sides.get(side, SideCauses(()))
+                known = {cause.site: cause.weight for cause in own.causes}
+                new = tuple(cause for cause in causes if cause.site not in known)
+                hidden: dict[tuple[Side, Site], Cause] = {
+                    (side, cause.site): cause
+                    for cause in causes
+                    if cause.weight < 0 or known.get(cause.site, cause.weight) < IDLE * cause.weight
+                }
+                if hidden:
+                    self.traces[number].alone.setdefault(site, {}).update(hidden)
+                if new:
+                    sides[side] = replace(own, causes=(*own.causes, *new))
+            if sides:
+                attended[at] = replace(why, sides=sides)
+
+    def _alone(self, at: PromptSite) -> Mapping[tuple[Side, Site], Cause]:
+        """The signals that hold a firing down, or carry it in a group whose prediction does not need them: they are
+        followed in the channels that show it."""
+        return self.traces[at[0]].alone.get(at[1], {})
+
+    def _strength(self, at: PromptSite) -> float:
+        """How strongly a site is followed."""
+        return max(self._reason(at).strength, self.traces[at[0]].influence[at[1]])
 
     def _read_attention(self, layers: range) -> None:
         """Read the attention of the heads of some layers that have been reached."""
@@ -370,40 +399,25 @@ class CompleteSweep:
         cause of the firings at those keys.
         """
         found = {first: attended.pop(first) for first in groups}
-        writes = self._writes_at_keys(found, groups)
+        writes = self.key_writes.of_heads(found, groups)
         for number, site in chosen:
             for (prompt, first), group in groups.items():
                 if (number, replace(site, src=first.src)) != (prompt, first) or site.src not in group:
                     continue
                 causes = found[prompt, first]
                 key = tuple(
-                    replace(cause, site=cause.component.at(site.src or 0))
+                    replace(
+                        cause,
+                        site=cause.component.at(site.src or 0),
+                        at_source=(strength := writes.get((prompt, first, cause.site))) is None
+                        or strength[group.index(site.src or 0)] >= EQUAL * max(strength),
+                    )
                     for cause in causes.sides["key"].causes
-                    if (strength := writes.get((prompt, first, cause.site))) is None
-                    or strength[group.index(site.src or 0)] >= EQUAL * max(strength)
                 )
                 sides = {**causes.sides, "key": replace(causes.sides["key"], causes=key)}
                 attended[number, site] = replace(causes, site=site, sides=sides)
                 self.traces[number].groups[site] = group
                 self.traces[number].thresholds[site] = causes.threshold or 0.0
-
-    def _writes_at_keys(
-        self, found: Mapping[PromptSite, Causes], groups: Mapping[PromptSite, tuple[int, ...]]
-    ) -> dict[tuple[int, Site, Site], list[float]]:
-        """How strongly each head that reads one source and is a key-side cause of a group writes at each key of it."""
-        asked: list[tuple[int, Site, Site]] = []
-        rows: list[tuple[int, int, int, int, int]] = []
-        for (prompt, first), causes in found.items():
-            for cause in causes.sides["key"].causes:
-                c = cause.component
-                if c.kind == "head" and c.layer is not None and c.head is not None and c.src is not None:
-                    asked.append((prompt, first, cause.site))
-                    rows += [(c.layer, prompt, c.head, dest, c.src) for dest in groups[prompt, first]]
-        if not rows:
-            return {}
-        places = torch.tensor(rows, device=self.recording.model.device).unbind(dim=1)
-        strengths = iter(self.recording.attention.at(*places).tolist())
-        return {each: [next(strengths) for _ in groups[each[:2]]] for each in asked}
 
     def _signals(
         self, attended: dict[PromptSite, Causes]
@@ -412,11 +426,29 @@ class CompleteSweep:
         signals: dict[PromptSite, dict[tuple[Side, Site], SignalDirection]] = {site: {} for site in attended}
         for side in ATTENTION_SIDES:
             sites = [site for site in attended if side in attended[site].sides]
-            causes = [attended[site].sides[side].in_graph for site in sites]
+            causes = [
+                [
+                    self._alone(site).get((side, cause.site), cause)
+                    for cause in attended[site].sides[side].in_graph
+                ]
+                for site in sites
+            ]
             found = signals_of(self.recording, sites, causes, side) if sites else []
-            for site, mine in zip(sites, found, strict=True):
-                signals[site] |= {(side, signal.source): signal for signal in mine if signal is not None}
+            for site, asked, mine in zip(sites, causes, found, strict=True):
+                alone = self._alone(site)
+                for cause, signal in zip(asked, mine, strict=True):
+                    if signal is None and (side, cause.site) in alone and cause.site.kind in ("head", "mlp"):
+                        signal = self._whole_write(site, side, cause.site)
+                    if signal is not None:
+                        signals[site][side, cause.site] = signal
         return signals
+
+    def _whole_write(self, at: PromptSite, side: AttentionSide, source: Site) -> SignalDirection | None:
+        """All that a component writes, as a signal: of one that matters to a head by what it writes at other keys, and
+        at this one by not writing the same."""
+        written = self.recording.write(source.component, at[0], source.dest)
+        size = written @ written
+        return SignalDirection(at[0], source, at[1], side, written / size) if float(size) > 0 else None
 
     def _moved(
         self, layer: int, sites: list[PromptSite], attended: dict[PromptSite, Causes]
@@ -429,7 +461,7 @@ class CompleteSweep:
                 gradient = self.content.gradient(*site) / self._score(site)
                 rows.append((site, strength, True, self._value_direction(layer, site, gradient)))
             if reason.signals:
-                direction, influence = _combined(reason.signals)
+                direction, influence = combined(reason.signals)
                 rows.append((site, influence, False, self._value_direction(layer, site, direction)))
         parts: dict[PromptSite, list[Part]] = {site: [] for site in sites}
         places = [Place(number, site.src or 0, layer) for (number, site), *_ in rows]
@@ -437,7 +469,7 @@ class CompleteSweep:
         for (site, influence, content, direction), strongest in zip(rows, found, strict=True):
             n_sides = 1 + (len(attended[site].sides) if site in attended else 0)
             if strongest.total > 0:
-                causes = self._strong(strongest, influence / n_sides)
+                causes = self._strong([strongest], influence / n_sides)
                 parts[site].append(Part(influence, causes, None if content else direction))
         return parts
 
@@ -461,9 +493,9 @@ class CompleteSweep:
         for_content = [s for s in chosen if self._reason(s).content + self._reason(s).opposing > 0]
         for site, found in zip(for_content, self.content.causes(for_content), strict=True):
             influence, unit = self._reason(site).content + self._reason(site).opposing, self._score(site)
-            found = found if unit > 0 else opposite(found)
-            causes = [replace(c, weight=c.weight / unit) for c in self._strong(found, influence)]
-            parts[site].append(Part(influence, causes))
+            found = found if unit > 0 else found.opposite()
+            causes = [replace(c, weight=c.weight / unit) for c in self._strong([found], influence)]
+            parts[site].append(Part(influence, causes, written=self.content.gradient(*site) / unit))
         row_of = {site: row for row, site in enumerate(chosen)}
 
         @cache
@@ -489,16 +521,17 @@ class CompleteSweep:
     ) -> None:
         """Components without which an MLP would contribute less than half: those of saturated units have no share."""
         directions = torch.stack([self.content.gradient(*site) / self._score(site) for site in sites])
-        hidden = causes_alone(self.recording, removals_at(sites), directions)
+        readers = [self._reason(site).main_readers for site in sites]
+        hidden = causes_alone(self.recording, removals_at(sites), directions, readers=readers)
         for site, alone in zip(sites, hidden, strict=True):
-            parts[site][-1:] = _with_removals(parts[site][-1], alone)
+            parts[site][-1:] = with_removals(parts[site][-1], alone)
 
     def _moved_by_mlps(
         self, chosen: list[PromptSite], removals_at: RemovalsAt, parts: dict[PromptSite, list[Part]]
     ) -> None:
         """Content of signals: as for the root, through frozen gates."""
         flows = {
-            site: _combined(signals) for site in chosen if (signals := self._reason(site).of_attention(False))
+            site: combined(signals) for site in chosen if (signals := self._reason(site).of_attention(False))
         }
         if not flows:
             return
@@ -508,13 +541,14 @@ class CompleteSweep:
         found = self.content.strongest_along(
             removals.places, list(pulled.direction), constants=pulled.constant
         )
-        for (site, (_, influence)), strongest, into in zip(
+        for (site, (written, influence)), strongest, into in zip(
             flows.items(), found, pulled.direction, strict=True
         ):
-            parts[site].append(Part(influence, self._strong(strongest, influence), into))
-        hidden = causes_alone(self.recording, removals, directions)
+            parts[site].append(Part(influence, self._strong([strongest], influence), into, written))
+        readers = [self._reason(site).main_readers for site in flows]
+        hidden = causes_alone(self.recording, removals, directions, readers=readers)
         for site, alone in zip(flows, hidden, strict=True):
-            parts[site][-1:] = _with_removals(parts[site][-1], alone)
+            parts[site][-1:] = with_removals(parts[site][-1], alone)
 
     def _attention_signals_of_mlps(
         self,
@@ -540,30 +574,7 @@ class CompleteSweep:
         for (site, influence, signal), causes in zip(wanted, found, strict=True):
             offset = Cause(Site("offset", layer, dest=site[1].dest), causes.held)
             own = (*causes.causes, offset) if causes.held else causes.causes
-            parts[site].append(Part(influence, own, causes.direction))
-            parts[site][-1:] = _with_removals(parts[site][-1], causes.alone)
-            self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes
-
-
-def _with_removals(shown: Part, alone: RemovedAlone) -> list[Part]:
-    """Causes of what an MLP wrote, by their shares through frozen gates, put right by what their removal does.
-
-    Causes whose removal alone changes more than half and whose shares do not show it are added, each followed by its
-    own secant. What opposes by its share, though nothing grows without it, is left out; of a signal, which is no sum
-    that has to be complete, what would not grow by half.
-    """
-    signal = shown.direction is not None
-    kept = tuple(c for c in shown.causes if c.weight >= 0 or not (signal or c.site in alone.not_opposing))
-    shares = {cause.site: cause.weight for cause in kept}
-    return [replace(shown, causes=kept)] + [
-        Part(shown.influence, (one.cause,), one.direction)
-        for one in alone.causes
-        if shares.get(one.cause.site, 0.0) * (1 if one.cause.weight > 0 else -1) < HALF
-    ]
-
-
-def _combined(signals: list[tuple[float, SignalDirection]]) -> tuple[Float[Tensor, " d_model"], float]:
-    """Several signals as one direction, weighted by influence; and their influence."""
-    influence = sum(share for share, _ in signals)
-    weighted = torch.stack([signal.direction * (share / influence) for share, signal in signals])
-    return weighted.sum(dim=0), influence
+            parts[site].append(Part(influence, own, causes.direction, signal.direction))
+            parts[site][-1:] = with_removals(parts[site][-1], causes.alone)
+            if (signal.side, signal.source) not in self._alone((site[0], signal.target)):
+                self.traces[site[0]].mlp_signals[signal.source, signal.target, signal.side] = causes

@@ -11,7 +11,7 @@ circuit, and `moved` says what one firing moved.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +33,7 @@ from headtrace.tracing.attribute_root import (
     project_writes,
 )
 from headtrace.tracing.causes import Cause, PromptSite
+from headtrace.tracing.components import ComponentIndex
 from headtrace.tracing.methods import IG_STEPS
 from headtrace.vocabulary import ROOT, Firing, Site
 
@@ -50,16 +51,32 @@ FIRST_LOOK = 128
 class Strongest:
     """The strongest causes of some content, and what opposes it; the largest of each first."""
 
-    causes: tuple[Cause, ...]
+    shares: tuple[tuple[int | None, float], ...]
+    """Numbers of components and what each contributes; None stands for the reader's own biases."""
     total: float
     """The sum of all positive shares, also of those that are not here."""
+    index: ComponentIndex
+    place: Place
 
+    @property
+    def top(self) -> float:
+        """What the strongest cause contributes."""
+        return max((weight for _, weight in self.shares), default=0.0)
 
-def opposite(found: Strongest) -> Strongest:
-    """The same for what opposes the root: what makes it do so counts as for it, the largest first."""
-    against = [cause for cause in found.causes if cause.weight < 0]
-    total = -sum(cause.weight for cause in against)
-    return Strongest(tuple(sorted(found.causes, key=lambda cause: cause.weight)), total)
+    def causes(self, least: float, top: float) -> list[Cause]:
+        """Those of at least the size ``least``, whatever they do, and the strongest one."""
+        chosen = [each for each in self.shares if abs(each[1]) >= least or each[1] == top]
+        return [Cause(self._site(number), weight) for number, weight in chosen]
+
+    def opposite(self) -> Strongest:
+        """The same for what opposes the root: what makes it do so counts as for it, the largest first."""
+        total = -sum(weight for _, weight in self.shares if weight < 0)
+        return replace(self, shares=tuple(sorted(self.shares, key=lambda each: each[1])), total=total)
+
+    def _site(self, number: int | None) -> Site:
+        if number is None:
+            return Site("offset", self.place.layer, dest=self.place.position)
+        return self.index.component(number).at(self.place.position)
 
 
 @dataclass(frozen=True)
@@ -202,12 +219,11 @@ class Content:
         directions = [self.direction(prompt, site) for prompt, site in sites]
         return self.strongest_along(places, directions, sites)
 
-    def root_causes(self, prompt: int) -> Strongest:
-        """What a root's value comes from directly."""
+    def root_causes(self, prompt: int) -> list[Strongest]:
+        """What a root's value comes from directly, for each place that it reads."""
         reads = self.reads[prompt]
         places = [Place(prompt, read.point.position, read.point.layer) for read in reads]
-        found = self.strongest_along(places, [read.direction for read in reads])
-        return Strongest(tuple(c for part in found for c in part.causes), sum(part.total for part in found))
+        return self.strongest_along(places, [read.direction for read in reads])
 
     def strongest_along(
         self,
@@ -272,15 +288,12 @@ def strongest(part: ProjectedWrites, constants: Float[Tensor, " place"] | None =
     rows = torch.cat((torch.stack((totals, least, held), dim=1), values), dim=1).tolist()
     found: list[Strongest] = []
     for place, mine, (total, nothing, own, *weights) in zip(part.places, numbers, rows, strict=True):
-        causes = [
-            Cause(part.index.component(number).at(place.position), weight)
-            for number, weight in zip(mine, weights, strict=True)
-            if abs(weight) > nothing
+        causes: list[tuple[int | None, float]] = [
+            (number, weight) for number, weight in zip(mine, weights, strict=True) if abs(weight) > nothing
         ]
         if abs(own) > nothing:
-            offset = Cause(Site("offset", place.layer, dest=place.position), own)
-            causes.insert(sum(cause.weight > own for cause in causes if cause.weight > 0), offset)
-        found.append(Strongest(tuple(causes), total))
+            causes.insert(sum(weight > own for _, weight in causes if weight > 0), (None, own))
+        found.append(Strongest(tuple(causes), total, part.index, place))
     return found
 
 

@@ -2,7 +2,7 @@
 
 ACC divides relative attention: the logit on the source less the mean logit of the other visible keys. It is linear, so
 it divides exactly over channels and components; each step keeps the smallest prefix (largest first) that reaches the
-total. Channels of equal singular values are one (`headtrace.channels.groups`), here and in SVT.
+total. Channels of equal singular values are one (`headtrace.channels.sparsity`), here and in SVT.
 
 SVT, singular vector tracing (the 2024 paper), finds upstream heads by what they write into a firing's signal channels.
 A head fires when it puts more than half of its attention on one source; the first token is skipped. With
@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headtrace.channels import signal_set
-from headtrace.channels.groups import along_own, summed
-from headtrace.relative import relative_row
+from headtrace.channels.sparsity import along_own, summed
+from headtrace.measures import relative_row
 from headtrace.tracing.attribute_root import carries_nothing
 from headtrace.tracing.causes import Cause, Causes, SideCauses
 from headtrace.tracing.components import Firings, Upstream

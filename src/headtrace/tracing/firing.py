@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headtrace.channels.groups import groups_or_none
+from headtrace.channels.sparsity import groups_or_none
 from headtrace.errors import IdentityError, InputError
 from headtrace.models.attention import softcap, softcap_slope
 from headtrace.models.identities import tolerance_for

@@ -112,7 +112,7 @@ class Pairs:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """A heat map of the components of the listed pairs."""
-        from headtrace.figures.questions import plot_pairs
+        from headtrace.figures.channels import plot_pairs
 
         return plot_pairs(self, path)
 

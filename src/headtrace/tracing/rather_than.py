@@ -372,7 +372,7 @@ class RatherThan:
 
     def plot(self, path: str | Path | None = None, k: int = 10) -> Figure:
         """The k largest terms of each side as bars."""
-        from headtrace.figures.questions import plot_rather_than
+        from headtrace.figures.channels import plot_rather_than
 
         return plot_rather_than(self, k, path)
 

@@ -251,6 +251,13 @@ class MlpSecant:
             writes,
         )
 
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers it holds, but for the weights."""
+        norms = [norm.middle for norm in (self.before, self.after) if norm is not None]
+        held = [self.up, self.gate, self.routed, self.toward, self.inputs, self.writes, *norms]
+        return sum(x.numel() for x in held if x is not None)
+
     def at(self, *place: Tensor | int) -> MlpSecant:
         """The secant at some of its places (batch, token), one row each."""
 
@@ -487,12 +494,16 @@ class AttentionSecant:
         logits = [softcap(z, cap).masked_fill(~visible, -torch.inf) for z in raw]
         return AttentionRows(some, SoftmaxSecant.of(logits, visible), softcap_slope(raw, cap) * scale)
 
-    def row(self, prompt: int, head: int, dest: int) -> tuple[SoftmaxSecant, Float[Tensor, " src"] | float]:
-        """Attention of one head from one destination: its softmax's secant and its softcap's slope."""
+    def row(
+        self, prompt: int, head: int | Int[Tensor, " n"], dest: int | Int[Tensor, " n"]
+    ) -> tuple[SoftmaxSecant, Float[Tensor, "*n src"] | float]:
+        """Attention of one head from one destination, or of several from theirs: its softmax's secant and its
+        softcap's slope."""
         run, layer, kv = self.recording, self.layer, head // self.recording.model.weights.group
         scale, cap, visible = run.scales[layer], run.softcaps[layer], run.visible[layer][prompt, dest]
         raw = [
-            each.keys[layer][prompt, kv] @ each.queries[layer][prompt, head, dest] * scale
+            (each.keys[layer][prompt, kv] @ each.queries[layer][prompt, head, dest][..., None])[..., 0]
+            * scale
             for each in (run, self.other)
         ]
         logits = [softcap(z, cap).masked_fill(~visible, -torch.inf) for z in raw]

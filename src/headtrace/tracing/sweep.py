@@ -27,12 +27,13 @@ from headtrace.vocabulary import ROOT, Side, Site
 if TYPE_CHECKING:
     from headtrace.circuits import Neuron
     from headtrace.models import Recording
-    from headtrace.tracing.signal_directions import MlpSignalCauses
+    from headtrace.tracing.mlp_causes import MlpSignalCauses
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How far a circuit is followed. The share of influence that was kept is always in the result."""
+    """The limits of a trace: how many firings are expanded, and the least influence followed. The share of
+    influence that was kept is always in the result."""
 
     max_firings: int | None = 200
     """At most this many firings are expanded per prompt."""
@@ -51,8 +52,11 @@ class PromptTrace:
     thresholds: dict[Site, float] = field(default_factory=dict[Site, float])
     groups: dict[Site, tuple[int, ...]] = field(default_factory=dict[Site, tuple[int, ...]])
     """The sources of firings that were explained together with others."""
-    held_down: dict[Site, tuple[Site, ...]] = field(default_factory=dict["Site", "tuple[Site, ...]"])
-    """What keeps firings from attending far more, and is not followed."""
+    alone: dict[Site, dict[tuple[Side, Site], Cause]] = field(
+        default_factory=dict["Site", "dict[tuple[Side, Site], Cause]"]
+    )
+    """By side and site, signals that matter to firings by themselves though the prediction does not show it: what keeps
+    them from attending far more (with a negative weight), and what carries one firing of a group."""
     influence: dict[Site, float] = field(default_factory=lambda: defaultdict[Site, float](float))
     cut: list[Site] = field(default_factory=list[Site])
     """Firings that the budget left unexpanded."""

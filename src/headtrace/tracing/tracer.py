@@ -32,13 +32,14 @@ from headtrace.request import (
     TraceRequest,
     batch_requests,
     split_prompts,
+    standard_settings,
     takes_request_options,
 )
 from headtrace.roots.base import Answer
 from headtrace.tracing.assemble import assemble, model_info, with_equal_channels
 from headtrace.tracing.attribute_root import NO_HEAD, Seeds, attribute_roots, find_seeds
 from headtrace.tracing.causes import Causes, Explanation
-from headtrace.tracing.complete import CONTENT_INFLUENCE, CompleteSweep
+from headtrace.tracing.complete import CONTENT_INFLUENCE, SMALL, WHOLE_INFLUENCE, CompleteSweep
 from headtrace.tracing.components import Firings
 from headtrace.tracing.content import Content, add_amounts
 from headtrace.tracing.difference_circuit import (
@@ -49,10 +50,11 @@ from headtrace.tracing.difference_circuit import (
     difference_circuit,
     trace_pairs,
 )
+from headtrace.tracing.measured_replacements import BUDGET, Measured, measure
 from headtrace.tracing.methods import IG_STEPS, Method, make_method
+from headtrace.tracing.prompt_words import Replacement
 from headtrace.tracing.rather_than import FiringParts, RatherThan
 from headtrace.tracing.readings import Composer
-from headtrace.tracing.replacements import BUDGET, Measured, Replacement, measure
 from headtrace.tracing.sweep import Budget, OnPartial, PromptTrace, sweep
 from headtrace.vocabulary import Firing, Prompt, TokenPlace
 
@@ -268,7 +270,7 @@ class Tracer:
         if isinstance(prompt, TraceRequest) and given:
             raise InputError(f"The request has its options already: leave out {', '.join(given)}.")
         request = TraceRequest.create(prompt, **given)
-        standard = TraceRequest("the default settings").tracer_settings
+        standard = standard_settings()
         for name, value in request.tracer_settings.items():
             if value not in (standard[name], self.settings[name]):
                 raise InputError(
@@ -311,7 +313,7 @@ class Tracer:
         *,
         rather_than: str | int | None = None,
     ) -> Explanation:
-        """As ``explain``, of a prompt that is recorded already."""
+        """As ``explain``, for a prompt that is already recorded."""
         wanted, notice = recording.find_firing(firing, prompt)
         tokens, name, prompt = recording.tokens(prompt), self.model.name, prompt % len(recording)
         other = None if rather_than is None else _other_source(recording, wanted, rather_than, prompt)
@@ -385,9 +387,10 @@ class Tracer:
             check_values(recording)
             roots = find_seeds([each.root for each in requests], recording, steps)
             info = model_info(self.model)
+            roundings = roundings_of(recording)
             methods = [
                 self._described(each, budget, rounding)
-                for each, rounding in zip(requests, roundings_of(recording), strict=True)
+                for each, rounding in zip(requests, roundings, strict=True)
             ]
 
             def assembled(place: int, trace: PromptTrace) -> Circuit:
@@ -402,8 +405,18 @@ class Tracer:
                 traces = sweep(recording, roots, self.method, budget, self.composer, progress, show)
             else:
                 content = self._content(recording, requests, roots, steps)
-                complete = CompleteSweep(recording, roots, content, self.method, budget, self.composer, paths)
+                parts = recording, roots, content, self.method
+                complete = CompleteSweep(*parts, budget, self.composer, paths)
                 traces = complete.run(progress, show)
+                if paths == "complete" and first.min_influence is None:
+                    whole = Budget(min(first.max_firings or SMALL, SMALL), WHOLE_INFLUENCE)
+                    small = [place for place, trace in enumerate(traces) if trace.expanded <= SMALL // 2]
+                    again = CompleteSweep(*parts, whole, self.composer, paths, small).run() if small else []
+                    for place in small:
+                        if again[place].expanded < (whole.max_firings or SMALL):
+                            traces[place] = again[place]
+                            far = replace(budget, min_influence=WHOLE_INFLUENCE)
+                            methods[place] = self._described(requests[place], far, roundings[place])
                 add_amounts(content, traces, first.neurons)
             return [assembled(place, trace) for place, trace in enumerate(traces)]
 

@@ -11,7 +11,7 @@ import { traced } from "./tracing.js";
 function answerFields(name, changed, entered) {
   const list = el("datalist", { id: `${name}-likely` });
   const field = (label, which, hint) => {
-    const input = el("input", { type: "text", class: "answer", list: list.id, spellcheck: "false", autocomplete: "off", placeholder: hint, onchange: () => changed(which, meant(input.value)), onkeydown: ({ key }) => key === "Enter" && entered() });
+    const input = el("input", { type: "text", class: "answer", dir: "auto", list: list.id, spellcheck: "false", autocomplete: "off", placeholder: hint, onchange: () => changed(which, meant(input.value)), onkeydown: ({ key }) => key === "Enter" && entered() });
     return [el("label", { class: "group" }, label, " ", input), input];
   };
   const [answerGroup, answer] = field("Why", "answer", "answer");
@@ -58,7 +58,7 @@ export function createBeside(app) {
   }
 
   function side(name, changed) {
-    const text = el("textarea", { rows: 2, spellcheck: "false", "aria-label": `Prompt ${name}`, onchange: () => changed({ text: text.value || undefined }) });
+    const text = el("textarea", { rows: 2, dir: "auto", spellcheck: "false", "aria-label": `Prompt ${name}`, onchange: () => changed({ text: text.value || undefined }) });
     const fields = answerFields(`beside-${name}`, (which, value) => changed({ [which]: value || undefined }), () => begin());
     const model = select("Model", models, "0", (value) => changed({ model: Number(value) }));
     model.group.hidden = models.length < 2;

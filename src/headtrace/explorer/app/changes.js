@@ -73,6 +73,7 @@ export function createChanges(app) {
     if (place.hidden) {
       loading.stop();
       shown = null;
+      results.replaceChildren();
       return;
     }
     const rows = changes.map((change, i) => {
@@ -83,11 +84,14 @@ export function createChanges(app) {
     generate.hidden = !changes.length;
     swapped.hidden = !state.swap;
     if (state.swap) swapped.replaceChildren("Instead: ", el("bdi", {}, inert(state.swap)), " ", button("Open this prompt", () => app.go({ ...FRESH, text: state.swap }), { class: "link" }));
+    shown = null;
+    results.classList.add("stale"); // until the model has run with what the list says now
     loading(async (signal) => {
       said.busy(state.swap ? "Running the changed prompt…" : "Running the model with your changes…");
       const view = state.swap ? await exchanged(state, signal) : await app.changed(signal);
       said.clear();
       shown = view;
+      results.classList.remove("stale");
       results.replaceChildren(...outcome(view, state.swap ? "with the other word" : "with your changes"));
       app.shareable();
     }, (error) => {

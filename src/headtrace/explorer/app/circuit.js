@@ -106,6 +106,7 @@ export function createCircuit(app) {
     }, (error) => {
       settle();
       key = null;
+      if (error.code === "no_job") return update(app.state); // the server was started anew meanwhile
       said.failed(error);
     });
   }
@@ -135,6 +136,9 @@ export function createCircuit(app) {
     return [el("section", { class: "change-here" }, el("h3", {}, "Change it"), field, buttons, open)];
   }
 
+  /** The circuit, where it is shown: one of another question is not. */
+  const current = () => (host.hidden ? null : found);
+
   return {
     title: "Circuit",
     help: HELP,
@@ -142,9 +146,11 @@ export function createCircuit(app) {
     changesSlot,
     update,
     extra,
-    python: () => found?.python,
-    json: () => found?.graph.data,
-    job: () => found?.job,
+    python: () => current()?.python,
+    json: () => current()?.graph.data,
+    job: () => current()?.job,
+    results: [host],
+    outdated: () => false, // a circuit of another question is not shown at all
     name: () => "circuit",
   };
 }

@@ -34,11 +34,11 @@ export function createExplain(app) {
   const changesSlot = el("div", { class: "changes-slot" });
   const right = el("div", { class: "explain-right" }, changesSlot, heads.place, drawer);
   const starters = createStarters(app);
-  const note = el("p", { class: "stale-note", role: "status", hidden: true }, "For the previous prompt.");
   const body = el("div", { class: "explain-body" }, left, right);
-  const place = el("section", { class: "explain", hidden: true }, note, body, starters.place);
+  const place = el("section", { class: "explain", hidden: true }, body, starters.place);
   const running = latestOnly();
   let [key, found, job, drawn] = [null, null, null, null];
+  let answered = null; // the question that the drawing answers
 
   function update(state) {
     starters.update().then((any) => {
@@ -50,7 +50,7 @@ export function createExplain(app) {
     why.update(state);
     heads.update(state);
     if (closed && !drawer.hidden && place.clientWidth < NARROW) right.scrollIntoView({ block: "start" });
-    if (!state.text) return skeleton();
+    if (!state.text) return running.stop(), settle(), (key = null), skeleton();
     const wanted = JSON.stringify([promptOf(state), state.answer, state.wrong, state.alone]);
     if (wanted !== key) begin(wanted, state);
   }
@@ -59,9 +59,9 @@ export function createExplain(app) {
     key = wanted;
     [cancel.hidden, again.hidden, bar.hidden] = [false, true, false];
     bar.removeAttribute("value");
-    said.busy("Reading the prompt…");
-    if (found) stale(true);
-    else skeleton();
+    said.clear(); // that the prompt is read is said at the prompt
+    if (!found) skeleton();
+    app.fade();
     running(async (signal) => {
       const recording = await app.recording(signal);
       const { answer, wrong } = await app.asked(signal);
@@ -78,8 +78,11 @@ export function createExplain(app) {
     }, (error) => {
       settle();
       slot.replaceChildren();
-      stale(false);
+      if (answered !== key) (found = null), heads.clear(); // they are of another question
+      answered = key;
+      app.fade();
       said.failed(error);
+      if (error.code === "no_job") return again.click(); // the server was started anew meanwhile
       if (!error.ofPrompt) slot.replaceChildren(ways());
       again.hidden = error.code !== "cancelled";
     });
@@ -89,8 +92,13 @@ export function createExplain(app) {
     if (name === "queued") said.busy(data.ahead ? `Waiting: ${data.ahead} before this one.` : "Exchanging words, to see what matters…");
     else if (name === "partial") {
       show(data, recording);
-      said.busy(data.stage === "run" ? "Exchanging words, to see what matters…" : data.stage === "heads" ? "Naming what they do…" : "Removing each step in the model, to see whether it counts…");
+      said.busy(data.stage === "run" ? "Exchanging words, to see what matters…" : data.stage === "heads" ? "Naming what they do…" : removing(data.mechanism));
     } else if (data.of) bar.value = data.done / data.of;
+  }
+
+  function removing({ steps }) {
+    const measured = steps.filter((step) => step.measured).length;
+    return `Removing each step in the model, to see whether it counts: ${measured} of ${steps.length}…`;
   }
 
   function settle() {
@@ -107,17 +115,22 @@ export function createExplain(app) {
 
   /** Show what there is of an answer. */
   function show(view, recording) {
+    // A drawing that only gains badges keeps what was chosen in it.
+    const before = found?.view.stage === "cards" && drawn ? { step: Number(drawn.dataset.chosen || NaN), focused: drawn.contains(document.activeElement) } : null;
     found = { view, recording };
-    stale(false);
+    answered = key;
+    app.fade();
     if (view.stage !== "run") app.matters(recording, view);
     heads.show(view, recording);
     why.refresh();
     if (view.mechanism) {
-      drawn = createMechanism(view.mechanism);
+      drawn = createMechanism(view.mechanism, before?.step);
       drawn.classList.toggle("measuring", view.stage === "cards");
       drawn.addEventListener("click", (event) => light(event.target.closest("[data-step]")?.dataset.step));
       slot.replaceChildren(drawn);
-    } else if (view.stage === "badges") slot.replaceChildren(el("p", { class: "sentence" }, inert(view.reason ?? "No head carries enough of it to be named.")), ways());
+      if (before?.focused) drawn.focus({ preventScroll: true });
+    } else if (view.stage === "run") skeleton(); // what is drawn is the answer to another question
+    else if (view.stage === "badges") slot.replaceChildren(el("p", { class: "sentence" }, inert(view.reason ?? "No head carries enough of it to be named.")), ways());
     place.dataset.stage = view.stage;
   }
 
@@ -144,13 +157,8 @@ export function createExplain(app) {
   }
 
   function skeleton() {
-    place.dataset.stage = "none";
+    [place.dataset.stage, drawn] = ["none", null];
     slot.replaceChildren(el("div", { class: "skeletons", "aria-hidden": "true" }, ...Array.from({ length: 5 }, () => el("div", { class: "skeleton" }))));
-  }
-
-  function stale(now) {
-    body.classList.toggle("stale", now);
-    note.hidden = !now;
   }
 
   return {
@@ -159,7 +167,8 @@ export function createExplain(app) {
     place,
     changesSlot,
     update,
-    stale: (written) => found && stale(written || JSON.stringify([promptOf(app.state), app.state.answer, app.state.wrong, app.state.alone]) !== key || (cancel.hidden === false && !drawn)),
+    results: [slot, right],
+    outdated: () => found !== null && answered !== key,
     recoloured: heads.recoloured,
     python: () => why.python() ?? found?.view.python,
     json: () => why.data() ?? found?.view,

@@ -12,8 +12,8 @@ const [SMALLEST, LARGEST, FEW] = [26, 92, 150]; // pixels of a head; where there
 const MANY = 64;
 
 /**
- * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, x, y, wide)` when the pointer or the keyboard
- * is on one (null: on none).
+ * A grid in a host. `choose(layer, head)` when a head is clicked, `look(head, box)` when the pointer or the keyboard is on
+ * one, with its box of the window (null: on none).
  */
 export function createGrid(host, { choose, look }) {
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-roledescription": "grid of heads" });
@@ -23,6 +23,7 @@ export function createGrid(host, { choose, look }) {
   host.append(frame);
   const grid = { canvas, cells: [], drawn: Promise.resolve(), longest: 0 };
   let [given, cursor, drawing, size] = [null, null, null, 0];
+  let pointing = false; // whether the pointer was moved after the keyboard
 
   /** Show heads: { patterns, changed, difference, heads: [{layer, head, passes, matters}], shape, chosen, withoutFirst, label }; shape
    * is [layers, heads], or null where heads are not in their places. */
@@ -136,10 +137,13 @@ export function createGrid(host, { choose, look }) {
 
   canvas.addEventListener("pointermove", (event) => {
     const cell = cellAt(event);
+    pointing = true;
     mark(ring, cell);
     point(cell);
   });
   canvas.addEventListener("pointerleave", () => {
+    if (!pointing) return; // the keyboard scrolled the grid away from a pointer at rest
+    pointing = false;
     mark(ring, null);
     look(null);
   });
@@ -169,6 +173,7 @@ export function createGrid(host, { choose, look }) {
   /** Move the keyboard's place by rows and columns, within the grid. */
   function step(down, right) {
     if (!grid.cells.length) return;
+    pointing = false;
     const byChosen = ({ layer, head }) => given.chosen && layer === given.chosen[0] && head === given.chosen[1];
     const from = cursor ?? grid.cells.find(byChosen) ?? grid.cells[0];
     if (Number.isFinite(down)) {
@@ -183,7 +188,7 @@ export function createGrid(host, { choose, look }) {
   /** Say what a head does, beside it: never over it. */
   function point(cell) {
     const box = canvas.getBoundingClientRect();
-    if (cell) look(cell, box.left + cell.x + size, box.top + cell.y, size);
+    if (cell) look(cell, new DOMRect(box.left + cell.x, box.top + cell.y, size, size));
     else look(null);
   }
 

@@ -25,7 +25,7 @@ export function createHeadList(app) {
   function update(state) {
     sort.field.value = state.sort ?? "flow";
     const [layers, heads] = [app.server.models[state.model].n_layers, app.server.models[state.model].n_heads];
-    all.textContent = `all ${layers * heads}`;
+    all.textContent = `all ${layers * heads} heads`;
     all.href = app.link({ view: "heads", head: undefined, cell: undefined });
     if (given) draw();
   }
@@ -38,7 +38,8 @@ export function createHeadList(app) {
 
   function draw() {
     const { found, recording } = given;
-    note.textContent = found.stage === "run" ? `Contribution to the ${found.measure} in this run; the flow is being computed.` : `Flow of the ${found.measure}, compared with changed prompts.`;
+    const carried = found.stage === "run" ? `Contribution to the ${found.measure} in this run; the flow is being computed.` : `Flow of the ${found.measure}, compared with changed prompts.`;
+    note.textContent = found.wrong ? `${carried} Raises, lowers: the part of it that goes straight into the two logits.` : carried;
     const heads = new Map(recording.heads.map((head) => [`${head.layer} ${head.head}`, head]));
     const by = SORTS[app.state.sort ?? "flow"].of;
     const value = (row) => by(row, heads.get(`${row.layer} ${row.head}`));
@@ -51,7 +52,6 @@ export function createHeadList(app) {
   function headRow(row, { tokens }, head, most, table, found) {
     const { layer, head: index, dest, src } = row;
     const chosen = app.state.head?.[0] === layer && app.state.head?.[1] === index && app.state.cell?.[0] === dest && app.state.cell?.[1] === src;
-    const words = (name, some) => (some.length ? [el("span", { class: "hint" }, ` ${name} `), ...some.slice(0, 2).flatMap((text, i) => [i ? ", " : "", el("bdi", {}, shorten(tokenLabel(text), 14))])] : []);
     const token = (position) => el("bdi", { class: "token" }, shorten(tokenLabel(tokens[position]), 14));
     const other = { entropy: ` · ${number(head.entropy)} bits`, sink: ` · first token ${percent(head.sink)}` }[app.state.sort] ?? "";
     const bar = el("span", { class: `flow-bar${row.flow < 0 ? " against" : ""}`, "aria-hidden": "true" }, el("span", {}));
@@ -62,8 +62,8 @@ export function createHeadList(app) {
         el(
           "span",
           { class: "head-words" },
-          el("span", { class: "head-line" }, el("b", {}, `L${layer}H${index}`), row.step ? el("span", { class: "step-number", title: `step ${row.step}` }, String(row.step)) : null, el("span", { class: "role" }, row.role ? quotedStars(row.role) : found.mechanism ? "in no step" : "")),
-          el("span", { class: "head-line" }, token(dest), " → ", token(src), ` ${row.attention.toFixed(2)}${other}`, ...words("raises", row.raises), ...words("lowers", row.lowers)),
+          el("span", { class: "head-line" }, el("b", {}, `L${layer}H${index}`), row.step ? el("span", { class: "step-number", title: `step ${row.step}` }, String(row.step)) : null, ...row.measured.map((role) => el("span", { class: "measured-role", title: `Over the corpus of the atlas: ${number(role.score)}, by chance ${number(role.chance)}` }, role.name)), el("span", { class: "role" }, quotedStars(row.role))),
+          el("span", { class: "head-line" }, token(dest), " → ", token(src), ` ${row.attention.toFixed(2)}${elsewhere(row)}${other}`, el("span", { class: "does" }, ...does(row, found))),
         ),
         el("span", { class: "flow" }, signed(row.flow), bar),
       ],
@@ -73,6 +73,23 @@ export function createHeadList(app) {
   }
 
   return { place, update, show, clear: () => ((given = null), list.replaceChildren(), (note.textContent = "")), recoloured: () => given && draw() };
+}
+
+const APART = 0.1; // attention in changed prompts that differs by less says nothing
+const SAID = 0.05; // of a flow: less than that into one answer's logit is not worth a word
+
+/** Attention in changed prompts, where it is another. */
+function elsewhere({ attention, other_attention: other }) {
+  return other !== null && Math.abs(other - attention) >= APART ? ` (changed prompts ${other.toFixed(2)})` : "";
+}
+
+/** What a head does to the two answers: straight to their logits, or through later layers, which the list cannot split. */
+function does({ flow, straight, logits }, { answer, wrong }) {
+  if (straight === null) return [];
+  const later = Math.abs(straight) < Math.abs(flow) / 2;
+  if (later || !logits) return [el("span", { class: "hint" }, later ? "acts through later layers" : `straight to the answer ${straight > 0 ? "+" : "−"}${Math.abs(straight).toFixed(2)}`)];
+  const both = [[answer, logits[0]], [wrong, logits[1]]].filter(([, added]) => Math.abs(added) >= SAID * Math.abs(flow)).sort(([, one], [, two]) => Math.abs(two) - Math.abs(one));
+  return both.flatMap(([text, added], i) => [i ? ", " : "", el("span", { class: "hint" }, added < 0 ? "lowers " : "raises "), el("bdi", {}, shorten(tokenLabel(text), 14)), ` ${Math.abs(added).toFixed(2)}`]);
 }
 
 /** A head in few pixels, with a mark where it attends. */

@@ -3,6 +3,7 @@
 import { el } from "../page/dom.js";
 import { number, plural, tokenExact } from "../page/text.js";
 import { createGrid } from "./grid.js";
+import { promptOf } from "./library.js";
 import { button, choice, notice, select } from "./pieces.js";
 import { latestOnly } from "./server.js";
 import { createWhy } from "./why.js";
@@ -13,7 +14,7 @@ export const WORDS = {
   strongest: { label: "strongest attention", of: (head) => head.strongest[2], said: "attends most" },
   sink: { label: "attention to the first token", of: (head) => head.sink, said: "to the first token" },
   previous: { label: "attention to the token before", of: (head) => head.previous, said: "to the token before" },
-  entropy: { label: "spread (entropy in bits)", of: (head) => head.entropy, said: "spread" },
+  entropy: { label: "spread (entropy in bits)", of: (head) => head.entropy, said: "spread", unit: " bits" },
 };
 
 /** What the view shows, in plain words. */
@@ -49,17 +50,22 @@ export function createHeads(app) {
   const title = el("h2", {});
   const measures = el("p", { class: "kind" });
   const zoomHost = el("div", { class: "zoom-host" });
-  const zoom = createZoom(zoomHost, { choose: (dest, src) => app.go({ cell: [dest, src] }) });
+  const zoom = createZoom(zoomHost, { choose: (dest, src) => app.go({ head: drawn, cell: [dest, src] }) });
   const close = button("✕", () => app.go({ head: undefined, cell: undefined }), { class: "quiet", "aria-label": "Close this head" });
   const zoomPanel = el("section", { class: "zoom-panel", "aria-label": "One head", hidden: true }, el("div", { class: "panel-head" }, title, close), measures, zoomHost);
   const why = createWhy(app);
   const changesSlot = el("div", { class: "changes-slot" });
-  const place = el("section", { class: "heads", hidden: true }, controls, said.place, saidOfHead.place, el("div", { class: "heads-body" }, gridHost, zoomPanel, el("div", { class: "why-column" }, changesSlot, why.place)));
+  const body = el("div", { class: "heads-body" }, gridHost, zoomPanel, el("div", { class: "why-column" }, changesSlot, why.place));
+  const place = el("section", { class: "heads", hidden: true }, controls, said.place, saidOfHead.place, body);
 
   let shown = null; // the recording and patterns on the screen
+  let [closeUpKey, drawn] = [null, null]; // what the close-up answers, and its head
 
-  function look(cell, x, y, wide) {
-    app.card(cell && card(cell), x, y, wide);
+  /** What the cells on the screen depend on. */
+  const keyOf = (state) => JSON.stringify([promptOf(state), state.changes.length && state.show ? [state.changes, state.show] : null]);
+
+  function look(cell, box) {
+    app.card(cell && card(cell), box);
   }
 
   function card({ layer, head }) {
@@ -100,6 +106,7 @@ export function createHeads(app) {
       zoomPanel.hidden = why.place.hidden = true;
       return;
     }
+    if (shown?.key !== keyOf(state)) count.textContent = ""; // it was of what is still on the screen
     loading(async (signal) => {
       const recording = await app.recording(signal);
       if (shown?.recording.id !== recording.id) said.busy("Reading the attention of every head…");
@@ -107,14 +114,17 @@ export function createHeads(app) {
       const changed = state.changes.length && state.show ? await changedPatterns(signal) : null;
       said.clear();
       gridHost.hidden = false;
-      shown = { recording, patterns, changed };
+      shown = { recording, patterns, changed, key: keyOf(state) };
+      app.fade();
       await showGrid(state);
     }, (error) => {
       gridHost.hidden = true;
+      app.fade();
       said.failed(error);
     });
     closeUp((signal) => showHead(state, signal), (error) => {
       zoomPanel.hidden = true;
+      closeUpKey = null;
       saidOfHead.failed(error);
     });
     why.update(state);
@@ -153,15 +163,20 @@ export function createHeads(app) {
     saidOfHead.clear();
     if (!state.head) return;
     const [layer, head] = state.head;
+    const key = JSON.stringify([keyOf(state), state.head]);
+    zoomPanel.classList.toggle("stale", closeUpKey !== key); // until its cells are there, the name is that of the cells that are
     const recording = await app.recording(signal);
     const found = recording.heads.find((candidate) => candidate.layer === layer && candidate.head === head);
     if (!found) throw new Error(`This model has no head L${layer}H${head}. Choose one of the grid.`);
-    title.textContent = `L${layer}H${head}`;
-    measures.textContent = Object.values(WORDS).map(({ said, of }) => `${said} ${number(of(found))}`).join(" · ");
     const clean = await app.library.head(recording, layer, head, signal);
     const changing = state.changes.length > 0 && state.show;
     const changed = changing ? await changedHead(layer, head, signal) : null;
+    zoomPanel.classList.remove("stale");
+    [closeUpKey, drawn] = [key, state.head];
+    title.textContent = `L${layer}H${head}`;
+    measures.textContent = Object.values(WORDS).map(({ said, of, unit = "" }) => `${said} ${number(of(found))}${unit}`).join(" · ");
     zoom.show({
+      of: JSON.stringify([recording.id, state.head]),
       tokens: recording.tokens,
       attention: (changed ?? clean).attention,
       before: changed ? clean.attention : null,
@@ -191,6 +206,8 @@ export function createHeads(app) {
     grid,
     python: () => why.python() ?? shown?.recording.python,
     json: () => why.data() ?? shown?.recording,
+    results: [body],
+    outdated: () => shown !== null && !gridHost.hidden && shown.key !== keyOf(app.state),
     canvas: (state) => (state.head ? zoom.canvas : grid.canvas),
     name: (state) => (state.head ? `head-L${state.head[0]}H${state.head[1]}` : "heads"),
   };

@@ -13,6 +13,7 @@ import { createCircuit } from "./circuit.js";
 import { createExplain } from "./explain.js";
 import { createHeads } from "./heads.js";
 import { createLibrary, meantBy, promptOf } from "./library.js";
+import { menu } from "./pieces.js";
 import { createPrompt } from "./prompt.js";
 import { createQuestion } from "./question.js";
 import { createRun } from "./run.js";
@@ -103,7 +104,7 @@ function createApp(server) {
     const body = { interventions: state.changes, ...(await app.root(signal)), generate: state.generate ?? 0 };
     return app.library.intervene(recording, body, signal);
   };
-  app.card = (content, x, y, wide) => (content ? placeCard(content, x, y, wide) : hideCard());
+  app.card = (content, what) => (content ? placeCard(content, what) : hideCard());
   return app;
 }
 
@@ -114,22 +115,32 @@ function build(app, { bar, nav, theme, waiting }) {
   if (app.server.run) views.run = createRun(app);
   const changes = createChanges(app);
   const help = el("div", { class: "help-words" });
-  const helpPlace = el("details", { class: "help" }, el("summary", {}, "What am I looking at?"), help);
+  const helpPlace = menu("help", "What am I looking at?", "", help);
   const share = createShare(app);
   const container = el("div", { class: "circuit-view" });
   const remember = (step) => container.checkVisibility() && app.remember({ look: fragmentOf(circuits.tell()) || undefined }, step);
   const circuits = createView(container, { frame: { level: "h2" }, remember, extra: (...given) => views.circuit.extra(...given) });
-  const main = el("main", {}, el("div", { class: "under-bar" }, helpPlace, share.place), ...Object.values(views).map(({ place }) => place));
-  bar.insertBefore(el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and ")), theme);
+  const note = el("p", { class: "stale-note", role: "status", hidden: true }, "What is shown here still answers the previous question.");
+  const main = el("main", {}, note, ...Object.values(views).map(({ place }) => place));
+  for (const each of [helpPlace, share.place, el("p", { class: "served" }, app.server.models.map(({ name }) => inert(name)).join(" and "))]) bar.insertBefore(each, theme);
   prompt.place.append(question.place);
   waiting.after(prompt.place, main);
-  app.stale = () => views.explain.stale(prompt.written());
+  /** Fade the results of an earlier prompt or question, and say so: while one types, and until the new ones are there. */
+  app.fade = () => {
+    const old = Boolean(app.view().results) && (prompt.written() || app.view().outdated());
+    app.view().results?.forEach((each) => each.classList.toggle("stale", old));
+    prompt.strip.classList.toggle("stale", prompt.outdated());
+    prompt.strip.inert = prompt.outdated(); // a click on an old word would exchange it in the new text
+    question.place.classList.toggle("stale", question.outdated());
+    note.hidden = !old;
+  };
   app.weighed = prompt.weigh;
+  app.written = prompt.written;
   const loading = latestOnly();
 
   const currentName = () => (Object.hasOwn(views, app.state.view) ? app.state.view : "explain");
   app.view = () => views[currentName()];
-  app.python = () => (changes.place.hidden ? null : changes.python()) ?? app.view().python();
+  app.python = () => app.view().outdated?.() ? null : (changes.place.hidden ? null : changes.python()) ?? app.view().python();
   app.shareable = () => share.update();
 
   /** Show circuits in a place of a view: there is one drawing, which goes where it is looked at. */
@@ -158,7 +169,9 @@ function build(app, { bar, nav, theme, waiting }) {
     if (state.text) loading(async (signal) => {
       const recording = await recorded(signal);
       prompt.show(recording);
+      app.fade();
       question.show(recording, await app.asked(signal));
+      app.fade();
     }, prompt.said.failed);
     else loading.stop(), question.hide();
     for (const [name, view] of Object.entries(views)) view.place.hidden = name !== current;
@@ -167,6 +180,7 @@ function build(app, { bar, nav, theme, waiting }) {
     changes.update(state);
     views[current].update(state);
     share.update();
+    app.fade();
     document.documentElement.dataset.view = current;
     document.title = `${state.text ? `${shorten(inert(state.text), 60)} - ` : ""}headtrace explorer`;
   };

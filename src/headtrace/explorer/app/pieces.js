@@ -54,6 +54,18 @@ export function notice({ ofPrompt = false } = {}) {
 export const shown = (text) => (text ?? "").replace(/^ /, "␣");
 export const meant = (text) => text.replace(/^␣/, " ");
 
+/** What opens below a word of the heading, over what stands there; a click elsewhere or Escape closes it. */
+export function menu(name, label, look, ...inside) {
+  const place = el("details", { class: `menu ${name}` }, el("summary", { class: look }, label), el("div", { class: "menu-body" }, ...inside));
+  place.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    place.open = false;
+    place.firstChild.focus();
+  });
+  document.addEventListener("pointerdown", (event) => place.contains(event.target) || (place.open = false));
+  return place;
+}
+
 /** Copy text, and say so on the button. */
 export async function copy(text, from) {
   const label = from.textContent;

@@ -1,7 +1,8 @@
 // The prompt: a strip of its tokens, each underlined by what exchanging it costs; a click exchanges a word.
 
 import { el } from "../page/dom.js";
-import { inert, number, percent, plural, shorten, signed, tokenExact, tokenLabel } from "../page/text.js";
+import { direction, inert, number, percent, plural, shorten, signed, tokenExact, tokenLabel } from "../page/text.js";
+import { promptOf } from "./library.js";
 import { button, notice, select } from "./pieces.js";
 import { ask, latestOnly } from "./server.js";
 
@@ -14,7 +15,7 @@ export const FRESH = { head: undefined, cell: undefined, answer: undefined, wron
 export function createPrompt(app) {
   const field = el("textarea", { id: "text", rows: 2, dir: "auto", spellcheck: "false", autocomplete: "off", placeholder: "Type a prompt, for example: When Mary and John went to the store, John gave a drink to" });
   const said = notice({ ofPrompt: true });
-  const tokens = el("ol", { class: "tokens", dir: "auto", "aria-label": "Tokens" });
+  const tokens = el("ol", { class: "tokens", "aria-label": "Tokens" });
   const exchange = el("div", { class: "exchange", role: "group", "aria-label": "Exchange a word", hidden: true });
   const examples = el("div", { class: "task-examples", hidden: true });
   const tasks = select("", [["", "Examples…"], ...app.server.tasks.map(({ name, description }) => [name, `${name}: ${shorten(inert(description), 60)}`])], "", offer);
@@ -31,14 +32,28 @@ export function createPrompt(app) {
   const strip = el("div", { class: "strip" }, tokens, says);
   const place = el("section", { class: "prompt-panel", "aria-label": "Prompt" }, el("div", { class: "prompt-row" }, strip, writing, el("div", { class: "prompt-line" }, write, tasks.group, model.group)), exchange, examples, said.place);
   let [editing, shown, words, weight] = [false, null, [], null];
+  let asked = null; // the prompt whose tokens are shown
+  let last; // the text of the state that was shown last
 
-  field.addEventListener("input", () => app.stale());
+  field.addEventListener("input", () => ((editing = true), app.fade()));
   field.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && app.state.text) return edit(false);
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     send();
   });
+
+  // A long prompt shows its end, where the answer is, until the reader scrolls up; another width then changes nothing.
+  let [atEnd, top] = [true, 0];
+  const end = () => (tokens.scrollTop = tokens.scrollHeight);
+  const scrolled = () => {
+    const { scrollTop, scrollHeight, clientHeight } = tokens;
+    tokens.classList.toggle("above", scrollTop > 0);
+    atEnd = scrollHeight - clientHeight - scrollTop < 1 || (atEnd && scrollTop >= top);
+    top = scrollTop;
+  };
+  tokens.addEventListener("scroll", scrolled, { passive: true });
+  new ResizeObserver(() => atEnd && end()).observe(tokens);
 
   /** Write a prompt, or see the tokens of the one there is. */
   function edit(now) {
@@ -52,7 +67,7 @@ export function createPrompt(app) {
       field.focus();
       field.select();
     }
-    app.stale();
+    app.fade();
   }
 
   function send() {
@@ -85,6 +100,8 @@ export function createPrompt(app) {
 
   function update(state) {
     model.field.value = String(state.model);
+    if (state.text !== last) editing = false;
+    last = state.text;
     if (!editing) edit(false);
     if (!state.text) tokens.replaceChildren(), says.replaceChildren(), (shown = null);
     if (!editing) field.value = state.text ?? "";
@@ -92,10 +109,11 @@ export function createPrompt(app) {
 
   function show(recording) {
     said.clear();
-    if (shown?.id === recording.id) return;
-    shown = recording;
+    if (shown?.id === recording.id) return void (asked = JSON.stringify(promptOf(app.state)));
+    [shown, asked] = [recording, JSON.stringify(promptOf(app.state))];
     [words, exchange.hidden] = [[], true];
     if (weight?.[0].id !== recording.id) weight = null;
+    strip.dir = direction(recording.tokens.join(""));
     answer(recording);
     tokens.replaceChildren();
     lay(recording, 0);
@@ -110,7 +128,8 @@ export function createPrompt(app) {
       return el("li", {}, button(el("bdi", {}, shorten(tokenLabel(text), 24)), () => exchangeAt(i), { class: "strip-token", title, "data-position": i }));
     });
     tokens.append(...some);
-    tokens.scrollTop = tokens.scrollHeight; // the end is where the answer is
+    if (from === 0) atEnd = true;
+    if (atEnd) end();
     if (from + AT_ONCE < recording.tokens.length) setTimeout(() => lay(recording, from + AT_ONCE));
     else if (weight) weigh(...weight);
   }
@@ -171,5 +190,8 @@ export function createPrompt(app) {
   /** Whether something is written that is not shown yet. */
   const written = () => !writing.hidden && field.value !== (app.state.text ?? "");
 
-  return { place, said, update, show, weigh, written };
+  /** Whether the tokens are those of an earlier prompt: the new one's are awaited. */
+  const outdated = () => shown !== null && asked !== JSON.stringify(promptOf(app.state));
+
+  return { place, strip, said, update, show, weigh, written, outdated };
 }

@@ -2,6 +2,7 @@
 
 import { el } from "../page/dom.js";
 import { percent, shorten, tokenExact, tokenLabel } from "../page/text.js";
+import { promptOf } from "./library.js";
 import { meant, shown } from "./pieces.js";
 
 const OTHER = "\u0000other";
@@ -14,10 +15,13 @@ export function createQuestion(app) {
   const says = el("span", { class: "says hint" });
   const place = el("div", { class: "question-row", hidden: true }, "Why ", answer.place, " rather than ", wrong.place, "?", says);
   let current = { answer: undefined, wrong: undefined };
+  let answered = null; // the question that the pickers show
+  const keyOf = (state) => JSON.stringify([promptOf(state), state.answer, state.wrong, state.alone]);
 
   /** Show what is asked: { answer: [..], wrong } with what the model finds likely. */
   function show(recording, asked) {
     place.hidden = false;
+    answered = keyOf(app.state);
     const listed = recording.answers;
     const token = asked.answer.map((each) => each.token).join("");
     current = { answer: token, wrong: asked.wrong?.token };
@@ -27,13 +31,16 @@ export function createQuestion(app) {
     says.textContent = first && first.token !== token ? `It says ${tokenExact(first.token)}, ${percent(first.probability)}.` : "";
   }
 
-  return { place, show, hide: () => (place.hidden = true) };
+  /** Whether the pickers are still those of an earlier question. */
+  const outdated = () => !place.hidden && answered !== keyOf(app.state);
+
+  return { place, show, outdated, hide: () => (place.hidden = true) };
 }
 
 /** A list of tokens with their probabilities, and a field for any other. */
 function picker(label, choose, more = []) {
   const field = el("select", { "aria-label": label, class: "pick" });
-  const typed = el("input", { type: "text", class: "answer", spellcheck: "false", autocomplete: "off", "aria-label": `${label}, typed`, hidden: true });
+  const typed = el("input", { type: "text", class: "answer", dir: "auto", spellcheck: "false", autocomplete: "off", "aria-label": `${label}, typed`, hidden: true });
   field.addEventListener("change", () => {
     typed.hidden = field.value !== OTHER;
     if (!typed.hidden) return typed.focus();

@@ -4,7 +4,7 @@ import { el } from "../page/dom.js";
 import { indexCircuit } from "../page/graph.js";
 import { createMechanism } from "../page/mechanism.js";
 import { inert, number, plural, shorten, tokenExact } from "../page/text.js";
-import { css, shade, themeColours } from "./colours.js";
+import { tableOf, themeColours } from "./colours.js";
 import { FRESH } from "./prompt.js";
 import { afterwards, button, notice, select } from "./pieces.js";
 import { ask, latestOnly } from "./server.js";
@@ -28,7 +28,7 @@ export function createRun(app) {
   const ring = el("div", { class: "ring cell", hidden: true });
   const scale = el("p", { class: "scale" }, "nothing in common", el("span", { class: "scale-bar" }), "alike");
   const mapHost = el("div", { class: "map-host" }, scale, readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, ring)));
-  const field = el("input", { type: "search", placeholder: "Search prompts", "aria-label": "Search prompts", oninput: afterwards(300, () => app.go({ search: field.value || undefined }, { replace: true })) });
+  const field = el("input", { type: "search", dir: "auto", placeholder: "Search prompts", "aria-label": "Search prompts", oninput: afterwards(300, () => app.go({ search: field.value || undefined }, { replace: true })) });
   const families = select("Family", [["", "all"]], "", (value) => app.go({ family: value === "" ? undefined : Number(value) }));
   const found = el("p", { class: "hint", role: "status" });
   const list = el("ul", { class: "run-list" });
@@ -86,6 +86,7 @@ export function createRun(app) {
 
   function load(state, offset) {
     listed = JSON.stringify([state.search, state.family]);
+    list.classList.toggle("stale", !offset); // until those that are looked for are there
     listing(async (signal) => {
       const query = new URLSearchParams({ search: state.search ?? "", offset, limit: LIMIT });
       if (state.family !== undefined) query.set("family", state.family);
@@ -93,6 +94,7 @@ export function createRun(app) {
       for (const prompt of page.prompts) prompts.set(prompt.id, prompt);
       found.textContent = `${plural(page.found, "prompt")} found`;
       const rows = page.prompts.map(promptRow);
+      list.classList.remove("stale");
       list.replaceChildren(...(offset ? list.children : []), ...rows);
       more.hidden = list.children.length >= page.found;
     }, said.failed);
@@ -118,11 +120,16 @@ export function createRun(app) {
     const context = canvas.getContext("2d");
     const colours = themeColours();
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    const table = Array.from({ length: 101 }, (_, i) => css(shade(colours, 1 - i / 100)));
-    map.distances.forEach((row, i) => row.forEach((distance, j) => {
-      context.fillStyle = table[Math.round(100 * Math.max(0, Math.min(1, distance)))];
-      context.fillRect(STRIP + j * size, STRIP + i * size, size, size);
-    }));
+    // All cells as one picture, a pixel each: a map of 300 circuits has ninety thousand.
+    const table = new Uint32Array(tableOf(colours).buffer);
+    const image = new ImageData(count, count);
+    const pixels = new Uint32Array(image.data.buffer);
+    map.distances.forEach((row, i) => row.forEach((distance, j) => (pixels[i * count + j] = table[Math.round(255 * (1 - Math.max(0, Math.min(1, distance))))])));
+    const small = document.createElement("canvas");
+    [small.width, small.height] = [count, count];
+    small.getContext("2d").putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, STRIP, STRIP, count * size, count * size);
     map.family.forEach((family, i) => {
       context.fillStyle = familyColour(family);
       context.fillRect(STRIP + i * size, 0, size, STRIP - 3);
@@ -188,7 +195,7 @@ export function createRun(app) {
   function open(ids) {
     const wanted = ids.slice(0, 2);
     const key = wanted.join("|");
-    host.hidden = !wanted.length;
+    host.hidden = !wanted.length || shown?.key !== key || !shown.views;
     if (!wanted.length) return (shown = null);
     if (shown?.key === key) return shown.views && app.showCircuits(host, shown.views.map(({ graph }) => graph));
     shown = { key, views: null };

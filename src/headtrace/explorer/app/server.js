@@ -37,13 +37,17 @@ export async function ask(path, { body, method = body === undefined ? "GET" : "P
 }
 
 const LOST = "The connection to the server is lost. Is headtrace serve still running? Trying again.";
-const WATCHED = 2500; // milliseconds between two looks whether the server is there
+const SILENT = "The server does not answer. It may be busy, or the way to it is broken. Still waiting.";
+const WATCHED = 1000; // milliseconds between two looks whether the server is there
+const SILENCE = 5000; // milliseconds without an answer that are said
 
 /** Say that the server is gone as soon as it is, not when it is next needed. */
 export function watch() {
-  let lost = false;
-  setInterval(async () => {
-    if (document.hidden) return;
+  let [lost, looking] = [false, false];
+  const look = async () => {
+    if (document.hidden || looking) return;
+    looking = true;
+    const silent = setTimeout(() => ((lost = true), told(SILENT)), SILENCE);
     try {
       await fetch("/api/server", { cache: "no-store" });
       if (lost) told(null);
@@ -52,7 +56,11 @@ export function watch() {
       lost = true;
       told(LOST);
     }
-  }, WATCHED);
+    clearTimeout(silent);
+    looking = false;
+  };
+  setInterval(look, WATCHED);
+  document.addEventListener("visibilitychange", look); // who comes back to the page learns it at once
 }
 
 async function reached(path, request, signal) {

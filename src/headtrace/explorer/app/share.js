@@ -2,23 +2,15 @@
 
 import { el, svg } from "../page/dom.js";
 import { download } from "../page/export.js";
-import { button, copy } from "./pieces.js";
+import { button, copy, menu } from "./pieces.js";
 
 export function createShare(app) {
   const link = button("Copy link", () => copy(location.href, link), { title: "The address restores this view on this server" });
   const code = el("pre", { tabindex: 0, "aria-label": "Python" }, "");
   const copyCode = button("Copy", () => copy(code.textContent, copyCode));
   const files = el("div", { class: "files buttons" });
-  const body = el("div", { class: "menu-body" }, link, el("p", { class: "hint" }, "Save:"), files, el("p", { class: "hint" }, "The same with the library:"), code, copyCode);
-  const place = el("details", { class: "menu share-menu" }, el("summary", { class: "as-button" }, "Share"), body);
-
+  const place = menu("share-menu", "Share", "as-button", link, el("p", { class: "hint" }, "Save:"), files, el("p", { class: "hint" }, "The same with the library:"), code, copyCode);
   place.addEventListener("toggle", () => place.open && update());
-  place.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    place.open = false;
-    place.firstChild.focus();
-  });
-  document.addEventListener("pointerdown", (event) => place.contains(event.target) || (place.open = false));
 
   function update() {
     const view = app.view();
@@ -29,6 +21,7 @@ export function createShare(app) {
   }
 
   function entries(view) {
+    if (view.outdated?.()) return [el("p", { class: "hint" }, "Nothing is computed here yet.")];
     const name = view.name(app.state);
     const json = () => download(`${name}.json`, new Blob([JSON.stringify(view.json(), null, 1)], { type: "application/json" }));
     const job = view.job?.();

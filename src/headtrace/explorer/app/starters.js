@@ -18,6 +18,9 @@ export function createStarters(app) {
     return el("li", {}, button(words, () => app.go(opened(found)), { class: "starter" }));
   }
 
+  /** Whether a prompt may be shown: who types already is not interrupted. */
+  const open = () => !app.state.text && !begun.taken && !app.written();
+
   /** Ask for one prompt of each task; the first that the model gets right is shown, unless something else is by then. */
   async function begin() {
     place.hidden = false;
@@ -31,12 +34,12 @@ export function createStarters(app) {
       }
       const right = found.filter((each) => each.right);
       list.replaceChildren(...(right.length ? right : found).map(item));
-      if (found[found.length - 1].right && !app.state.text && !begun.taken) {
+      if (found[found.length - 1].right && open()) {
         begun.taken = true;
         app.go(opened(found[found.length - 1]), { replace: true });
       }
     }
-    if (!app.state.text && !begun.taken && found.length) app.go(opened(found[0]), { replace: true });
+    if (open() && found.length) app.go(opened(found[0]), { replace: true });
     place.hidden = !found.length;
     return found.length > 0;
   }

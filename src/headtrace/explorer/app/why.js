@@ -20,8 +20,9 @@ export function createWhy(app) {
     const firing = state.head && state.cell && { layer: state.head[0], head: state.head[1], dest: state.cell[0], src: state.cell[1] };
     place.hidden = !firing;
     const key = JSON.stringify([promptOf(state), firing, state.answer, state.wrong, state.alone]);
+    place.classList.toggle("stale", shown !== null && key !== shownKey);
     if (!firing) return asking.stop(), forget();
-    if (key === shownKey) return;
+    if (key === shownKey) return asking.stop(), said.clear();
     if (JSON.stringify(shown?.firing) !== JSON.stringify(firing)) forget();
     asking(async (signal) => {
       said.busy("Asking why…");
@@ -29,24 +30,29 @@ export function createWhy(app) {
       const view = await app.library.post(recording, "why", { firing, ...(await app.root(signal)) }, signal);
       said.clear();
       [shownKey, shown, about] = [key, view, recording];
+      place.classList.remove("stale");
       content.replaceChildren(...sections(app, view, recording));
       app.shareable();
     }, (error) => {
-      content.replaceChildren();
+      forget();
       said.failed(error);
     });
   }
 
   function forget() {
     [shownKey, shown] = [null, null];
+    place.classList.remove("stale");
     content.replaceChildren();
     said.clear();
   }
 
+  /** What is shown, where it answers what is asked. */
+  const current = () => (place.classList.contains("stale") ? null : shown);
+
   /** What else could stand in the prompt is known only after a while. */
   const refresh = () => shown && content.querySelector(".swaps")?.replaceChildren(...swaps(app, shown.firing, about));
 
-  return { place, update, refresh, python: () => shown?.python, data: () => shown };
+  return { place, update, refresh, python: () => current()?.python, data: current };
 }
 
 function sections(app, view, recording) {
@@ -204,9 +210,9 @@ function movedSection({ norm, promotes, suppresses, contribution, measure }, nam
   return el(
     "section",
     { class: "value" },
-    promotes.length ? el("p", {}, el("span", { class: "hint" }, "raises "), ...words(promotes)) : null,
-    suppresses.length ? el("p", {}, el("span", { class: "hint" }, "lowers "), ...words(suppresses)) : null,
     contribution == null ? null : el("p", {}, "It contributed ", el("b", {}, signed(contribution)), ` to the ${measure} in this run.`),
-    el("p", { class: "hint" }, `What ${name} wrote is ${percent(norm)} as long as all that stands there.`),
+    promotes.length ? el("p", {}, el("span", { class: "hint" }, "of all tokens it raises most "), ...words(promotes)) : null,
+    suppresses.length ? el("p", {}, el("span", { class: "hint" }, "and lowers most "), ...words(suppresses)) : null,
+    el("p", { class: "hint" }, `The norm of what ${name} wrote is ${percent(norm)} of the residual stream's there.`),
   );
 }

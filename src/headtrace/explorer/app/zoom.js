@@ -4,9 +4,10 @@ import { el } from "../page/dom.js";
 import { number, shorten, tokenExact, tokenLabel } from "../page/text.js";
 import { tableOf, themeColours } from "./colours.js";
 
-const [SMALLEST, LARGEST] = [1, 56]; // pixels of a cell
+const [SMALLEST, LARGEST] = [0.5, 56]; // pixels of a cell
 const LEGIBLE = 11; // pixels of a row that can have a name
 const LETTERS = 12;
+const HIGH = 22; // pixels of a name at the chosen cell
 const SLOPE = (58 * Math.PI) / 180;
 
 /** A token grid in a host. `choose(dest, src)` when a cell is clicked. */
@@ -18,15 +19,18 @@ export function createZoom(host, { choose }) {
   const readout = el("p", { id: "readout", class: "readout", "aria-live": "polite" });
   host.append(readout, el("div", { class: "zoom-scroll" }, el("div", { class: "grid" }, canvas, chosenRing, ring, ...names)));
   const zoom = { canvas };
-  let [given, place, cursor] = [null, null, null];
+  let [given, place] = [null, null];
+  let [cursor, pointer] = [null, null]; // the keyboard's cell; where in the window the pointer is, while it is what was moved last
 
-  /** Show { tokens, attention, before, difference, cell, label }: `before` is what it was without the changes. */
+  /** Show { of, tokens, attention, before, difference, cell, label }: `before` is what it was without the changes. What is shown
+   * anew of the same head (`of`) leaves the keyboard and the pointer where they are, unless another cell was chosen. */
   zoom.show = (now) => {
+    const again = given?.of === now.of;
+    if (!again || (now.cell && String(now.cell) !== String(given.cell))) cursor = now.cell ? [...now.cell] : null;
     given = now;
     canvas.setAttribute("aria-label", now.label);
-    cursor = now.cell ? [...now.cell] : null;
     draw();
-    say(cursor);
+    attend();
   };
 
   function draw() {
@@ -40,7 +44,7 @@ export function createZoom(host, { choose }) {
     if (size < LEGIBLE) size = Math.min(LEGIBLE, (width - words) / tokens.length);
     const named = size >= LEGIBLE;
     if (!named) size = Math.min(width - 10, Math.max(high, width / 2)) / tokens.length;
-    size = Math.max(SMALLEST, Math.min(LARGEST, size >= 4 ? Math.floor(size) : Math.floor(4 * size) / 4));
+    size = Math.max(SMALLEST, Math.min(LARGEST, size >= 4 ? Math.floor(size) : size >= 1 ? Math.floor(4 * size) / 4 : size));
     const [left, top] = named ? [words, 10 + words * Math.sin(SLOPE)] : [8, 8];
     place = { size, left, top, named };
     const over = named ? words * Math.cos(SLOPE) * 0.6 : 0; // the last names lean out to the right
@@ -54,7 +58,6 @@ export function createZoom(host, { choose }) {
     drawCells(context, colours);
     if (named) drawNames(context, colours);
     names.forEach((name) => (name.hidden = named || !given.cell));
-    mark(ring, document.activeElement === canvas ? cursor : null);
     mark(chosenRing, given.cell ?? null);
   }
 
@@ -72,7 +75,7 @@ export function createZoom(host, { choose }) {
     const small = document.createElement("canvas");
     [small.width, small.height] = [side, side];
     small.getContext("2d").putImageData(image, 0, 0);
-    context.imageSmoothingEnabled = false;
+    context.imageSmoothingEnabled = size * Math.min(2, devicePixelRatio || 1) < 1; // no cell is left out
     context.drawImage(small, left, top, side * size, side * size);
     if (size <= 8) return;
     context.fillStyle = colours.ground;
@@ -111,8 +114,9 @@ export function createZoom(host, { choose }) {
       label.textContent = shorten(tokenLabel(given.tokens[position]), LETTERS);
       Object.assign(label.style, { left: `${x}px`, top: `${y}px` });
     };
-    put(names[0], cell[0], left + Math.min((cell[1] + 1) * size + 6, last - 90), Math.max(0, top + cell[0] * size - 8));
-    put(names[1], cell[1], left + Math.min(cell[1] * size, last - 90), Math.max(0, top + cell[0] * size - 30));
+    const beside = Math.max(HIGH, Math.min(top + cell[0] * size - 8, top + last - HIGH)); // both within the drawing
+    put(names[0], cell[0], left + Math.max(0, Math.min((cell[1] + 1) * size + 6, last - 90)), beside);
+    put(names[1], cell[1], left + Math.max(0, Math.min(cell[1] * size, last - 90)), beside - HIGH);
   }
 
   function say(cell) {
@@ -134,21 +138,25 @@ export function createZoom(host, { choose }) {
     return dest >= 0 && dest < given.tokens.length && src >= 0 && src <= dest ? [dest, src] : null;
   }
 
-  canvas.addEventListener("pointermove", (event) => {
-    const cell = cellAt(event);
+  /** Mark the cell that is looked at, by the pointer or else by the keyboard, and say its number, or else that of the chosen one. */
+  function attend() {
+    const cell = (pointer && cellAt(pointer)) ?? (document.activeElement === canvas ? cursor : null);
     mark(ring, cell);
     say(cell ?? given?.cell);
-  });
-  canvas.addEventListener("pointerleave", () => {
-    mark(ring, null);
-    say(given?.cell);
-  });
+  }
+
+  const pointed = (at) => {
+    pointer = at;
+    attend();
+  };
+  canvas.addEventListener("pointermove", pointed);
+  canvas.addEventListener("pointerleave", () => pointed(null));
   canvas.addEventListener("click", (event) => {
     const cell = cellAt(event);
     if (cell) choose(...(cursor = cell));
   });
   canvas.addEventListener("focus", () => canvas.matches(":focus-visible") && move(0, 0));
-  canvas.addEventListener("blur", () => mark(ring, null));
+  canvas.addEventListener("blur", attend);
 
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity] };
   canvas.addEventListener("keydown", (event) => {
@@ -165,19 +173,19 @@ export function createZoom(host, { choose }) {
     const [dest, src] = cursor ?? [last, last];
     const row = Math.max(0, Math.min(last, dest + down));
     cursor = [row, Math.max(0, Math.min(row, src + right))];
-    mark(ring, cursor);
+    pointed(null); // the pointer may rest on another cell
     ring.scrollIntoView({ block: "nearest", inline: "nearest" });
-    say(cursor);
   }
 
+  const redraw = () => (draw(), attend());
   let width = 0;
   new ResizeObserver(() => {
     if (!given || !host.clientWidth || host.clientWidth === width) return;
     width = host.clientWidth;
-    draw();
+    redraw();
   }).observe(host);
 
-  zoom.redraw = () => given && draw();
+  zoom.redraw = () => given && redraw();
   zoom.focus = () => canvas.focus();
   return zoom;
 }

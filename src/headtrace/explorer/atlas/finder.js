@@ -38,11 +38,11 @@ function headings(measures, sortBy) {
   const title = (name, text, about) =>
     el("th", { scope: "col", "data-measure": name, title: about }, el("button", { type: "button", class: "quiet", onclick: () => sortBy(name) }, text));
   const cells = [title("head", "head", "By layer and number"), ...measures.map((m) => title(m.name, m.title, m.about))];
-  return { cells, element: el("thead", {}, el("tr", {}, ...cells, el("th", { scope: "col" }, "stands out in its channels"))) };
+  return { cells, element: el("thead", {}, el("tr", {}, ...cells, el("th", { scope: "col" }, "roles"), el("th", { scope: "col" }, "stands out in its channels"))) };
 }
 
 function filters(measures, state, draw, shown) {
-  const words = el("input", { type: "search", id: "words", placeholder: "Find L9H6, a token, a relation", "aria-label": "Find a head, a token or a relation", autocomplete: "off", spellcheck: "false" });
+  const words = el("input", { type: "search", id: "words", placeholder: "Find L9H6, a role, a token", "aria-label": "Find a head, a role, a token or a relation", autocomplete: "off", spellcheck: "false" });
   const measure = el("select", { id: "measure", "aria-label": "Measure" }, ...measures.map((m) => el("option", { value: m.name }, m.title)));
   const least = el("input", { type: "number", id: "least", step: "any", "aria-label": "At least", placeholder: "any" });
   const read = () => {
@@ -57,7 +57,7 @@ function filters(measures, state, draw, shown) {
 
 function chosen(heads, state) {
   const fits = (head) =>
-    (state.words === "" || head.name.toLowerCase().startsWith(state.words) || head.words.some((word) => word.toLowerCase().includes(state.words))) &&
+    (state.words === "" || head.name.toLowerCase().startsWith(state.words) || head.roles.concat(head.words).some((word) => word.toLowerCase().includes(state.words))) &&
     (state.least === null || (head[state.measure] !== null && head[state.measure] >= state.least));
   const place = (head) => head.layer * 100000 + head.number;
   const value = state.by === "head" ? place : (head) => head[state.by];
@@ -76,5 +76,5 @@ function row(head, measures, highest) {
     return el("td", { class: "amount" }, number(head[name]), bar);
   });
   const words = head.words.slice(0, 4).map((word) => el("span", { class: "token" }, tokenLabel(word)));
-  return el("tr", { "data-head": head.name }, el("th", { scope: "row" }, el("a", { href: `heads/${head.name}.html` }, head.name)), ...cells, el("td", { class: "words" }, ...words));
+  return el("tr", { "data-head": head.name }, el("th", { scope: "row" }, el("a", { href: `heads/${head.name}.html` }, head.name)), ...cells, el("td", { class: "roles" }, head.roles.join(", ")), el("td", { class: "words" }, ...words));
 }

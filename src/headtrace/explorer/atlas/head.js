@@ -9,11 +9,18 @@ export function showHead(data) {
   byId("ways").append(...ways(data));
   const measures = data.measures.flatMap(({ title, about, value }) => [el("dt", { title: about }, title), el("dd", {}, number(value))]);
   byId("main").append(
+    el("p", { class: "roles" }, ...roles(data.roles)),
     el("dl", { class: "facts measures" }, ...measures),
     sharesChart(data.shares, new Set(data.channels.map((channel) => channel.number))),
     el("p", { class: "legend" }, "Of each channel, the pairs it scores highest: ", mark("source", "src"), " is attended to from ", mark("destination", "dest"), data.sinks ? "." : "; pairs whose source is the first token are left out.", " What stands out: in how many of its highest pairs, and how many times as often as in random pairs."),
     el("div", { class: "channels" }, ...data.channels.map(channel)),
   );
+}
+
+/** What the head does, as far as that has a name, with the measure that the name stands for. */
+function roles(found) {
+  if (found.length === 0) return ["None of the roles that have names fits what it does here."];
+  return found.flatMap((role, place) => [place ? "; " : "", el("strong", {}, role.name), ` (${role.about}): ${number(role.score)}, by chance ${number(role.chance)}`]);
 }
 
 function ways(data) {

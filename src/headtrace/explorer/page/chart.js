@@ -15,11 +15,13 @@ export function createChart(host, graph, label) {
 
   let pressed;
 
-  /** Take the size of the host; true if its shape is so different that the layout should be made anew. */
+  /** Take the size of the host; true if its shape is so different, or names so small, that the layout should be made anew. */
   chart.resize = () => {
     viewport.resize(Math.max(200, host.clientWidth), Math.max(200, host.clientHeight));
     const [width, height] = viewport.room(chart.labelled);
-    return chart.filters !== null && Math.abs(Math.log(width / height / chart.aspect)) > 0.04;
+    if (chart.filters === null) return false;
+    const small = !viewport.view.moved && viewport.view.scale < chart.geometry.readable;
+    return (small && (width !== chart.room[0] || height !== chart.room[1])) || Math.abs(Math.log(width / height / chart.aspect)) > 0.04;
   };
 
   /** Draw what the filters let through; resolves once everything is on the page. */
@@ -30,7 +32,7 @@ export function createChart(host, graph, label) {
     chart.selection = selection;
     chart.labelled = beside ? [graph, beside] : [graph];
     const [width, height] = viewport.room(chart.labelled);
-    chart.aspect = width / height;
+    [chart.aspect, chart.room] = [width / height, [width, height]];
     const partner = beside && { graph: beside, selection: filterEdges(beside, filters) };
     chart.geometry = layout(graph, selection, [width, height], partner);
     chart.samples = null;
@@ -46,6 +48,14 @@ export function createChart(host, graph, label) {
         resolve();
       });
     });
+  };
+
+  /** Whether all names could be read, with what heads read, were this drawn in the window as it is. */
+  chart.fits = (filters) => {
+    chart.resize();
+    const room = viewport.room([graph]);
+    const { width, height, form, readable } = layout(graph, filterEdges(graph, filters), room);
+    return form !== "brief" && Math.min(room[0] / width, room[1] / height) >= readable;
   };
 
   /** One node at a time is in the tab order; arrow keys lead to the others. */

@@ -10,23 +10,30 @@ import { hasWords, unsupported } from "./words.js";
 const ALL_AT_ONCE = 160;
 const AT_FIRST = 110;
 const OF_BOTH = 70; // why heads attend and what is moved lie on top of each other
+const FEWER = [70, 60, 50, 45, 40, 35, 30, 25]; // tried in turn where names would be too small
 const WORDED = 40; // words need room
 
 export function freshFilters() {
   return structuredClone(FILTERS);
 }
 
-/** How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. */
-export function firstDetail(graphs) {
+/**
+ * How many edges are drawn one by one at first: all of a small circuit, the strongest of a large one. `fits(count)` says
+ * whether the window has room for so many with all names at a size that can be read: then for as many as have it.
+ */
+export function firstDetail(graphs, fits = () => false) {
   const most = Math.max(...graphs.map((graph) => graph.edges.length));
   if (graphs.some(hasWords) && most > WORDED) return WORDED;
-  return most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
+  const all = most <= ALL_AT_ONCE ? Infinity : graphs.some(hasBoth) ? OF_BOTH : AT_FIRST;
+  if (!graphs.some(hasBoth) || fits(all)) return all;
+  return FEWER.find((count) => count < most && fits(count)) ?? (most > OF_BOTH ? OF_BOTH : all);
 }
 
 /** Wire the controls, which `part` finds by their ids. `changed(filters)` is called whenever a filter moves. */
 export function createControls(part, changed) {
   const filters = freshFilters();
   let active = [];
+  let atFirst = Infinity;
   let touched = false;
   const wait = debounced(() => changed(filters));
 
@@ -98,24 +105,38 @@ export function createControls(part, changed) {
   });
 
   /** Set the controls for the circuits that are on the screen, among others; for one that grows, what a person set stays. */
-  function reset(nowActive, { among = nowActive, growing = false } = {}) {
+  function reset(nowActive, { among = nowActive, growing = false, fits } = {}) {
     active = nowActive;
+    part("match-control").hidden = active.length < 2;
+    part("words").hidden = !active.some(hasWords);
+    showLegend(part("legend"), active);
+    paths.reset(active.some(hasBoth));
+    atFirst = asManyAsFit(fits);
     offer(among);
     const top = Math.max(...active.map((graph) => graph.layers[1]));
     for (const input of [low, high]) input.max = top;
     if (!(growing && touched)) {
       touched = false;
-      filters.detail = firstDetail(active);
+      filters.detail = atFirst;
       detail.value = valueFor(filters.detail);
       [low.value, high.value] = [0, top];
       filters.layers = [0, Infinity];
       filters.match = match.value = "all";
     }
     sayDetail();
-    part("match-control").hidden = active.length < 2;
-    part("words").hidden = !active.some(hasWords);
-    paths.reset(active.some(hasBoth));
-    showLegend(part("legend"), active);
+  }
+
+  const asManyAsFit = (fits) => firstDetail(active, (count) => fits?.({ ...filters, detail: count }));
+
+  /** In a window of another size there is room for more or fewer edges, unless somebody chose how many; true if there is. */
+  function refit(fits) {
+    const before = atFirst;
+    atFirst = asManyAsFit(fits);
+    if (filters.detail !== before || atFirst === before) return false;
+    filters.detail = atFirst;
+    detail.value = valueFor(filters.detail);
+    sayDetail();
+    return true;
   }
 
   /** What the controls say, by name, as far as it is not what they say at first. */
@@ -125,7 +146,7 @@ export function createControls(part, changed) {
     return {
       paths: filters.paths === "both" ? null : filters.paths,
       hide: hidden.join(",") || null,
-      detail: filters.detail === firstDetail(active) ? null : filters.detail === Infinity ? "all" : filters.detail,
+      detail: filters.detail === atFirst ? null : filters.detail === Infinity ? "all" : filters.detail,
       weight: Number(weight.value) || null,
       layers: layers === `0-${high.max}` ? null : layers,
       match: filters.match === "all" ? null : filters.match,
@@ -141,7 +162,7 @@ export function createControls(part, changed) {
     filters.words = values.words !== "off";
     for (const press of pressed) press();
     paths.choose(active.some(hasBoth) ? (oneOf(values.paths, PATHS) ?? "both") : "both");
-    filters.detail = values.detail === "all" ? Infinity : (wholeNumber(values.detail, 1, Number.MAX_SAFE_INTEGER) ?? firstDetail(active));
+    filters.detail = values.detail === "all" ? Infinity : (wholeNumber(values.detail, 1, Number.MAX_SAFE_INTEGER) ?? atFirst);
     detail.value = valueFor(filters.detail);
     sayDetail();
     weight.value = wholeNumber(values.weight, 0, 100) ?? 0;
@@ -154,7 +175,7 @@ export function createControls(part, changed) {
     else limitLayers();
     filters.match = match.value = active.length > 1 && ["shared", "only"].includes(values.match) ? values.match : "all";
   }
-  return { filters, reset, tell, take };
+  return { filters, reset, refit, tell, take };
 }
 
 /** Which paths are shown: offered where a circuit has several. Sides that are on none of them cannot be chosen. */
@@ -194,8 +215,8 @@ function showLegend(legend, active) {
   const opposing = edges.some((edge) => edge.opposing) || active.some(({ amounts }) => amounts?.some(({ value }) => value < 0));
   const entry = (name, samples, words) => el("span", { "data-name": name }, samples, words);
   const entries = [
-    edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: what made its query, its key"),
-    content && entry("content", [sideSample("value")], "what is moved: into the value of a head, the input of an MLP, the root"),
+    edges.some(({ side }) => SIDES[side].attention) && entry("attention", [sideSample("query"), sideSample("key")], "why a head attends: its query, its key"),
+    content && entry("content", [sideSample("value")], "what is moved: into a value, an MLP, the root"),
     opposing && entry("opposing", [opposingSample()], active.some(({ difference }) => difference) ? "opposing: flows against the difference" : "opposing: takes away from the root"),
     active.some(hasWords) && entry("words", [quote("“ ”")], `what a head looks for${edges.some(unsupported) ? "; with “?”: did not pass its test" : ""}`),
   ];
@@ -261,7 +282,8 @@ export function search(graph, text) {
   const nodes = [...graph.nodes.values()].filter((node) => node.kind !== "root");
   const by = (test) => nodes.filter(test).sort((a, b) => (b.influence ?? 0) - (a.influence ?? 0));
   if (dotted) return by((node) => componentName(node) === `L${Number(dotted[1])}H${Number(dotted[2])}`);
-  const exact = by((node) => componentName(node).toLowerCase() === wanted);
+  const mlp = /^mlp (\d+)$/.exec(wanted);
+  const exact = by((node) => componentName(node).toLowerCase() === wanted || (mlp && node.members?.layers.includes(Number(mlp[1]))));
   if (exact.length) return exact;
   const named = by((node) => node.name.toLowerCase().startsWith(wanted));
   if (named.length) return named;

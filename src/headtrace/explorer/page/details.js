@@ -51,6 +51,7 @@ function meter(value) {
 
 function nodeFacts(graph, node) {
   if (node.kind === "root") return rootFacts(graph, node);
+  if (node.members) return foldedFacts(graph, node);
   const predicted = Object.entries(node.predicted ?? {}).filter(([, value]) => value !== null);
   return facts([
     [node.kind === "head" ? "writes at" : "at", token(graph, node.dest), ` ${node.dest}`],
@@ -64,9 +65,48 @@ function nodeFacts(graph, node) {
     node.moves != null && ["moves something else", signed(node.moves)],
     node.attends != null && ["attends differently", `${signed(node.attends)} (attention ${number(node.other_attention)} in the other run)`],
     node.spread && ["over the prompts", `${signed(node.spread[0])} to ${signed(node.spread[1])}`],
+    solitary(graph, node),
     node.label && ["label", el("bdi", {}, inert(node.label))],
     (unexpanded(node) || (node.kind === "mlp" && !node.expanded && node.contribution != null)) && ["", "not traced further"],
     !node.explained && ["", "unexplained: its attention holds although everything was removed"],
+  ]);
+}
+
+/** What a signal does that was found by removing it alone: hold a head down, or carry its attention. */
+function aloneWords(edge) {
+  return edge.weight < 0 ? "holds it down" : "carries it alone";
+}
+
+/** The same in a sentence. */
+function aloneRow(graph, edge) {
+  if (!edge.alone) return null;
+  const name = componentName(graph.nodes.get(edge.target));
+  const words = edge.weight < 0 ? `would attend far more: it holds ${name} down` : "attends less than half as much";
+  return ["alone", `Without this signal alone, ${name} ${words}.`];
+}
+
+/** Why a component is here that nothing needs but heads it holds down, or whose attention it carries alone. */
+function solitary(graph, node) {
+  if (!node.from.length || !node.from.every((edge) => edge.alone)) return null;
+  const listed = (edges) => [...new Set(edges.map((edge) => componentName(graph.nodes.get(edge.target))))].join(", ");
+  const [down, alone] = [node.from.filter((edge) => edge.weight < 0), node.from.filter((edge) => edge.weight >= 0)];
+  const said = [down.length && `holds ${listed(down)} down`, alone.length && `alone carries the attention of ${listed(alone)}`];
+  return ["here because it", said.filter(Boolean).join("; ")];
+}
+
+/** What enters MLPs that are folded into one, and what leaves them: the sums of the lines that are listed. */
+function foldedFacts(graph, node) {
+  const sum = (edges) => {
+    const units = new Set(edges.map((edge) => unitOf(graph, edge)));
+    return units.size === 1 ? `${number(edges.reduce((total, edge) => total + amountOf(edge), 0))} (${[...units][0]})` : null;
+  };
+  const [enters, leaves] = [sum(node.into), sum(node.from)];
+  return facts([
+    ["at", token(graph, node.dest), ` ${node.dest}`],
+    ["holds", `MLPs ${node.members.layers.join(", ")}`],
+    enters && ["enters", enters],
+    leaves && ["leaves", leaves],
+    ["", "Edges among them are not drawn. Click it, or press Enter, to unfold it."],
   ]);
 }
 
@@ -90,7 +130,7 @@ function compared(graph) {
   if (!graph.difference) return null;
   const { prompts, value, other_value: other, shown, automatic, note } = graph.difference;
   const mean = prompts.length > 1 ? " (mean)" : "";
-  const rows = prompts.map((prompt) => el("li", {}, el("bdi", {}, inert(prompt.text ?? prompt.token_ids.join(" "))), ` ${signed(prompt.value)}`));
+  const rows = prompts.map((prompt) => el("li", {}, el("bdi", {}, inert(prompt.text ?? prompt.token_ids.join(" "))), `: ${signed(prompt.value)}`));
   return section(
     automatic ? "Compared with (found by exchanging words)" : "Compared with",
     el(
@@ -119,7 +159,9 @@ function edgeFacts(graph, edge) {
     ["from", source.name, " ", source.dest === null ? "" : token(graph, source.dest)],
     ["into", edge.side === "root" ? "the root" : `${edge.side} of ${target.name}`, " ", at === null ? "" : token(graph, at)],
     weightRow(graph, edge),
+    aloneRow(graph, edge),
     edge.contribution != null && (edge.mixed || SIDES[edge.side].attention) && contributionRow(graph, edge.contribution),
+    edge.joined && ["", `the sum of ${edge.joined} edges; unfold the MLPs to see each`],
     edge.channels && [edge.channels.length === 1 ? "channel" : "channels", channelText(edge, target.equal_channels ?? [])],
     edge.logits && ["into the logits", `answer ${signed(edge.logits[0])}, wrong answer ${signed(edge.logits[1])}`],
     source.attention !== null && ["attention", number(source.attention)],
@@ -320,6 +362,7 @@ function edgeList(graph, given, end, choose, name = oneEnd) {
         el("span", { class: "swatch" }),
         el("span", { class: "what" }, name(graph, node, edge)),
         against ? opposingMark() : null,
+        edge.alone ? el("span", { class: "mark" }, ` ${aloneWords(edge)}`) : null,
         effect ? el("span", { class: "measured", title: `measured ${effect.key}: ${number(effect.value)}` }, brief(effect.value)) : null,
         el("span", { class: "weight" }, number(amount)),
       ),
@@ -366,13 +409,14 @@ export function nodePanel(graph, node, choose, close) {
   ].filter(Boolean);
 }
 
-/** Signals of a firing's key side that act on the keys it competes with. */
+/** Signals of a firing's key side that act on other keys than its source. */
 function elsewhere(graph, node) {
   if (!node.elsewhere) return null;
   const rows = node.elsewhere.map((signal) => {
+    if (signal.kind) return [`${signal.kind} ${signal.layer ?? ""}`, `weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
     return [`L${signal.layer}H${signal.head}`, "reads ", token(graph, signal.src), ` ${signal.src}, weight ${number(signal.weight)}, channels ${signal.channels.join(", ")}`];
   });
-  return section("Acts on competing keys", facts(rows));
+  return section("Acts on other keys only", facts(rows));
 }
 
 /** A number as a bar from the middle: right for the root, left against it. */
@@ -447,7 +491,7 @@ export function overviewPanel(graph, choose) {
       ["root", data.root.kind, data.root.value === null ? "" : `, ${data.root_measure} ${number(data.root.value)}`],
       ["model", heading(data.model.name)],
       ["method", heading(data.method.name)],
-      ["size", `${plural(data.heads, "firing")}, ${plural(graph.edges.length, "edge")}`],
+      ["size", `${plural(data.heads, "firing")}, ${plural((graph.unfolded ?? graph).edges.length, "edge")}`],
       data.influence_kept != null && ["influence kept", percent(data.influence_kept)],
       ...wordsFacts(graph),
       data.unexplained.length > 0 && ["unexplained", data.unexplained.slice(0, 6).join(", ")],
@@ -471,5 +515,19 @@ export function emptyMessage(graph) {
     el("p", { class: "why" }, el("bdi", {}, reason ? inertLines(`${reason[0].toUpperCase()}${reason.slice(1)}`) : "It has no edges.")),
     advice.length ? el("h3", {}, "What to try") : null,
     advice.length ? el("ul", {}, ...advice.map((line) => el("li", {}, inert(line)))) : null,
+    commandButtons(graph.data.commands ?? []),
   );
+}
+
+/** Commands that may find what was not found here: a page from disk cannot run them, so buttons copy them. */
+export function commandButtons(commands) {
+  const copy = async (command, said) => {
+    await navigator.clipboard?.writeText(command).catch(() => {});
+    said.textContent = command;
+  };
+  const rows = commands.map(({ does, command }) => {
+    const said = el("code", { role: "status" });
+    return el("p", {}, el("button", { type: "button", onclick: () => copy(command, said) }, `Copy the command: ${does}`), " ", said);
+  });
+  return el("div", { class: "advice" }, ...rows);
 }

@@ -3,7 +3,7 @@
 import { pathOf, svg } from "./dom.js";
 import { KINDS, edgeWidth, unexpanded } from "./graph.js";
 import { curve, inOneColumn, overlap, pointOn } from "./layout.js";
-import { brief, componentName, inert, number, percent, plural, shorten, signed, tokenExact, tokenLabel } from "./text.js";
+import { brief, componentName, inert, mlpLabel, number, percent, plural, signed, tokenExact, tokenLabel } from "./text.js";
 import { unsupported, wordsOf } from "./words.js";
 
 const SLICE = 250;
@@ -174,7 +174,11 @@ function sourceMark(mark) {
 /** What a screen reader says of a node. */
 export function describeNode(graph, node) {
   if (node.kind === "root") return `Root: ${inert(graph.data.question)}. ${plural(node.into.length, "cause")}.`;
-  const parts = [`${node.name}, ${KINDS[node.kind].words} at ${tokenExact(graph.tokens[node.dest])}`];
+  const at = tokenExact(graph.tokens[node.dest]);
+  if (node.members) {
+    return `MLPs ${node.members.first} to ${node.members.last} at ${at}, ${node.members.layers.length} folded into one, ${plural(node.into.length, "cause")}, ${plural(node.from.length, "effect")}. Enter unfolds them.`;
+  }
+  const parts = [`${node.name}, ${KINDS[node.kind].words} at ${at}`];
   if (node.src !== null) parts.push(`reads ${tokenExact(graph.tokens[node.src])}, attention ${number(node.attention)}`);
   parts.push(`influence ${percent(node.influence)}`);
   if (node.flow != null) parts.push(`flow ${signed(node.flow)}`);
@@ -191,7 +195,8 @@ function nodeGroup(graph, node, place) {
   const size = { w: place.w / (place.enlarged ?? 1), h: place.h / (place.enlarged ?? 1) };
   const states = ["node", node.kind];
   if (place.dot) states.push("dot");
-  if (place.form === "compact") states.push("compact");
+  if (place.form !== "full") states.push(place.form);
+  if (node.members) states.push("folded");
   if (unexpanded(node)) states.push("unexpanded");
   if (!node.explained) states.push("unexplained");
   const enlarge = place.enlarged > 1 ? ` scale(${place.enlarged.toFixed(3)})` : "";
@@ -223,21 +228,21 @@ export function shape(node, { w, h }, form = "full") {
   if (node.kind in outlines) return [svg("path", { class: "body", d: outlines[node.kind] })];
   const rx = { mlp: 3, head: 9, root: 12 }[node.kind];
   const body = svg("rect", { class: "body", x: -a, y: -b, width: w, height: h, rx });
-  if (node.kind !== "head" || node.attention === null || form === "compact") return [body];
+  if (node.kind !== "head" || node.attention === null || form !== "full") return [body];
   const bar = { x: 8 - a, y: b - 4.5, height: 2.2, rx: 1.1 };
   const level = ((w - 16) * Math.min(1, node.attention)).toFixed(1);
   return [body, svg("rect", { class: "meter", ...bar, width: w - 16 }), svg("rect", { class: "level", ...bar, width: level })];
 }
 
 function caption(graph, node, { h }, form) {
-  if (node.kind === "head" && form === "compact") return [svg("text", { class: "name", y: 4.5 }, componentName(node))];
+  if (node.kind === "head" && form === "brief") return [svg("text", { class: "name", y: 4.5 }, componentName(node))];
   if (node.kind === "head") {
-    return [
-      svg("text", { class: "name", y: -2.5 }, componentName(node)),
-      svg("text", { class: "reads", y: 8.5 }, `reads ${shorten(tokenLabel(graph.tokens[node.src]), 6)}`),
-    ];
+    if (form === "compact") {
+      return [svg("text", { class: "name", y: 4.5 }, componentName(node), svg("tspan", { class: "reads", dx: 5 }, node.reads))];
+    }
+    return [svg("text", { class: "name", y: -2.5 }, componentName(node)), svg("text", { class: "reads", y: 8.5 }, node.reads)];
   }
-  if (node.kind === "mlp") return [svg("text", { class: "name small", y: 4 }, String(node.layer))];
+  if (node.kind === "mlp") return [svg("text", { class: "name small", y: 4 }, mlpLabel(node))];
   if (node.kind !== "root") return [];
   const { kind, value } = graph.data.root;
   return [
@@ -254,7 +259,7 @@ export function effectValue(edge) {
   return key === undefined ? null : { key, value: edge.effect[key] };
 }
 
-const CHIP = 7; // half of its height
+const CHIP = 8; // half of its height
 
 /** Measured effects on the edges, strongest first, each where it covers neither a component nor another effect. */
 export function effectPlaces(graph, geometry) {
@@ -265,7 +270,7 @@ export function effectPlaces(graph, geometry) {
     const effect = effectValue(graph.edges[place.index]);
     if (!effect) continue;
     const text = brief(effect.value);
-    const half = 3.1 * text.length + 3;
+    const half = 3.6 * text.length + 3;
     for (const t of [0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74]) {
       const [x, y] = pointOn(place, t);
       const box = [x - half, y - CHIP, x + half, y + CHIP];
@@ -283,6 +288,6 @@ function effectChip(graph, { index, x, y, w, h, text }) {
     "g",
     { class: `effect ${graph.edges[index].side}`, "data-index": index, transform: `translate(${x},${y})` },
     svg("rect", { x: -w / 2, y: -h / 2, width: w, height: h, rx: CHIP }),
-    svg("text", { y: 3.2 }, text),
+    svg("text", { y: 4.2 }, text),
   );
 }

@@ -79,6 +79,7 @@ function stage() {
         { class: "stage-bar", id: "stage-bar" },
         el("div", { class: "zoom", role: "group", "aria-label": "Zoom" }, zoom("closer", "Zoom in", "+"), zoom("farther", "Zoom out", "−"), zoom("fit", "Fit to the window", "fit")),
         el("p", { id: "status", role: "status" }),
+        el("button", { ...BUTTON, id: "fold-all", hidden: true }),
         el("p", { id: "effects", hidden: true }, ...effects),
       ),
       el("div", { id: "charts" }),

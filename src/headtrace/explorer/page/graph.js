@@ -1,6 +1,7 @@
 // A circuit as a graph that can be walked: nodes by id, edges by end, in order of strength.
 
-import { brief, fitting, inert } from "./text.js";
+import { foldMlps } from "./fold.js";
+import { brief, fitting, inert, shorten, tokenLabel } from "./text.js";
 
 /** What a node can be, in the order in which kinds are listed and laid out. */
 export const KINDS = {
@@ -37,12 +38,14 @@ export const PATHS = {
   content: { label: "content", sides: ["value", "input", "root"], shows: (graph, edge) => !SIDES[edge.side].attention && edge.leads },
 };
 
+const READ_LETTERS = 6; // of the token that a head reads
 const CAPTION = 300; // the most that the text of the root takes, in pixels
 
-/** Index one circuit of the page's data. Edges keep their place in the file as `index`. */
+/** Index one circuit of the page's data. Edges are numbered in its order as `index`. */
 export function indexCircuit(data) {
   const edges = data.edges.map((edge, index) => ({ ...edge, index }));
-  const nodes = new Map(data.nodes.map((node) => [node.id, { ...node, into: [], from: [] }]));
+  const reads = ({ kind, src }) => (kind === "head" ? `reads ${shorten(tokenLabel(data.prompt.tokens[src]), READ_LETTERS)}` : null);
+  const nodes = new Map(data.nodes.map((node) => [node.id, { ...node, reads: reads(node), into: [], from: [] }]));
   for (const edge of edges) {
     nodes.get(edge.target).into.push(edge);
     nodes.get(edge.source).from.push(edge);
@@ -159,6 +162,12 @@ function tokenAmounts(contributions) {
 export function hasBoth(graph) {
   const any = (...sides) => graph.edges.some((edge) => sides.includes(edge.side));
   return any("query", "key") && any("value", "input");
+}
+
+/** A graph with MLPs of one token folded into one element each (fold.js), except for those that are `open`. */
+export function foldGraph(graph, open) {
+  const data = foldMlps(graph.data, open);
+  return data === graph.data ? graph : Object.assign(indexCircuit(data), { unfolded: graph });
 }
 
 /** A firing whose causes were not looked for, although there may be some. */

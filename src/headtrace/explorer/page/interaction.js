@@ -4,11 +4,12 @@ import { byId } from "./dom.js";
 import { describeNode } from "./drawing.js";
 import { edgeCard, nodeCard, skippedCard, tokenCard } from "./details.js";
 
-/** Make a chart answer. `app` has pin(chart, id, edge) and hover(chart, target). */
+/** Make a chart answer. `app` has press(chart, id), pin(chart, id, edge) and hover(chart, target). */
 export function makeInteractive(chart, app) {
   const surface = chart.parts.chart;
   let drag = null;
   let pending = null;
+  let read = null; // what was clicked: the panel says more of it than its card would, and the card stays away
 
   const place = (event) => {
     const box = surface.getBoundingClientRect();
@@ -38,13 +39,17 @@ export function makeInteractive(chart, app) {
       requestAnimationFrame(() => {
         const latest = pending;
         pending = null;
+        if (!surface.isConnected) return; // drawn anew since
         const target = targetOf(latest);
         app.hover(chart, target && ("node" in target || "edge" in target) ? target : null);
+        if (target && targetName(target) === read) return;
+        read = null;
         showCard(chart, target, latest.clientX, latest.clientY);
       });
     }
   });
   surface.addEventListener("pointerleave", () => {
+    read = null;
     app.hover(chart, null);
     hideCard();
   });
@@ -67,7 +72,9 @@ export function makeInteractive(chart, app) {
     surface.classList.remove("dragging");
     if (moved) return;
     const target = targetOf(event);
-    if (target?.node !== undefined) app.pin(chart, target.node);
+    read = targetName(target);
+    hideCard();
+    if (target?.node !== undefined) app.press(chart, target.node);
     else if (target?.edge !== undefined) {
       const edge = chart.graph.edges[target.edge];
       app.pin(chart, target.words ? edge.target : edge.source, target.edge); // words are about what the target looks for
@@ -112,8 +119,8 @@ function onKey(chart, app, event) {
     ArrowDown: () => go(chart, strongest(chart, id, "into", "source")),
     ArrowLeft: () => go(chart, neighbour(chart, id, -1)),
     ArrowRight: () => go(chart, neighbour(chart, id, 1)),
-    Enter: () => app.pin(chart, id),
-    " ": () => app.pin(chart, id),
+    Enter: () => app.press(chart, id),
+    " ": () => app.press(chart, id),
     Escape: () => app.pin(chart, null),
     "+": () => chart.viewport.zoom(1.25),
     "=": () => chart.viewport.zoom(1.25),
@@ -145,26 +152,56 @@ function go(chart, id) {
   if (id !== undefined) chart.drawn.nodes.get(id)?.focus({ focusVisible: true, preventScroll: true });
 }
 
+const targetName = (target) => (target ? JSON.stringify(target) : null);
+
 export function showCard(chart, target, x, y) {
   if (!target) return hideCard();
-  const { graph } = chart;
-  let content = null;
-  if (target.node !== undefined) content = nodeCard(graph, graph.nodes.get(target.node));
-  else if (target.edge !== undefined) content = edgeCard(graph, graph.edges[target.edge]);
-  else if (target.skipped !== undefined) content = skippedCard(target.skipped);
-  else content = tokenCard(graph, target.column);
-  placeCard(content, x, y);
+  const { graph, parts } = chart;
+  const [pointer, around] = [new DOMRect(x - 10, y - 10, 20, 20), []];
+  let [content, what] = [null, pointer];
+  const box = (id) => chart.drawn.nodes.get(id)?.getBoundingClientRect();
+  if (target.node !== undefined) {
+    content = nodeCard(graph, graph.nodes.get(target.node));
+    what = box(target.node) ?? pointer;
+  } else if (target.edge !== undefined) {
+    const edge = graph.edges[target.edge];
+    content = edgeCard(graph, edge);
+    around.push(box(edge.source), box(edge.target));
+  } else if (target.skipped !== undefined) content = skippedCard(target.skipped);
+  else {
+    content = tokenCard(graph, target.column);
+    what = parts.chart.querySelector(`.axis-token[data-position="${target.column}"]`)?.getBoundingClientRect() ?? pointer;
+  }
+  placeCard(content, what, around.filter(Boolean));
 }
 
-/** Put a card beside a point of the window, or (`wide`) beside what reaches from there to the left. */
-export function placeCard(content, x, y, wide = 0) {
+const [GAP, EDGE] = [12, 8]; // pixels between a card and what it explains, and the window's edge
+
+/**
+ * Put a card beside what it explains, a box of the window: never over it, nor, where there is another place, over what
+ * stands `around`.
+ */
+export function placeCard(content, what, around = []) {
   const card = byId("card");
+  card.style.maxHeight = "";
   card.replaceChildren(...content.filter(Boolean));
   card.hidden = false;
   const [w, h] = [card.offsetWidth, card.offsetHeight];
-  card.style.left = `${Math.max(8, x + 16 + w > innerWidth - 8 ? x - wide - w - 14 : x + 16)}px`;
-  card.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - h - 8))}px`;
+  const [across, down] = [Math.min(what.left, innerWidth - w - EDGE), Math.min(what.top, innerHeight - h - EDGE)].map((way) => Math.max(EDGE, way));
+  const places = [[what.right + GAP, down], [what.left - GAP - w, down], [across, what.bottom + GAP], [across, what.top - GAP - h]];
+  const fits = places.filter(([x, y]) => x >= EDGE && y >= EDGE && x + w <= innerWidth - EDGE && y + h <= innerHeight - EDGE);
+  const free = fits.find((place) => !around.some((other) => overlaps(other, place, w, h)));
+  let [x, y] = free ?? fits[0] ?? [across, what.bottom + GAP];
+  if (!fits.length) {
+    // Too large for any side: where there is more room, cut to it.
+    const [above, below] = [what.top, innerHeight - what.bottom].map((room) => Math.max(0, room - GAP - EDGE));
+    if (above > below) y = what.top - GAP - Math.min(h, above);
+    card.style.maxHeight = `${Math.max(above, below)}px`;
+  }
+  [card.style.left, card.style.top] = [`${x}px`, `${y}px`];
 }
+
+const overlaps = (other, [x, y], w, h) => x < other.right && x + w > other.left && y < other.bottom && y + h > other.top;
 
 export function hideCard() {
   byId("card").hidden = true;

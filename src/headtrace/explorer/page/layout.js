@@ -15,20 +15,23 @@ export const SIZE = {
   rowMost: 150,
   emptyRow: 4,
   skipped: [12, 28],
-  emptyColumn: [8, 24],
-  emptyColumns: 480,
+  emptyColumn: [2, 24],
+  emptyColumns: 300,
   saidColumn: 36,
   margin: 14,
   closest: 1.25,
   letter: 7.6,
+  readLetter: 6.6,
 };
 
-/** How a component can be drawn: with all it says, or with its name alone. `readable`: the least scale of its text. */
+/** How a component can be drawn: with all it says, in one line, or with its name alone. `readable`: the least scale of
+ * its text. */
 const FORMS = {
-  full: { worth: 1, readable: 0.7 },
-  compact: { worth: 0.72, readable: 0.6 },
+  full: { worth: 1, readable: 1 },
+  compact: { worth: 0.95, readable: 0.92 },
+  brief: { worth: 0.72, readable: 0.88 },
 };
-const UNREADABLE = 0.6;
+const UNREADABLE = 0.45;
 const LANES = 1.15;
 /** A column gets lanes once so many edges end in it. */
 const BUSY = 6;
@@ -36,6 +39,8 @@ const BUSY = 6;
 const LINES = [[3, 6], [2, 4], [1, 3], [6, 12]];
 /** Room beside a column's components for the edges that pass, and what a tighter fit is worth. */
 const GUTTERS = [[44, 1], [20, 0.94], [8, 0.88]];
+const DOTS_BETWEEN = 3; // lanes
+const DOTS_ALONE = 8; // side by side, in a cell that holds nothing else
 const ORDER = Object.keys(KINDS);
 const EMBEDDING_ROW = -1;
 
@@ -61,9 +66,9 @@ export function layout(graph, { shown, rest }, room = [0, 0], beside = null) {
   if (!beside) placeLanes(columns, plan);
   for (const cell of own) if (columns[cell.position].lanes) measure(cell, plan, true);
   const width = right(columns);
-  // From afar the root would be too small to read: it is enlarged by about as much as everything is shrunk.
+  // From afar the root would be too small to read: it is enlarged by as much as everything is shrunk.
   const shrunk = room[1] > 0 ? Math.max(width / room[0], least / room[1]) : 1;
-  const enlarged = Math.max(1, Math.min(10, 0.9 * shrunk));
+  const enlarged = Math.max(1, Math.min(10, shrunk));
   const rows = placeRows(top, tall, Math.max(room[1] / SIZE.closest, aspect && width / aspect), enlarged);
   const nodes = placeNodes(own, columns, rows, plan);
   if (graph.root) nodes.set(graph.root.id, placeRoot(graph, columns, width, enlarged));
@@ -103,7 +108,8 @@ function bestPlan(drawings, tall, top, room, loads) {
           const width = Math.max(...holds.map((columns) => sum(columnNeeds(columns, plan, loads)))) + 2 * SIZE.margin;
           const scale = Math.min(1, room[0] / width, room[1] / height);
           const { worth, readable } = FORMS[form];
-          const value = scale * worth * loose * (laned ? LANES : 1) * (scale < readable ? UNREADABLE : 1);
+          // Names that are too small are written over the drawing, whatever its form: then room is all that counts.
+          const value = scale * loose * (laned ? LANES : 1) * (scale < readable ? UNREADABLE : worth);
           if (!best || value > best.value) best = { plan, value };
         }
       }
@@ -114,8 +120,15 @@ function bestPlan(drawings, tall, top, room, loads) {
 
 function sizesOf(form, longest) {
   const sizes = Object.fromEntries(Object.entries(KINDS).map(([kind, { size }]) => [kind, size]));
-  if (form === "full") return sizes;
-  return { ...sizes, head: [SIZE.letter * longest + 12, 19], mlp: [20, 17] };
+  sizes.folded = [82, 20];
+  return form === "full" ? sizes : { ...sizes, head: [SIZE.letter * longest + 12, 19], mlp: [22, 18], inLine: form === "compact" };
+}
+
+/** The width and height of a component: MLPs that are folded into one need room for the first and the last, and a head in
+ * one line for what it reads. */
+function sizeOf(node, sizes) {
+  const [w, h] = sizes[node.members ? "folded" : node.kind];
+  return sizes.inLine && node.kind === "head" ? [w + 6 + SIZE.readLetter * node.reads.length, h] : [w, h];
 }
 
 /** How many of the drawn edges end in each column: they need room there. */
@@ -162,15 +175,25 @@ function fillCells(graph, { shown, rest }) {
 /** How wide and high a cell is: its components in one block, or heads and the rest each in a lane of their own. */
 function measure(cell, plan, lanes = false) {
   cell.blocks = lanes ? [cell.heads, cell.leaves] : [cell.full];
-  cell.shapes = 0;
-  cell.width = Math.min(cell.dots.length, plan.dotsPerLine) * SIZE.dotPitch;
+  [cell.shapes, cell.width] = [0, 0];
   for (const nodes of cell.blocks) {
     const [width, height] = blockSize(nodes, plan);
     cell.width = Math.max(cell.width, width);
     cell.shapes = Math.max(cell.shapes, height);
   }
-  cell.height = cell.shapes + Math.ceil(cell.dots.length / plan.dotsPerLine) * SIZE.dotPitch;
+  measureDots(cell, plan, lanes);
   cell.laneWidths = [blockSize(cell.heads, plan)[0], blockSize(cell.leaves, plan)[0]];
+}
+
+/** Dots stand beside the shapes of their cell, or between its lanes, so that they take no height of their own. */
+function measureDots(cell, plan, lanes) {
+  const count = cell.dots.length;
+  const beside = Math.ceil(count / Math.max(1, Math.floor(cell.shapes / SIZE.dotPitch)));
+  cell.dotsInLine = Math.max(1, cell.shapes === 0 ? Math.max(DOTS_ALONE, plan.dotsPerLine) : lanes ? DOTS_BETWEEN : beside);
+  cell.dotsHeight = Math.ceil(count / cell.dotsInLine) * SIZE.dotPitch;
+  cell.dotsWidth = Math.min(count, cell.dotsInLine) * SIZE.dotPitch + (count && cell.shapes ? SIZE.gap / 2 : 0);
+  cell.height = Math.max(cell.shapes, cell.dotsHeight);
+  if (!lanes) cell.width += cell.dotsWidth;
 }
 
 /** The width of the widest line of a block, and the height of all its lines. */
@@ -181,7 +204,7 @@ function blockSize(nodes, { sizes, perLine }) {
     const end = Math.min(nodes.length, first + even);
     let [across, tall] = [SIZE.gap * (end - first - 1), 0];
     for (let i = first; i < end; i++) {
-      const [w, h] = sizes[nodes[i].kind];
+      const [w, h] = sizeOf(nodes[i], sizes);
       across += w;
       tall = Math.max(tall, h);
     }
@@ -202,11 +225,11 @@ function chunks(list, most) {
 }
 
 function lineWidth(line, plan) {
-  return sum(line.map((node) => plan.sizes[node.kind][0])) + SIZE.gap * (line.length - 1);
+  return sum(line.map((node) => sizeOf(node, plan.sizes)[0])) + SIZE.gap * (line.length - 1);
 }
 
 function lineHeight(line, plan) {
-  return Math.max(...line.map((node) => plan.sizes[node.kind][1]));
+  return Math.max(...line.map((node) => sizeOf(node, plan.sizes)[1]));
 }
 
 /** What each column holds: how wide, how many components with a shape, how wide as two lanes, if its token has a number. */
@@ -277,7 +300,8 @@ function placeRows(highest, cells, room, enlarged = 1) {
   const top = SIZE.margin + enlarged * (KINDS.root.size[1] + 28);
   const layers = Array.from({ length: highest + 2 }, (_, i) => highest - i);
   const skipped = skippedRows(layers, heights);
-  const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + SIZE.rowGap : (skipped.get(row) ?? SIZE.emptyRow)));
+  const shaped = new Set(cells.filter(({ shapes }) => shapes > 0).map(({ row }) => row));
+  const needed = layers.map((row) => (heights.has(row) ? heights.get(row) + (shaped.has(row) ? SIZE.rowGap : 0) : (skipped.get(row) ?? SIZE.emptyRow)));
   const spare = Math.max(0, room - top - SIZE.margin - sum(needed)) / Math.max(1, heights.size);
   const list = [];
   let y = top;
@@ -311,21 +335,32 @@ function placeNodes(cells, columns, rows, plan) {
   const nodes = new Map();
   for (const cell of cells) {
     const column = columns[cell.position];
-    const top = byLayer.get(cell.row).middle - cell.height / 2;
+    const { middle: level } = byLayer.get(cell.row);
+    const laned = cell.blocks.length > 1;
+    const beside = cell.shapes > 0 && !laned;
+    const shift = beside ? cell.dotsWidth / 2 : 0;
     cell.blocks.forEach((block, i) => {
-      const middle = cell.blocks.length > 1 ? column.lanes[i] : column.middle;
+      const middle = laned ? column.lanes[i] : column.middle - shift;
       const lines = chunks(block, plan.perLine);
-      placeLines(nodes, lines, middle, top + (cell.shapes - blockSize(block, plan)[1]) / 2, { plan, lane: i });
+      placeLines(nodes, lines, middle, level - blockSize(block, plan)[1] / 2, { plan, lane: i });
     });
-    chunks(cell.dots, plan.dotsPerLine).forEach((line, i) => {
-      const start = column.middle - ((line.length - 1) * SIZE.dotPitch) / 2;
-      const y = top + cell.shapes + (i + 0.5) * SIZE.dotPitch;
+    const dotsMiddle = middleOfDots(cell, column, plan, shift);
+    chunks(cell.dots, cell.dotsInLine).forEach((line, i) => {
+      const start = dotsMiddle - ((line.length - 1) * SIZE.dotPitch) / 2;
+      const y = level - cell.dotsHeight / 2 + (i + 0.5) * SIZE.dotPitch;
       line.forEach((node, j) => {
         nodes.set(node.id, { id: node.id, x: start + j * SIZE.dotPitch, y, w: SIZE.dot, h: SIZE.dot, dot: true });
       });
     });
   }
   return nodes;
+}
+
+/** Where a cell's dots stand: beside its shapes, between the shapes of its lanes, or in the middle of its column. */
+function middleOfDots(cell, column, plan, shift) {
+  const widths = cell.blocks.map((block) => blockSize(block, plan)[0]);
+  if (widths.length > 1) return (column.lanes[0] + widths[0] / 2 + column.lanes[1] - widths[1] / 2) / 2;
+  return cell.shapes ? column.middle - shift + (widths[0] + cell.dotsWidth + SIZE.gap / 2) / 2 : column.middle;
 }
 
 function placeLines(nodes, lines, middle, top, { plan, lane }) {
@@ -335,7 +370,7 @@ function placeLines(nodes, lines, middle, top, { plan, lane }) {
     const tall = lineHeight(line, plan);
     let x = middle - lineWidth(line, plan) / 2;
     for (const node of line) {
-      const [w, h] = plan.sizes[node.kind];
+      const [w, h] = sizeOf(node, plan.sizes);
       nodes.set(node.id, { id: node.id, x: x + w / 2, y: y + 1 + tall / 2, w, h, ...how });
       x += w + SIZE.gap;
     }

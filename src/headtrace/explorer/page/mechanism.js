@@ -1,33 +1,44 @@
 // The mechanism of a circuit: a sentence with numbered chips, the drawing, the ledger, and the card that is chosen.
 
+import { commandButtons } from "./details.js";
 import { el } from "./dom.js";
 import { download, downloadPng } from "./export.js";
 import { inert } from "./text.js";
 
 const number = (value) => `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(2)}`;
 
-export function createMechanism(data) {
+/** The mechanism's view; `lit` is a step that is chosen already. */
+export function createMechanism(data, lit = null) {
   const steps = new Map(data.steps.filter((step) => !step.hidden).map((step) => [step.id, step]));
   const details = el("section", { class: "step-details", "aria-live": "polite" });
   const figure = el("div", { class: "mechanism-drawing" });
   const parsed = new DOMParser().parseFromString(data.svg, "image/svg+xml").documentElement;
   parsed.setAttribute("role", "group"); // an image may not hold cards that can be chosen
   figure.append(document.importNode(parsed, true));
+  const { width: natural } = parsed.viewBox.baseVal;
+  figure.style.setProperty("--natural", `${natural}px`); // text never gets smaller than it can be read
   const sentence = el("p", { class: "sentence" }, ...data.clauses.map(clause));
   const list = el("ol", { class: "mechanism-list" }, ...[...steps.values()].map(card));
+  const row = el("div", { class: "mechanism-row" }, figure, details);
   const root = el(
     "div",
     { class: "mechanism", tabindex: 0, "aria-label": "Mechanism; arrow keys go from step to step" },
-    el("p", { class: "origin" }, inert([data.origin, ...data.chosen].join(". ").replaceAll("..", "."))),
     sentence,
+    el("p", { class: "origin" }, inert(notes().join(" "))),
     ...advice(),
-    el("div", { class: "mechanism-row" }, figure, details),
+    row,
     list,
     ledger(),
     test(),
     el("p", { class: "buttons mechanism-save" }, "Save the drawing: ", saveButton("SVG"), saveButton("PNG")),
   );
   let chosen = null;
+
+  /** What the numbers are, and what was chosen: sentences of their own. */
+  function notes() {
+    const said = [data.origin, ...data.notes].map((note) => note.replace(/\.?$/, ".").replace(/^./, (letter) => letter.toUpperCase()));
+    return data.clauses.some(({ text }) => text.includes("carrying")) ? [...said, "A number without \u201ccarrying\u201d goes straight into the answer."] : said;
+  }
 
   /** The drawing as it is seen: colours of the page in the place of their names. */
   function drawingText() {
@@ -62,26 +73,21 @@ export function createMechanism(data) {
   /** Where nothing can be told: what to do instead, as buttons that copy the command for it. */
   function advice() {
     if (!data.advice?.length) return [];
-    const copy = async ({ command }, said) => {
-      await navigator.clipboard?.writeText(command).catch(() => {});
-      said.textContent = command;
-    };
-    const rows = data.advice.map((each) => {
-      const said = el("code", { role: "status" });
-      return el("p", {}, el("button", { type: "button", onclick: () => copy(each, said) }, `Copy the command: ${each.does}`), " ", said);
-    });
-    return [el("div", { class: "advice" }, ...rows)];
+    return [commandButtons(data.advice)];
   }
 
   function badge(step) {
     if (!step.measured) return el("span", { class: "badge hollow" }, "not measured");
     const { before, without, random } = step.measured;
     const control = random === undefined || random === null ? "" : `; random ${random.toFixed(2)}`;
-    return el("span", { class: "badge" }, `removed: ${before.toFixed(2)} \u2192 ${without.toFixed(2)}${control}`);
+    const numbers = `removed: ${before.toFixed(2)} \u2192 ${without.toFixed(2)}${control}`;
+    if (!step.doubt) return el("span", { class: "badge" }, numbers);
+    return el("span", { class: "badge doubted" }, `${step.doubt} `, el("s", {}, numbers));
   }
 
   function title(step) {
-    return inert(step.name ?? step.text).split("*").map((part, i) => (i % 2 ? `\u201c${part}\u201d` : part)).join("");
+    const text = inert(step.name ?? step.text).split("*").map((part, i) => (i % 2 ? `\u201c${part}\u201d` : part)).join("");
+    return text.slice(0, 1).toUpperCase() + text.slice(1);
   }
 
   function card(step) {
@@ -91,16 +97,16 @@ export function createMechanism(data) {
       { class: "step-card", "data-step": step.id },
       el("b", {}, `${step.id}. ${title(step)}`),
       el("span", { class: "names" }, [...new Set(heads)].join(", ")),
-      el("span", {}, `carries ${number(step.flow)}`),
+      el("span", {}, `carries ${number(step.flow)}${Math.abs(step.root) >= 0.005 ? `, ${number(step.root)} to the answer` : ""}`),
       badge(step),
     );
   }
 
   function ledger() {
     const terms = data.ledger.map((line) =>
-      el("span", { class: "term", ...(line.step ? { "data-step": line.step } : {}) }, `${number(line.amount)} ${line.step ? `step ${line.step}` : inert(line.text)}`),
+      el("span", { class: "term", ...(line.step ? { "data-step": line.step } : {}) }, `${number(line.amount)} (${line.step ? `step ${line.step}` : inert(line.text)})`),
     );
-    return el("p", { class: "ledger" }, "Straight into the answer: ", ...terms.flatMap((term) => [term, " "]), el("b", {}, `= ${number(data.whole)}`));
+    return el("p", { class: "ledger" }, "Straight into the answer: ", ...terms.flatMap((term, i) => [i ? ", " : "", term]), " ", el("b", {}, `= ${number(data.whole)}`));
   }
 
   function test() {
@@ -128,9 +134,12 @@ export function createMechanism(data) {
 
   function choose(step) {
     chosen = step;
+    root.dataset.chosen = step ?? "";
     light(step);
     const found = steps.get(step);
     details.replaceChildren(...(found ? describe(found) : []));
+    const card = list.querySelector(`[data-step="${step}"]`);
+    (found && getComputedStyle(list).display !== "none" ? card : row).append(details); // in the list, a card unfolds where it is
   }
 
   function describe(step) {
@@ -140,17 +149,34 @@ export function createMechanism(data) {
         {},
         el("b", {}, `${head.name} ${head.dest}\u2192${head.src}`),
         ` flow ${number(head.flow)}`,
-        head.attention === undefined || head.attention === null ? "" : `, attention ${head.attention.toFixed(2)} (was ${(head.other_attention ?? 0).toFixed(2)})`,
+        head.attention === undefined || head.attention === null ? "" : `, attention ${head.attention.toFixed(2)} (${(head.other_attention ?? 0).toFixed(2)} in the other prompts)`,
+        ...crop(head),
         ...words("raises", head.raises),
         ...words("lowers", head.lowers),
+        ...(head.roles ?? []).map((role) => el("div", { class: "role" }, `over a corpus: ${inert(role)}`)),
         ...(head.causes ?? []).map((cause) => el("div", { class: "cause" }, `because of its ${inert(cause)}`)),
       ),
     );
     return [el("h3", { role: "heading", "aria-level": 2 }, `${step.id}. ${title(step)}`), badge(step), el("ul", {}, ...rows)];
   }
 
+  /** Where a head looks from its token, here (filled) and in the other prompts (outlined). */
+  function crop({ dest, src, looks }) {
+    if (!looks?.length) return [];
+    const bar = (kind, share) => {
+      const drawn = el("span", { class: `bar ${kind}` });
+      drawn.style.width = `${(100 * share).toFixed(1)}%`;
+      return drawn;
+    };
+    const line = ([place, here, there]) =>
+      el("tr", place === src ? { class: "read" } : {}, el("th", { scope: "row" }, inert(data.tokens[place] ?? String(place))), el("td", {}, bar("here", here), bar("there", there)), el("td", {}, here.toFixed(2)));
+    const rows = [...looks].sort(([a], [b]) => a - b).map(line);
+    return [el("table", { class: "crop" }, el("caption", {}, `At \u201c${inert(data.tokens[dest] ?? String(dest))}\u201d it attends to (outlined: in the other prompts)`), el("tbody", {}, ...rows))];
+  }
+
   function words(name, tokens) {
-    return tokens?.length ? [el("div", {}, `${name} ${tokens.slice(0, 3).map((token) => inert(token).trim()).join(", ")}`)] : [];
+    const whole = (tokens ?? []).filter((token) => !token.includes("\ufffd")); // a piece of a letter cannot be read
+    return whole.length ? [el("div", {}, `${name} ${whole.slice(0, 3).map((token) => inert(token).trim()).join(", ")}`)] : [];
   }
 
   root.addEventListener("mouseover", (event) => {
@@ -176,15 +202,23 @@ export function createMechanism(data) {
       if (card) choose(Number(card.dataset.step));
     }
   });
+  if (steps.has(lit)) choose(lit);
   return root;
 }
 
 /** Every edge as a row, the strongest first. */
 export function createTable(circuit) {
-  const names = new Map(circuit.nodes.map((node) => [node.id, node.name]));
+  const token = (place) => `\u201c${circuit.prompt.tokens[place]?.trim()}\u201d`;
+  const names = new Map(circuit.nodes.map((node) => [node.id, node.name + place(node)]));
   const rows = [...circuit.edges].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 500);
   const cells = (edge) => [names.get(edge.source), names.get(edge.target), edge.side, edge.weight.toPrecision(4), (edge.channels ?? []).join(" ")];
   const left = circuit.edges.length - rows.length;
+
+  function place({ kind, dest, src }) {
+    if (kind === "head") return src === undefined || src === null ? "" : ` at ${token(dest)}, reads ${token(src)}`;
+    return kind === "root" || dest === undefined || dest === null ? "" : ` ${token(dest)}`;
+  }
+
   return el(
     "div",
     { class: "edge-table", tabindex: 0, role: "region", "aria-label": "All edges" },
@@ -212,6 +246,7 @@ export function createTabs(container, mechanism, circuit, remember) {
     remember();
   }
 
-  container.querySelector(".buttons").before(el("div", { class: "buttons tabs", role: "group", "aria-label": "What is shown" }, ...buttons));
+  const verdict = el("span", { class: `badge verdict${/^(all|confirmed)/.test(mechanism.verdict) ? "" : " hollow"}`, title: "Steps whose removal moves the answer as their flow says, and at least twice as far as random ones do" }, mechanism.verdict);
+  container.querySelector(".buttons").before(verdict, el("div", { class: "buttons tabs", role: "group", "aria-label": "What is shown" }, ...buttons));
   return show;
 }

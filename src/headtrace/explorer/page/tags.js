@@ -2,10 +2,11 @@
 
 import { svg } from "./dom.js";
 import { overlap } from "./layout.js";
-import { componentName } from "./text.js";
+import { componentName, mlpLabel } from "./text.js";
 
 const LETTER = 6.4; // given, not measured: a label takes this room in whatever font
 const HALF = 6; // of its height
+const SPILL = 20; // how far what a head reads may reach out of its outline
 
 /**
  * Labels for heads, then for MLPs, the one that is pointed at (`self`) and the most influential first. A head's short name (H3, its
@@ -26,8 +27,9 @@ export function nameTags(graph, places, view, [left, bottom], self = null) {
 
 /** The names of a component, from the shortest; null for those that have none. */
 function namesOf(node) {
+  if (node.members) return [`${node.members.first}-${node.members.last}`, mlpLabel(node)];
   if (node.kind === "mlp") return [String(node.layer)];
-  return node.kind === "head" ? [`H${node.head}`, componentName(node)] : null;
+  return node.kind === "head" ? [`H${node.head}`, componentName(node), `${componentName(node)} ${node.reads}`] : null;
 }
 
 function tagOf(node, { x, y, w, h }, view) {
@@ -49,6 +51,7 @@ function lengthen(tag, kept, left) {
   for (const text of tag.names) {
     const box = boxOf(tag, text);
     if (tag.text && (box[0] < left || covers(box, kept, tag))) return;
+    if (text.includes(" ") && box[2] - box[0] > tag.w + SPILL) return;
     Object.assign(tag, { box, text });
   }
 }

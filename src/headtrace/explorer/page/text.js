@@ -21,6 +21,12 @@ export function inertLines(text) {
   return text.split("\n").map(inert).join("⏎\n");
 }
 
+/** Which way a text runs, by its first letter: an element whose text is in parts of its own cannot find out (dir="auto"). */
+export function direction(text) {
+  const first = /\p{L}/u.exec(text)?.[0] ?? "";
+  return /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u.test(first) ? "rtl" : "ltr";
+}
+
 /** A token for a label: its outer space dropped, whitespace and control characters made visible. */
 export function tokenLabel(token) {
   const core = token.trim();
@@ -98,6 +104,11 @@ export function thousands(count) {
 
 export function plural(count, one, many = `${one}s`) {
   return `${thousands(count)} ${count === 1 ? one : many}`;
+}
+
+/** What is written on an MLP: its layer, or the first and last of those that are folded into one. */
+export function mlpLabel({ layer, members }) {
+  return members ? `MLPs ${members.first}-${members.last}` : String(layer);
 }
 
 /** What a component is called, without its place, which is the last word of its name: L9H6 of L9H6 14->3. */

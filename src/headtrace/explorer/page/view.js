@@ -7,9 +7,13 @@ import { effectLegend, emptyMessage, heading, nodePanel, overviewPanel } from ".
 import { el } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { createFrame } from "./frame.js";
+import { mlpRuns } from "./fold.js";
+import { foldGraph } from "./graph.js";
 import { hideCard, makeInteractive } from "./interaction.js";
 import { inert, plural, shorten } from "./text.js";
 
+/** No run of MLPs is unfolded. */
+const freshFolds = () => ({ all: false, open: new Set() });
 const QUICK = 400; // components and edges
 const SUBTITLE = 270; // letters: what a complete circuit has to say of its size, and a name
 
@@ -20,10 +24,16 @@ const SUBTITLE = 270; // letters: what a complete circuit has to say of its size
  */
 export function createView(container, { frame = {}, drawing = () => {}, remember = () => {}, extra = () => [] } = {}) {
   const part = createFrame(container, frame);
-  const state = { shown: [], charts: [], withPositions: false, edge: null, panel: null };
+  const state = { given: [], among: [], shown: [], charts: [], withPositions: false, edge: null, panel: null, folds: freshFolds() };
   const controls = createControls(part, (filters) => redraw(filters));
 
   const app = {
+    /** Pin a component, or let go; MLPs that are folded into one unfold. */
+    press(chart, id, edge = null) {
+      const node = chart.graph.nodes.get(id);
+      if (node?.members) unfold(node);
+      else app.pin(chart, id, edge);
+    },
     pin(chart, id, edge = null) {
       for (const other of state.charts) if (other !== chart) other.pinned = null;
       const again = chart.pinned === id && state.edge === edge;
@@ -64,10 +74,52 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
     if (chart) {
       const node = chart.graph.nodes.get(chart.pinned);
       const [head, kind, ...rest] = nodePanel(chart.graph, node, (id) => choose(chart, id), () => app.pin(chart, null));
-      return [head, kind, ...extra(chart, node, state.edge === null ? null : chart.graph.edges[state.edge]), ...rest];
+      const more = node.members ? [] : extra(chart, node, state.edge === null ? null : chart.graph.edges[state.edge]);
+      return [head, kind, foldButton(chart, node), ...more, ...rest].filter(Boolean);
     }
     if (!second) return overviewPanel(first.graph, (id) => choose(first, id));
     return comparePanel(first.graph, second.graph, state.withPositions, (which, id) => choose(state.charts[which], id));
+  }
+
+  // MLPs of one token are one element each, until somebody looks closer.
+
+  /** Which run of MLPs a component is a member of: of those that are open. */
+  function openRun(chart, node) {
+    const runs = node.kind === "mlp" && !node.members ? mlpRuns((chart.graph.unfolded ?? chart.graph).data) : [];
+    return runs.find(({ key, members }) => (state.folds.all || state.folds.open.has(key)) && members.some(({ id }) => id === node.id));
+  }
+
+  function foldButton(chart, node) {
+    if (state.charts.length > 1) return null;
+    const run = openRun(chart, node);
+    if (!node.members && !run) return null;
+    const [first, last] = node.members ? [node.members.first, node.members.last] : [run.members[0].layer, run.members.at(-1).layer];
+    const fold = () => refold(() => foldAgain(run));
+    return el("p", { class: "fold" }, el("button", { type: "button", onclick: () => (run ? fold() : unfold(node)) }, `${run ? "Fold" : "Unfold"} MLPs ${first}-${last}`));
+  }
+
+  function foldAgain(run) {
+    if (state.folds.all) {
+      const [chart] = state.charts;
+      state.folds = { all: false, open: new Set(mlpRuns((chart.graph.unfolded ?? chart.graph).data).map(({ key }) => key)) };
+    }
+    state.folds.open.delete(run.key);
+  }
+
+  /** Show the members of an element, and pin the one with most influence. */
+  function unfold({ members }) {
+    refold(() => state.folds.open.add(members.key));
+    const [chart] = state.charts;
+    const own = members.ids.map((id) => chart.graph.nodes.get(id));
+    const strongest = own.reduce((best, node) => ((node.influence ?? 0) > (best.influence ?? 0) ? node : best));
+    if (chart.pinned !== strongest.id) app.pin(chart, strongest.id);
+    chart.drawn?.nodes.get(strongest.id)?.focus({ preventScroll: true });
+  }
+
+  function refold(change) {
+    change();
+    build({ growing: true });
+    remember(true);
   }
 
   function showPanel() {
@@ -78,16 +130,30 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
 
   /** What is looked at, as named values: what the controls say, and what is pinned. */
   function tell() {
-    return { ...controls.tell(), pin: pinName(pinned()) };
+    const { all, open } = state.folds;
+    return { ...controls.tell(), mlps: all ? "all" : [...open].join(",") || null, pin: pinName(pinned()) };
   }
 
   /** The same backwards; of what the values do not say, what is there at first. */
   function take(values) {
+    takeFolds(values);
     controls.take(values);
     for (const chart of state.charts) chart.pinned = null;
     const [, side, id] = /^(B?)(\d+)$/.exec(values.pin ?? "") ?? [];
     const chart = state.charts[side ? 1 : 0];
     if (id !== undefined && chart?.graph.nodes.has(Number(id))) chart.pinned = Number(id);
+  }
+
+  /** Which MLPs are unfolded: those that values say, and those of a component that is pinned. */
+  function takeFolds({ mlps = "", pin = "" }) {
+    const before = JSON.stringify([state.folds.all, ...state.folds.open]);
+    state.folds = mlps === "all" ? { all: true, open: new Set() } : { all: false, open: new Set(mlps.split(",").filter(Boolean)) };
+    const id = Number(/^\d+$/.exec(pin)?.[0] ?? NaN);
+    if (state.given.length === 1) {
+      const run = mlpRuns(state.given[0].data).find(({ members }) => members.slice(1).some((node) => node.id === id));
+      if (run) state.folds.open.add(run.key);
+    }
+    if (JSON.stringify([state.folds.all, ...state.folds.open]) !== before) place({ growing: true });
   }
 
   /** Show what values say of the circuits that are on the screen. */
@@ -100,7 +166,8 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
   const soon = debounced((run) => run());
   const sizes = new ResizeObserver((entries) => {
     const seen = state.charts.filter((chart) => entries.some((entry) => entry.target === chart.host && entry.contentRect.width));
-    if (!seen.filter((chart) => chart.resize()).length) return;
+    const reshaped = seen.filter((chart) => chart.resize()).length > 0;
+    if (!seen.length || !(controls.refit(fitting()) || reshaped)) return;
     // What is quickly drawn is drawn for the very frame that has the new size.
     const quick = state.charts.every((chart) => chart.geometry.nodes.size + chart.geometry.edges.length < QUICK);
     if (quick) redraw(controls.filters);
@@ -111,7 +178,25 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
    * Show one indexed circuit, or two beside each other, `among` others, as `values` tell. `growing`: the same as before,
    * with more in it.
    */
-  function show(graphs, { among = graphs, growing = false, values = null } = {}) {
+  function show(given, { among = given, growing = false, values = null } = {}) {
+    Object.assign(state, { given, among });
+    if (!growing) state.folds = { ...freshFolds(), all: state.folds.all };
+    build({ growing, values });
+  }
+
+  const fitting = () => (state.charts.length === 1 ? state.charts[0].fits : undefined);
+
+  function build({ growing, values = null }) {
+    const before = place({ growing });
+    if (values) take(values);
+    state.charts.forEach((chart, i) => putBack(chart, before[i]));
+    redraw(controls.filters);
+    showPanel();
+  }
+
+  /** Make the charts of what was given, with MLPs folded (but not of two circuits, whose edges are compared). */
+  function place({ growing }) {
+    const graphs = state.given.length === 1 && !state.folds.all ? [foldGraph(state.given[0], state.folds.open)] : state.given;
     hideCard();
     const before = growing ? state.charts.map(kept) : [];
     [...state.shown, ...graphs].forEach(unmark);
@@ -130,16 +215,28 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
       makeInteractive(chart, app);
       sizes.observe(chart.host);
     }
-    controls.reset(graphs, { among, growing });
-    if (values) take(values);
-    state.charts.forEach((chart, i) => putBack(chart, before[i]));
     describe(graphs);
-    redraw(controls.filters);
-    showPanel();
+    controls.reset(graphs, { among: state.among, growing, fits: fitting() });
+    return before;
   }
+
+  const runsOfAll = () => (state.given.length === 1 ? mlpRuns(state.given[0].data) : []);
+
+  /** A button that unfolds all MLPs, or folds them again, where there are some. */
+  function offerFolding() {
+    const runs = runsOfAll();
+    const some = !state.folds.all && runs.some(({ key }) => !state.folds.open.has(key));
+    part("fold-all").hidden = !runs.length;
+    part("fold-all").textContent = some ? "Unfold all MLPs" : "Fold MLPs";
+  }
+  part("fold-all").addEventListener("click", () => {
+    const fold = part("fold-all").textContent === "Fold MLPs";
+    refold(() => (state.folds = { ...freshFolds(), all: !fold }));
+  });
 
   function redraw(filters) {
     drawing(true);
+    offerFolding();
     for (const chart of state.charts) chart.resize();
     const drawings = state.charts.map((chart, i) => chart.show(filters, state.charts[1 - i]?.graph));
     part("status").textContent = state.charts.length === 2 ? "" : status(state.charts[0]);
@@ -155,7 +252,9 @@ export function createView(container, { frame = {}, drawing = () => {}, remember
 
   function status({ graph, selection: { shown, rest } }) {
     if (!shown.length && !rest.length) return `no edge passes the filters, of ${plural(graph.edges.length, "edge")}`;
-    return `${plural(shown.length, "edge")} drawn${rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : ""}`;
+    const folded = [...graph.nodes.values()].reduce((count, { members }) => count + (members?.ids.length ?? 0), 0);
+    const inside = folded ? `; ${folded} MLPs folded` : "";
+    return `${plural(shown.length, "edge")} drawn${rest.length ? `, ${plural(rest.length, "weaker one")} bundled` : ""}${inside}`;
   }
 
   function describe(shown) {

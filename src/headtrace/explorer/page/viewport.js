@@ -14,7 +14,7 @@ const LETTER = 6.6; // about the width of a letter of the token axis
 const SLOPE = 48; // of its labels, in degrees
 const WORD = 11; // letters of a token that are shown
 const APART = [15, 17]; // between labels, and beside one with a number, which is bold
-const BARS = 48; // the room for what tokens contribute, where that is known
+const BARS = 40; // the room for what tokens contribute, where that is known
 const LEAST = 0.02; // of the largest amount: less is no bar
 
 /** Letters that a word after a label takes, with the space before it. */

@@ -26,7 +26,7 @@ from headtrace.explorer.panels.requests import View, python_lines
 from headtrace.explorer.panels.session import Session
 from headtrace.families import find_families
 from headtrace.families.clustering import square
-from headtrace.models.computation import difference, warn_if_not_compared
+from headtrace.models.integrity import difference, warn_if_not_compared
 from headtrace.request import TraceRequest
 from headtrace.runs import open_run
 from headtrace.runs.manifest import LABEL

@@ -30,22 +30,27 @@ from torch.nn.functional import adaptive_max_pool2d
 from headtrace.causal.importance import WordImportance
 from headtrace.errors import InputError
 from headtrace.explorer.page import mechanism_data
-from headtrace.explorer.panels.prompts import Answer, answer_view, named, readable
+from headtrace.explorer.panels.prompts import Answer, answer_view, named, readable, spelled_root
 from headtrace.explorer.panels.requests import Answers, PromptRequest, RecordingRequest, View, python_lines
 from headtrace.explorer.panels.session import RecordedPrompt, Session
+from headtrace.explorer.panels.why import straight_to_answers
 from headtrace.mechanism.asking import tell
 from headtrace.mechanism.evidence import measure_steps
+from headtrace.mechanism.rules import RULES, TOP_RAISED, Facts, role
 from headtrace.progress import scaled
 from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.roots import Likelihood, LogitDifference
 from headtrace.tracing.attribute_root import attribute_root
 from headtrace.tracing.content import Content, moved
+from headtrace.tracing.measured_replacements import BUDGET
 from headtrace.tracing.methods import IG_STEPS
-from headtrace.tracing.replacements import BUDGET, ask
+from headtrace.tracing.prompt_words import ask
 from headtrace.vocabulary import Firing
 
 if TYPE_CHECKING:
+    from headtrace.circuits import Edge
     from headtrace.mechanism import Mechanism
+    from headtrace.mechanism.parts import Step
     from headtrace.models import Model, Recording
     from headtrace.progress import Progress
     from headtrace.roots import Root
@@ -108,6 +113,14 @@ class WordView(View):
     changes: list[ReplacementView]
 
 
+class RoleView(View):
+    """A role of a head over a corpus (`headtrace.interpret.head_roles`)."""
+
+    name: str
+    score: float
+    chance: float
+
+
 class HeadRow(View):
     """A head component that matters: what of the answer flows through what it read and wrote here."""
 
@@ -121,10 +134,16 @@ class HeadRow(View):
     other_attention: float | None = None
     raises: list[str]
     lowers: list[str]
+    straight: float | None = None
+    """Of the flow, what goes straight to the answer, through no later layer; null where that is not known yet."""
+    logits: tuple[float, float] | None = None
+    """Of that, what goes into the answer's logit and into the rival's: the first minus the second."""
     step: int | None = None
     """The step of the mechanism that it is part of."""
-    role: str | None = None
-    """What that step does, in words."""
+    role: str
+    """What it does in this prompt, in words: its step, or what the rules of steps call it alone."""
+    measured: list[RoleView] = Field(default_factory=list[RoleView])
+    """What it does over the corpus of the atlas that is served."""
     thumbnail: str
     """Its attention as a square of bytes (255: all of it), in base64."""
 
@@ -192,33 +211,46 @@ def explain(
     tracer = session.tracers[prompt.model]
     asked = resolved(session, prompt, request)
     budget = max(LEAST_BUDGET, min(BUDGET, TOKENS_RUN // len(asked.ids)))
-    root: Any = asked.root
+    root: Any = spelled_root(tracer.model, asked.root)
     subject = session.subject(recorded, asked)
     view = MechanismView(
         stage="run",
         measure=root.measure,
         answer="".join(root.answer_tokens or ()),
         wrong="".join(getattr(root, "wrong_tokens", None) or ()) or None,
-        heads=[head_row(recorded.recording, *each) for each in contributing(subject, root)],
+        heads=[
+            head_row(session, recorded, root, *each)
+            for each in contributing(subject, root)
+            if each[0].dest < recorded.recording.lengths[0]  # not within an answer of several tokens
+        ],
         python=_python(tracer.model, asked.request, budget),
     )
     if partial is not None:
         partial(view)
     compared = tracer.compare(asked, scaled(progress, 0, 60, 100), budget=budget)
-    labels = readable(tracer.model, compared.circuit.prompt.token_ids)
-    if labels != compared.circuit.prompt.tokens:  # for the drawing, the steps and the sentence
-        shown = replace(compared.circuit.prompt, tokens=labels)
-        compared = replace(compared, circuit=replace(compared.circuit, prompt=shown))
-    view = _with_flows(view, recorded, compared)
+    # Pieces of characters are spelled for people: in the drawing, the steps and the sentence.
+    circuit = compared.circuit
+    labels = readable(tracer.model, circuit.prompt.token_ids)
+    circuit = replace(
+        circuit,
+        prompt=replace(circuit.prompt, tokens=labels),
+        root=spelled_root(tracer.model, circuit.root),
+    )
+    compared = replace(compared, circuit=circuit)
+    view = _with_flows(session, view, recorded, compared)
     if partial is not None:
         partial(view)
     found = tell(tracer, compared, measure=False, progress=scaled(progress, 60, 20, 100))
     view = _with_mechanism(view, found, "cards")
     if not found.steps:
         return view.model_copy(update={"stage": "badges"}), found
-    if partial is not None:
-        partial(view)
-    steps, test = measure_steps(compared.flows, found.steps, 0, scaled(progress, 80, 20, 100))
+
+    def measured(steps: tuple[Step, ...]) -> None:
+        if partial is not None:
+            partial(_with_mechanism(view, replace(found, steps=steps), "cards"))
+
+    measured(found.steps)
+    steps, test = measure_steps(compared.flows, found.steps, 0, scaled(progress, 80, 20, 100), measured)
     found = replace(found, steps=steps, test=test)
     return _with_mechanism(view, found, "badges"), found
 
@@ -247,22 +279,62 @@ def contributing(recording: Recording, root: Root) -> list[tuple[Firing, float, 
 
 
 def head_row(
-    recording: Recording, firing: Firing, flow: float, attention: float, other: float | None = None
+    session: Session,
+    recorded: RecordedPrompt,
+    root: Root,
+    firing: Firing,
+    flow: float,
+    attention: float,
+    other: float | None = None,
+    direct: Edge | None = None,
+    whole: float = 1.0,
 ) -> HeadRow:
-    """A head for the list: what it raises and lowers where it speaks to the answer, and its picture."""
-    said = moved(recording, firing, k=WORDS) if firing.dest == recording.lengths[0] - 1 else None
+    """A head for the list: what it does, what it raises and lowers where it speaks to the answer, and its picture.
+
+    ``direct`` is its edge into the root of a difference circuit, and ``whole`` what the circuit explains; without
+    ``other``, the attention in changed prompts, it is a row of this run alone.
+    """
+    recording, model = recorded.recording, recorded.prompt.model
+    said = moved(recording, firing, k=TOP_RAISED) if firing.dest == recording.lengths[0] - 1 else None
+    if other is None:
+        logits = straight_to_answers(recording, firing, root)
+        straight = None if logits is None else logits[0] - logits[1]
+    else:
+        straight, logits = (0.0, None) if direct is None else (direct.weight, direct.logits)
+    raises = [] if said is None else [named(token) for token, _ in said.promotes]
+    facts = Facts(
+        readable(recording.model, recording.token_ids[0].tolist()),
+        firing.dest,
+        firing.src,
+        flow,
+        whole,
+        0.0 if direct is None else direct.weight,
+        None if direct is None else direct.logits,
+        tuple(raises),
+        tuple(getattr(root, "answer_tokens", None) or ()),
+        tuple(getattr(root, "wrong_tokens", None) or ()),
+        attention=attention,
+        other_attention=other,
+    )
+    known = [] if session.atlas is None or model else session.atlas.roles(firing.layer, firing.head)
     return HeadRow(
         **asdict(firing),
         flow=flow,
         attention=attention,
         other_attention=other,
-        raises=[] if said is None else [named(token) for token, _ in said.promotes],
-        lowers=[] if said is None else [named(token) for token, _ in said.suppresses],
+        raises=raises[:WORDS],
+        lowers=[] if said is None else [named(token) for token, _ in said.suppresses][:WORDS],
+        straight=straight,
+        logits=logits,
+        role=RULES[role(facts)].words(facts),
+        measured=[RoleView.model_validate(each) for each in known],
         thumbnail=thumbnail(recording, firing.layer, firing.head),
     )
 
 
-def _with_flows(view: MechanismView, recorded: RecordedPrompt, compared: PromptComparison) -> MechanismView:
+def _with_flows(
+    session: Session, view: MechanismView, recorded: RecordedPrompt, compared: PromptComparison
+) -> MechanismView:
     """The view with what comparing changed prompts gives: words and heads by what they carry."""
     circuit, measured = compared.circuit, compared.measured
     assert measured is not None
@@ -278,13 +350,18 @@ def _with_flows(view: MechanismView, recorded: RecordedPrompt, compared: PromptC
     shown = [
         node for node in strongest if (node.dest or 0) < length
     ]  # not within an answer of several tokens
+    direct = {edge.source: edge for edge in circuit.edges if edge.side == "root"}
     rows = [
         head_row(
-            recorded.recording,
+            session,
+            recorded,
+            circuit.root,
             node.site.firing,
             node.flow or 0.0,
             node.attention or 0.0,
             node.other_attention,
+            direct.get(node.id),
+            circuit.difference.change,
         )
         for node in shown[:SHOWN_HEADS]
     ]

@@ -7,15 +7,26 @@
 ('Mary', 12, True)
 >>> examples(session, "ioi", count=1)[0].answer
 ' Heather'
+
+``starter`` is a prompt to begin with: of a task, an example that the model answers rightly. Up to twenty examples of a
+task run in one batch, and the one whose right answer is likeliest is kept, in the cache too: the next server of this
+model has it without running anything.
+
+>>> found = starter(session, "ioi")
+>>> found.right, found.probability > 0.5
+(True, True)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import ValidationError
 
 import headtrace
 from headtrace.errors import InputError
@@ -24,10 +35,13 @@ from headtrace.explorer.panels.session import Session
 from headtrace.prompts.encoding import UNREADABLE, spelled
 from headtrace.tasks import TASKS, load_task
 from headtrace.vocabulary import head_name
+from headtrace.writing import cache_folder, write_text
 
 if TYPE_CHECKING:
     from headtrace.explorer.panels.session import RecordedPrompt
     from headtrace.models import Model, Recording
+    from headtrace.roots import Root
+
 
 ANSWERS = 10
 """How many of the likeliest next tokens are shown."""
@@ -118,11 +132,24 @@ def named(label: str) -> str:
 
 
 def answer_view(model: Model, token: int, probability: float) -> Answer:
-    """An answer for people; a piece of a character, of which the rest is not there, by its bytes."""
+    """An answer for people."""
+    return Answer(token=answer_label(model, token), id=token, probability=probability)
+
+
+def answer_label(model: Model, token: int) -> str:
+    """The text of an answer; of a piece of a character, of which the rest is not there, its bytes."""
     (label,) = model.output_labels([token])
-    if UNREADABLE in label:
-        (label,) = readable(model, [token])
-    return Answer(token=label, id=token, probability=probability)
+    return readable(model, [token])[0] if UNREADABLE in label else label
+
+
+def spelled_root(model: Model, root: Root) -> Root:
+    """A root whose answers are named as `answer_view` names them."""
+    said: dict[str, tuple[str, ...]] = {}
+    for name in ("answer", "wrong"):
+        tokens: tuple[str, ...] = getattr(root, f"{name}_tokens", None) or ()
+        if any(UNREADABLE in token for token in tokens):
+            said[f"{name}_tokens"] = tuple(answer_label(model, id) for id in getattr(root, name))
+    return replace(root, **said)
 
 
 def head_measures(recording: Recording) -> list[HeadMeasures]:
@@ -251,3 +278,49 @@ def examples(session: Session, name: str, count: int = 10, seed: int = 0) -> lis
             )
         )
     return views
+
+
+CHECKED = 20
+"""Examples of a task that are tried."""
+
+
+class StarterView(ExampleView):
+    """An example of a task, and how the model answers it."""
+
+    task: str
+    probability: float
+    """Of the task's answer."""
+    right: bool
+    """Whether that is what the model answers; of some tasks a model gets no example right."""
+
+
+def starter(session: Session, name: str) -> StarterView:
+    """The example of a task that the model answers rightly with the highest probability."""
+    model = session.models[0]
+    if model.tokenizer is None:
+        raise InputError(
+            f"{model.name!r} was loaded without a tokenizer: it cannot read the examples of a task."
+        )
+    path = cache_folder("starters") / f"{model.weights_sha256}-{model.computation_sha256}-{name}.json"
+    with suppress(OSError, ValidationError):
+        return StarterView.model_validate_json(path.read_bytes())
+    tried: list[tuple[ExampleView, int]] = []
+    for example in examples(session, name, CHECKED):
+        with suppress(InputError):  # an answer that this model spells in another way
+            tried.append((example, model.token_id(example.answer, prompt=example.text)))
+    if not tried:
+        raise InputError(f"No example of {name!r} has an answer of one token in {model.name!r}.")
+    probabilities = model.end_logits([example.text for example, _ in tried]).softmax(-1)
+    found = [
+        StarterView(
+            **example.model_dump(),
+            task=name,
+            probability=float(row[answer]),
+            right=int(row.argmax()) == answer,
+        )
+        for (example, answer), row in zip(tried, probabilities, strict=True)
+    ]
+    best = max(found, key=lambda each: (each.right, each.probability))
+    with suppress(OSError):
+        write_text(path, best.model_dump_json())
+    return best

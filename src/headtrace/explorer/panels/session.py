@@ -31,6 +31,7 @@ from headtrace.tracing import Tracer
 if TYPE_CHECKING:
     from headtrace.explorer.panels.circuits import RunSource
     from headtrace.explorer.panels.why import EvidenceView
+    from headtrace.interpret import HeadRole
     from headtrace.models import Model, Recording
     from headtrace.request import ResolvedRequest, TraceRequest
 
@@ -165,9 +166,11 @@ def held_bytes(recording: Recording) -> int:
 
 @runtime_checkable
 class ChannelEvidence(Protocol):
-    """What is known about channels, for example from an atlas."""
+    """What is known about channels and heads of the first model, for example from an atlas."""
 
     def channel(self, layer: int, head: int, channel: int) -> EvidenceView | None: ...
+
+    def roles(self, layer: int, head: int) -> Sequence[HeadRole]: ...
 
 
 class Session:

@@ -19,11 +19,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import Field
 
 from headtrace.circuits import ModelInfo
 from headtrace.errors import InputError
-from headtrace.explorer.panels.prompts import BYTES, named, readable
+from headtrace.explorer.panels.prompts import BYTES, answer_label, named, readable
 from headtrace.explorer.panels.requests import (
     FiringRequest,
     Position,
@@ -34,14 +35,21 @@ from headtrace.explorer.panels.requests import (
     python_lines,
 )
 from headtrace.explorer.panels.session import Session
-from headtrace.models.computation import difference, warn_if_not_compared
+from headtrace.models.integrity import difference, warn_if_not_compared
+from headtrace.roots import LogitDifference
+from headtrace.tracing.attribute_root import ReadPoint
 from headtrace.tracing.content import moved
-from headtrace.vocabulary import AttentionSide, Kind, head_name
+from headtrace.vocabulary import AttentionSide, Firing, Kind, head_name
 
 if TYPE_CHECKING:
-    from headtrace.interpret import Atlas
-    from headtrace.models import Model
+    from headtrace.interpret import Atlas, HeadRole
+    from headtrace.models import Model, Recording
+    from headtrace.roots import Root
     from headtrace.tracing.causes import SideCauses
+
+
+LEAST_SAID = 0.005
+"""A logit that changes by less is not worth a word: it would be written as 0.00."""
 
 
 class WhyRequest(RootedRequest):
@@ -102,6 +110,8 @@ class MovedView(View):
 
     norm: float
     """Norm of what it wrote, as a fraction of the norm of the residual stream there."""
+    straight: list[tuple[str, float]] = Field(default_factory=list[tuple[str, float]])
+    """The answer and the wrong one, each with what the write adds straight to its logit; empty without such a root."""
     promotes: list[tuple[str, float]]
     """Tokens whose logits the write raises most, read directly through the unembedding."""
     suppresses: list[tuple[str, float]]
@@ -140,6 +150,8 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         resolved = session.resolve(request.trace_request(prompt), prompt.model)
         root, subject = resolved.root, session.subject(recorded, resolved)
     written = moved(subject, firing, root)
+    straight = None if root is None else straight_to_answers(subject, firing, root)
+    names = () if root is None else _names(tracer.model, root)
 
     tokens = readable(tracer.model, recording.token_ids[0].tolist())
     channels = [ChannelBar.model_validate(term) for term in terms.top(len(terms.terms))]
@@ -158,6 +170,7 @@ def why(session: Session, request: WhyRequest) -> WhyView:
         key=_side(causes.key, tokens),
         moved=MovedView(
             norm=written.norm,
+            straight=[] if straight is None else list(zip(names, straight, strict=True)),
             promotes=[(named(token), value) for token, value in written.promotes],
             suppresses=[(named(token), value) for token, value in written.suppresses],
             contribution=written.contribution,
@@ -167,6 +180,27 @@ def why(session: Session, request: WhyRequest) -> WhyView:
     )
     view.sentence = sentence(view, tokens)
     return view
+
+
+@torch.inference_mode()
+def straight_to_answers(recording: Recording, firing: Firing, root: Root) -> tuple[float, float] | None:
+    """What a head component adds straight to the answer's logit and to the wrong one's in this run (the mean over
+    alternatives): zero at other tokens than that where they are read. None if the root is not of two answers."""
+    if not isinstance(root, LogitDifference) or root.wrong is None:
+        return None
+    if firing.dest != (recording.lengths[0] - 1 if root.position is None else root.position):
+        return 0.0, 0.0
+    written = recording.write(firing.site.component, 0, firing.dest)
+    added = ReadPoint(recording, 0, firing.dest, recording.model.n_layers).logits_of(written[None])[0]
+    answer, wrong = (float(added[list(ids)].mean()) for ids in (root.answer, root.wrong))
+    return answer, wrong
+
+
+def _names(model: Model, root: Root) -> tuple[str, str]:
+    """What the answer and the wrong one of a root are called."""
+    ids: Any = getattr(root, "answer", None) or (), getattr(root, "wrong", None) or ()
+    answer, wrong = (", ".join(answer_label(model, id) for id in some) for some in ids)
+    return answer, wrong
 
 
 def sentence(view: WhyView, tokens: Sequence[str]) -> str:
@@ -197,6 +231,13 @@ def sentence(view: WhyView, tokens: Sequence[str]) -> str:
         if who is not None
     ]
     said += f" because {' and '.join(reasons)}." if reasons else "."
+    if view.moved.straight:
+        changes = [
+            f"{'raises' if added > 0 else 'lowers'} {quoted(token)} by {abs(added):.2f}"
+            for token, added in sorted(view.moved.straight, key=lambda each: -abs(each[1]))
+            if abs(added) >= LEAST_SAID
+        ]
+        return said + (f" In this run it {' and '.join(changes)}, straight at the logits." if changes else "")
     raised, lowered = (
         next((token for token, _ in listed if token != BYTES), None)
         for listed in (view.moved.promotes, view.moved.suppresses)
@@ -362,6 +403,10 @@ class AtlasEvidence:
                 "interpretation.json. Make one: headtrace atlas MODEL --corpus C --out DIR."
             )
         self.channel = lru_cache(CACHED)(self._channel)
+
+    def roles(self, layer: int, head: int) -> tuple[HeadRole, ...]:
+        """What a head does over the corpus of the atlas, as far as that has a name; an interpretation has no roles."""
+        return () if self.atlas is None else self.atlas.head(layer, head).roles
 
     def _channel(self, layer: int, head: int, channel: int) -> EvidenceView | None:
         """What is known about a channel; None where nothing is."""

@@ -25,13 +25,14 @@ from starlette.middleware import Middleware
 import headtrace
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.explorer.panels import Session, Settings
-from headtrace.explorer.server.connections import (
+from headtrace.explorer.server.http import (
     BACKLOG,
+    Guard,
     bounded_protocol,
+    handle,
     most_connections,
     quiet_about_handles,
 )
-from headtrace.explorer.server.http import Guard, handle
 from headtrace.explorer.server.jobs import Compute
 from headtrace.explorer.server.routes import GRACE_SECONDS, router, static_files, static_routes
 

@@ -16,15 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headtrace.circuits.files import dumps
-from headtrace.explorer.document import json_for_script
-from headtrace.explorer.page import page, page_data
-from headtrace.explorer.panels import PANELS, Panel, Session, circuits, mechanisms, prompts, starters
+from headtrace.explorer.page import json_for_script, page, page_data
+from headtrace.explorer.panels import PANELS, Panel, Session, circuits, mechanisms, prompts
 from headtrace.explorer.panels.circuits import CircuitView, RunMap, RunPage
 from headtrace.explorer.panels.mechanisms import MechanismView, QuestionRequest
-from headtrace.explorer.panels.prompts import ExampleView, HeadPattern, ServerView
+from headtrace.explorer.panels.prompts import ExampleView, HeadPattern, ServerView, StarterView
 from headtrace.explorer.panels.requests import CircuitRequest
 from headtrace.explorer.panels.session import NotFoundError
-from headtrace.explorer.panels.starters import StarterView
 from headtrace.explorer.server.http import RefusedError, errors, failure, refusal
 from headtrace.explorer.server.jobs import FINAL, Compute, Finished, Job, JobView
 from headtrace.mechanism import Mechanism
@@ -154,7 +152,7 @@ async def examples(
 @router.get("/tasks/{name}/starter", response_model=StarterView, responses=errors(404))
 async def starter(request: Request, name: Id) -> Response:
     """An example of a task that the model answers rightly, if it does so with any of twenty."""
-    return await computed(request, lambda session: starters.starter(session, name))
+    return await computed(request, lambda session: prompts.starter(session, name))
 
 
 @router.get("/recordings/{id}/patterns", response_class=Response, responses={200: BINARY, **errors(404)})

@@ -12,10 +12,8 @@ from typing import Any
 from headtrace.errors import UnsupportedModelError
 from headtrace.models.architectures.facts import Architecture, Projections
 from headtrace.models.architectures.gpt_like import GPT_LIKE
-from headtrace.models.architectures.llama_like import LLAMA_LIKE
-from headtrace.models.architectures.mixtures import MIXTURES
+from headtrace.models.architectures.llama_like import LLAMA_LIKE, MIXTURES, POST_NORM
 from headtrace.models.architectures.parallel import PARALLEL
-from headtrace.models.architectures.post_norm import POST_NORM
 from headtrace.registry import Registry
 
 ARCHITECTURES: Registry[Architecture] = Registry(

@@ -145,7 +145,7 @@ class Architecture:
     """A reason why this variant cannot be decomposed exactly, or None."""
 
     def of(self, config: Any) -> Architecture:
-        """The facts of one model: with what its config decides."""
+        """The facts of one model, completed from its config."""
         return replace(self, **self.variant(config))
 
     def rotates(self, layer: int) -> bool:

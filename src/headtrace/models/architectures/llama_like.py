@@ -1,6 +1,8 @@
 """Relatives of Llama: attention and then an MLP in each block, each behind a norm of its own, with rotary positions.
 
-Sliding windows need no fact: they reach headtrace through the model's own mask.
+First those that are just that, then those that normalise what attention and MLP write before adding it to the residual
+(Gemma, OLMo-2 and others), then mixtures of experts, whose MLPs have a router. Sliding windows need no fact: they reach
+headtrace through the model's own mask.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from dataclasses import replace
 
 from headtrace.models.architectures.facts import (
     Architecture,
+    expert_mlp,
     fused_gated_mlp,
     fused_linear,
     gated_mlp,
@@ -186,5 +189,109 @@ LLAMA_LIKE = (
             "mlp_norm": "input_layernorm" if config.use_parallel_residual else "post_attention_layernorm",
             "query_key_norm": ("q_layernorm", "k_layernorm") if config.qk_layernorm else None,
         },
+    ),
+)
+
+
+# Softcaps, alternating windows, a query scale of its own; norms store gain - 1.
+GEMMA2 = replace(
+    LLAMA,
+    name="Gemma-2",
+    model_type="gemma2",
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+    mlp_write="post_feedforward_layernorm",
+    gain_offset=1.0,
+)
+
+# No attention softcap, but QK-norm and two rotary bases.
+GEMMA3 = replace(
+    GEMMA2,
+    name="Gemma-3 (text)",
+    model_type="gemma3_text",
+    query_key_norm=("q_norm", "k_norm"),
+    query_key_norm_axes="head token d_head",
+    refuse=lambda config: "its attention is bidirectional" if config.use_bidirectional_attention else None,
+)
+
+# No norms before attention and MLP, QK-norm over the whole projection.
+OLMO2 = replace(
+    LLAMA,
+    name="OLMo-2",
+    model_type="olmo2",
+    attention_norm=None,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_post_norm="post_feedforward_layernorm",
+    mlp_write="post_feedforward_layernorm",
+    query_key_norm=("q_norm", "k_norm"),
+    query_key_norm_axes="token projection",
+)
+
+POST_NORM: tuple[Architecture, ...] = (
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    # The language model of Gemma-3 with images, which reads token ids.
+    replace(
+        GEMMA3,
+        name="Gemma-3 (multimodal: its text part)",
+        model_type="gemma3",
+        layers="model.language_model.layers",
+        final_norm="model.language_model.norm",
+    ),
+    # The first Gemma, which has no such norms: Llama with norms that store gain - 1 and scaled embeddings.
+    replace(LLAMA, name="Gemma", model_type="gemma", gain_offset=1.0, refuse=GEMMA3.refuse),
+    # Gemma-2 without norms after the writes.
+    replace(
+        GEMMA2,
+        name="VaultGemma",
+        model_type="vaultgemma",
+        attention_post_norm=None,
+        mlp_post_norm=None,
+        mlp_write="mlp",
+    ),
+    # Sliding windows, which have rotary bases of their own.
+    replace(OLMO2, name="OLMo-3", model_type="olmo3"),
+    # Norms on every head; with windows, layers without one do not rotate.
+    replace(
+        OLMO2,
+        name="EXAONE-4",
+        model_type="exaone4",
+        query_key_norm_axes="head token d_head",
+        variant=lambda config: {
+            "rotary_layers": None
+            if config.sliding_window is None
+            else tuple(kind == "sliding_attention" for kind in config.layer_types)
+        },
+    ),
+)
+
+
+MIXTURES = (
+    replace(LLAMA, name="Mixtral", model_type="mixtral", mlp_parts=expert_mlp(), experts=True),
+    # One more expert that every token passes.
+    replace(LLAMA, name="Qwen2-MoE", model_type="qwen2_moe", mlp_parts=expert_mlp(), experts=True),
+    replace(QWEN3, name="Qwen3-MoE", model_type="qwen3_moe", mlp_parts=expert_mlp(), experts=True),
+    # A norm over all queries and one over all keys of a layer.
+    replace(
+        LLAMA,
+        name="OLMoE",
+        model_type="olmoe",
+        mlp_parts=expert_mlp(),
+        experts=True,
+        query_key_norm=("q_norm", "k_norm"),
+        query_key_norm_axes="token projection",
+        refuse=OLMO.refuse,
+    ),
+    replace(
+        GRANITE,
+        name="Granite-MoE",
+        model_type="granitemoe",
+        mlp="block_sparse_moe",
+        mlp_write="block_sparse_moe",
+        mlp_parts=expert_mlp("block_sparse_moe", "router"),
+        experts=True,
     ),
 )

@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 from headtrace.progress import Progress
 from headtrace.toy.experiment import Experiment
 from headtrace.toy.experiments import (
-    capacity,
     dynamics,
     features,
     recovery,
@@ -42,7 +41,7 @@ EXPERIMENTS: dict[str, Entry] = {
     "dynamics": Entry(dynamics.dynamics, "pairs align one by one, highest logit first"),
     "sparsity": Entry(sparsity.sparsity, "attention is sparse where features of interest are"),
     "robustness": Entry(robustness.robustness, "alignment over p, lambda, N, H, m and seeds"),
-    "capacity": Entry(capacity.capacity, "more feature pairs than head dimensions"),
+    "capacity": Entry(features.capacity, "more feature pairs than head dimensions"),
     "theorems": Entry(theorems.theorems, "theorems 1 to 4, checked numerically"),
     "recovery": Entry(recovery.recovery, "feature pairs read off Omega, and when to trust that"),
 }

@@ -17,9 +17,8 @@ from jaxtyping import Float
 from scipy.stats import norm
 from torch import Tensor
 
+from headtrace.measures import n_recon, relative, sparseness
 from headtrace.progress import Progress
-from headtrace.relative import relative
-from headtrace.sparseness import n_recon, sparseness
 from headtrace.toy.alignment import Channels, channels
 from headtrace.toy.experiment import Experiment, against_paper
 from headtrace.toy.model import FeaturePair, Setting

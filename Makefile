@@ -6,10 +6,15 @@ PIP    := $(BIN)/python -m pip
 MODEL  := smollm2-135m
 PROMPT := When Mary and John went to the store, John gave a drink to
 
+# Compiled modules are kept, also where the environment forbids it: without them every process of the suite compiles
+# headtrace, and pytest every test, anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTEST := $(BIN)/python -m pytest
-# What is checked again as other CPUs compute, and with every shape checked at run time.
+# What is run again as other CPUs compute.
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
-SHAPED := $(CORE) tests/models tests/channels tests/tasks tests/families
+# Of these, one case of every test (every few of the first two) runs with every shape and type checked, and only so.
+SHAPED := $(CORE) tests/channels
 
 .PHONY: demo test test-fast test-cpus lint bench docs package clean
 
@@ -35,8 +40,8 @@ demo: $(VENV)/base.stamp
 	@echo "To explore the model in your browser: $(BIN)/headtrace serve $(MODEL)"
 
 test: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
-	OMP_NUM_THREADS=1 $(PYTEST) -p tests.shapes --numprocesses 2 --dist loadfile -m "not smollm2" $(SHAPED)
+	OMP_NUM_THREADS=1 $(PYTEST) -p tests.unshaped --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -p tests.shapes --numprocesses 2 --dist loadfile $(SHAPED) $(PYTEST_ARGS)
 
 # Under two minutes: everything but browsers, servers, real models, fuzzing, kills and studies.
 test-fast: $(VENV)/dev.stamp

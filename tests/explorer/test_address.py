@@ -73,7 +73,7 @@ def test_circuits_filters_and_pin_come_back_from_a_link_a_reload_and_the_back_bu
 def test_two_circuits_and_a_pin_in_the_second_come_back(open_page):
     opened = open_page([small_circuit(), random_circuit(60)], compare=True)
     page = opened.page
-    page.select_option("#match", "only")
+    opened.redrawn(lambda: page.select_option("#match", "only"))
     page.locator('.host[data-side="B"] .node.head').first.focus()
     page.keyboard.press("Enter")
     pinned = page.locator('.host[data-side="B"] .node[aria-pressed="true"]').get_attribute("data-id")

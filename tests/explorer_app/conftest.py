@@ -67,11 +67,11 @@ class Explorer(Opened):
             self.until(lambda: self.page.evaluate("window.heard_address"))
         return self
 
-    def until(self, so: Callable[[], bool]) -> None:
-        """Wait until something is so that no selector says."""
+    def until(self, so: Callable[[], Any]) -> Any:
+        """Wait until something is so that no selector says, and return it."""
         for _ in range(WAIT // 20):
-            if so():
-                return
+            if found := so():
+                return found
             self.page.wait_for_timeout(20)
         raise AssertionError("it did not come to be so")
 
@@ -142,20 +142,21 @@ def explorer(browser, windows, server) -> Iterator[Any]:
     used = []
 
     def open_(width=1280, height=900, scheme="light", script=None, port=None, **state) -> Explorer:
-        free = windows[width, height, scheme, script]
+        size, free = {"width": width, "height": height}, windows[width, height, scheme, script]
         if not free:
-            size = {"width": width, "height": height}
             context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
             free.append(context.new_page())
             if script is not None:
                 free[-1].add_init_script(script)
         opened = Explorer(free.pop(), server if port is None else Live(None, port))
-        used.append((opened, free))
+        used.append((opened, size, scheme, free))
         return opened.at(**state)
 
     yield open_
-    for opened, free in used:
+    for opened, size, scheme, free in used:
         opened.leave()
+        opened.page.set_viewport_size(size)
+        opened.page.emulate_media(color_scheme=scheme)
         free.append(opened.page)
 
 

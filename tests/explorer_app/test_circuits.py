@@ -72,7 +72,7 @@ def test_reload_restores_the_circuit_and_what_is_pinned(explorer):
     panel = page.page.locator("#panel h2")
     expect(panel).to_contain_text(name.split()[0])
     said = panel.inner_text()
-    assert page.remembers("look=")
+    assert page.remembers("pin")
     page.page.reload()
     expect(panel).to_have_text(said)
     page.page.locator('nav a[data-view="heads"]').click()
@@ -124,7 +124,7 @@ def test_what_is_removed_changes_the_answers_beside_the_clean_ones(explorer, ser
     page.page.keyboard.press("Escape")
     page.page.locator('nav a[data-view="heads"]').click()
     page.page.locator(".heads").get_by_text("difference", exact=True).click()
-    assert page.page.locator(".changes").is_visible(), "changes hold in every view of the prompt"
+    expect(page.page.locator(".changes")).to_be_visible()  # changes hold in every view of the prompt
     page.page.locator(".change-list button").click()
     expect(page.page.locator(".changes")).to_be_hidden()
     assert page.errors == []

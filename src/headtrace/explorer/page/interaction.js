@@ -39,7 +39,7 @@ export function makeInteractive(chart, app) {
       requestAnimationFrame(() => {
         const latest = pending;
         pending = null;
-        if (!surface.isConnected) return; // drawn anew since
+        if (!latest || !surface.isConnected) return; // the pointer has left since, or it was drawn anew
         const target = targetOf(latest);
         app.hover(chart, target && ("node" in target || "edge" in target) ? target : null);
         if (target && targetName(target) === read) return;
@@ -49,7 +49,7 @@ export function makeInteractive(chart, app) {
     }
   });
   surface.addEventListener("pointerleave", () => {
-    read = null;
+    read = pending = null;
     app.hover(chart, null);
     hideCard();
   });

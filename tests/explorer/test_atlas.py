@@ -50,19 +50,11 @@ def _stands_out():
 
 
 @pytest.fixture
-def opened(browser, folder):
-    contexts = []
-
+def opened(windows, folder):
     def open_(name: str, width: int = 1280, scheme: str = "light") -> Opened:
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
-        )
-        contexts.append(context)
-        return Opened(context.new_page()).goto(folder / name)
+        return windows(width, 800, scheme).goto(folder / name)
 
-    yield open_
-    for context in contexts:
-        context.close()
+    return open_
 
 
 def names(page) -> list[str]:

@@ -72,6 +72,12 @@ def fold(browser):
     page.close()
 
 
+@pytest.fixture(scope="module")
+def folded(fold):
+    """The data of each case, and what folding makes of it, computed once."""
+    return {name: (page_data(circuit), fold(circuit)) for name, circuit in CASES.items()}
+
+
 def sums(data, inside):
     """By component, direction and side, all that enters and leaves those that are not folded."""
     found = defaultdict(float)
@@ -83,26 +89,22 @@ def sums(data, inside):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_enters_and_leaves_every_other_component_is_the_same_as_without_folding(fold, name):
-    circuit = CASES[name]
-    found = fold(circuit)
+def test_what_enters_and_leaves_every_other_component_is_the_same_as_without_folding(folded, name):
+    data, found = folded[name]
     inside = {node["id"] for run in found["runs"] for node in run["members"]}
     assert found["runs"]
-    assert sums(found["folded"], inside) == sums(page_data(circuit), inside)
+    assert sums(found["folded"], inside) == sums(data, inside)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_element_takes_and_gives_the_sum_of_what_its_members_do(fold, name):
-    circuit = CASES[name]
-    found = fold(circuit)
+def test_an_element_takes_and_gives_the_sum_of_what_its_members_do(folded, name):
+    data, found = folded[name]
     for run in found["runs"]:
         members = {node["id"] for node in run["members"]}
         (element,) = [node for node in found["folded"]["nodes"] if node["id"] in members]
         assert set(element["members"]["ids"]) == members
         for mine, other in (("source", "target"), ("target", "source")):
-            before = [
-                e for e in page_data(circuit)["edges"] if e[mine] in members and e[other] not in members
-            ]
+            before = [e for e in data["edges"] if e[mine] in members and e[other] not in members]
             after = [e for e in found["folded"]["edges"] if e[mine] == element["id"]]
             for value in ("weight", "flow"):
                 assert sum(e[value] for e in after) == pytest.approx(
@@ -113,10 +115,10 @@ def test_an_element_takes_and_gives_the_sum_of_what_its_members_do(fold, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_line_leads_downwards(fold, name):
-    folded = fold(CASES[name])["folded"]
-    nodes = {node["id"]: node for node in folded["nodes"]}
-    for edge in folded["edges"]:
+def test_no_line_leads_downwards(folded, name):
+    made = folded[name][1]["folded"]
+    nodes = {node["id"]: node for node in made["nodes"]}
+    for edge in made["edges"]:
         source, target = nodes[edge["source"]], nodes[edge["target"]]
         if target["kind"] == "root" or not {"members"} & (source.keys() | target.keys()):
             continue

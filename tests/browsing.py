@@ -20,7 +20,8 @@ ARGUMENTS = [
 ]
 WAIT = 20_000
 """Milliseconds after which something that should be seen soon is not seen: the machine may be busy."""
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The shell has no windows to manage: it takes a quarter less of the processor.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def browser_path() -> str | None:

@@ -14,16 +14,22 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
+
 from headtrace.cli import main
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["headtrace.models", "headtrace.interpret", "headtrace.explorer.server"])
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
+_CONTEXT = multiprocessing.get_context(_METHOD)
+if _METHOD:
+    _CONTEXT.set_forkserver_preload(["headtrace.models", "headtrace.interpret", "headtrace.explorer.server"])
 
 
 class Started:
     """A process that calls a function of a module; what it prints is read from here."""
 
     def __init__(self, target: Callable[..., Any], *arguments: Any) -> None:
+        if not _METHOD:
+            pytest.skip("processes cannot be forked on this system")
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
         writers = [writer for _, writer in pipes]
         # Not a daemon: those may not have workers of their own.
@@ -68,6 +74,12 @@ def command(*words: str) -> None:
     """The command line, as a shell would start it."""
     sys.argv[:] = ["headtrace", *words]
     main()
+
+
+def command_with(packages: str, *words: str) -> None:
+    """The same where the packages of a folder are installed, too."""
+    sys.path.insert(0, packages)
+    command(*words)
 
 
 def _call(target: Callable[..., Any], arguments: tuple[Any, ...], out: Connection, error: Connection) -> None:

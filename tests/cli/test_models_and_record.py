@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 import typer
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 from headtrace.cli import app
 from headtrace.cli import models as shown
+from tests.starting import Started, command
 from tests.tiny import tiny_hf, tiny_model
 
 
@@ -88,10 +88,9 @@ def test_bad_input_gives_exit_code_two_and_no_traceback(folder: str, arguments, 
 
 
 def test_debug_shows_the_traceback(folder: str) -> None:
-    command = [sys.executable, "-m", "headtrace", "--debug", "record", folder, "--tokens", "5,x"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "Traceback" in done.stderr
+    process = Started(command, "--debug", "record", folder, "--tokens", "5,x")
+    assert "Traceback" in process.told()
+    assert process.wait() != 0
 
 
 # -- devices -------------------------------------------------------------------------------------------------

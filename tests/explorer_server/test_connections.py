@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
+import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-resource = pytest.importorskip("resource", reason="limits on open files are those of Unix")
-ROOT = Path(__file__).parent.parent.parent
-HALF_OPEN, HANDLES = 170, 150
-
-SERVER = f"""
-import asyncio, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, ({HANDLES}, {HANDLES}))
 import headtrace
 from headtrace.explorer.panels import Settings
 from headtrace.explorer.server.app import Server, bind, create_app
-bound = bind("127.0.0.1", 0)
-app = create_app([headtrace.load("builtin")], Settings(token="a-token-for-tests", head_seconds=2))
-print(bound.getsockname()[1], flush=True)
-asyncio.run(Server(app).serve(sockets=[bound]))
-"""
+from tests.starting import Started
+
+resource = pytest.importorskip("resource", reason="limits on open files are those of Unix")
+HALF_OPEN, HANDLES = 170, 150
+
+
+def serve() -> None:
+    """In a process of its own, which may open only so many files."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (HANDLES, HANDLES))
+    bound = bind("127.0.0.1", 0)
+    app = create_app([headtrace.load("builtin")], Settings(token="a-token-for-tests", head_seconds=2))
+    print(bound.getsockname()[1], flush=True)
+    asyncio.run(Server(app).serve(sockets=[bound]))
+
 
 CLIENTS = f"""
 import http.client, json, socket, sys, time
@@ -64,31 +66,21 @@ print(json.dumps({{"before": before, "during": during, "ended": ended, "after": 
 """
 
 
-def test_half_open_requests_do_not_stop_the_server(tmp_path) -> None:
+def test_half_open_requests_do_not_stop_the_server() -> None:
     """Each half of a head is closed in the end, an honest request is answered all the while, the log stays empty."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    log = tmp_path / "log"
-    with log.open("w") as errors:
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
+    server = Started(serve)
     try:
-        assert server.stdout is not None
         port = server.stdout.readline().strip()
         done = subprocess.run(
             [sys.executable, "-c", CLIENTS, port], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
+        server.send_signal(signal.SIGTERM)
+        log = server.told()
     finally:
-        server.terminate()
-        server.wait(timeout=30)
+        server.close()
     assert found["during"] == [found["before"]] * 5
     assert found["after"] == found["before"] < 400
     assert found["ended"] == HALF_OPEN
-    assert log.stat().st_size < 2_000, log.read_text()[:2_000]
+    assert len(log) < 2_000, log[:2_000]

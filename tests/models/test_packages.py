@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 import zipfile
 from collections import namedtuple
 from hashlib import sha256
@@ -11,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from typer.testing import CliRunner, Result
 
 import headtrace
+from headtrace.cli import app
 from headtrace.errors import InputError
 from headtrace.models import packages
 from headtrace.models.packages import LOCK, PackagedModel, PackagePart, fetch_packaged
@@ -174,25 +175,15 @@ def test_a_place_that_cannot_be_written_is_refused_rather_than_used_for_a_while(
 
 @pytest.mark.slow
 def test_the_command_says_size_and_licence_and_asks(index: Path, content: bytes, tmp_path) -> None:
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        code = (
-            "import sys; from headtrace.models import packages as p; from headtrace.cli import main;"
-            "parts = tuple(p.PackagePart(f'tiny-part{n}', '1.0', f'tiny_part{n}/data/part{n}.bin') for n in range(3));"
-            f"p.PACKAGED['{NAME}'] = p.PackagedModel('tiny.gguf', {len(content)}, "
-            f"'{sha256(content).hexdigest()}', 'a licence', parts); main(sys.argv[1:])"
-        )
-        command = [sys.executable, "-c", code, "models", "get", NAME, *more]
-        return subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=300
-        )
+    def run(*more: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(app, ["models", "get", NAME, *more])
+        assert done.exit_code == code, done.output
+        return done
 
-    asked = run()
-    assert asked.returncode == 2
-    assert "3 packages from PyPI, which are not installed" in asked.stderr
-    assert "licence: a licence" in asked.stderr
-    assert "Add --yes" in asked.stderr
+    asked = " ".join(run(code=2).stderr.split())
+    assert "3 packages from PyPI, which are not installed" in asked
+    assert "licence: a licence" in asked
+    assert "Add --yes" in asked
     assert files(tmp_path) == set()
-    assert run("--yes").returncode == 0
-    again = run("--json")
-    assert again.returncode == 0
-    assert f'"bytes":{len(content)}' in again.stdout.replace(" ", "")
+    run("--yes")
+    assert json.loads(run("--json").stdout)["bytes"] == len(content)

@@ -11,7 +11,9 @@ from typing import Any
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
+from tests.models.test_gguf import small, write
 from tests.notebooks.running import (
     FOLDER,
     METADATA,
@@ -69,6 +71,15 @@ def _shown(notebook: Any) -> dict[str, set[str]]:
         cell.id: {kind for output in cell.outputs for kind in output.get("data", {"text": ""})}
         for cell in _code(notebook)
     }
+
+
+def test_one_line_is_shown_while_a_file_is_read(tmp_path: Path, kernel: Any) -> None:
+    file, cache = write(tmp_path / "small.gguf", small()), tmp_path / "cache"
+    code = f"import os, headtrace\nos.environ['HEADTRACE_CACHE'] = {str(cache)!r}\n"
+    cell = new_code_cell(f"{code}_ = headtrace.load({str(file)!r})")  # type: ignore[no-untyped-call]
+    run(new_notebook(cells=[cell]), tmp_path, kernel)  # type: ignore[no-untyped-call]
+    assert {output.get("name") for output in cell.outputs} == {"stderr"}
+    assert "Reading small.gguf once" in "".join(output.text for output in cell.outputs)
 
 
 def test_every_notebook_is_run_quickly() -> None:

@@ -22,7 +22,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 QUICK: dict[str, dict[str, Any]] = {
     "tour": {},
-    "ioi": {"PROMPTS": 1, "BASELINES": ("random",)},
+    "ioi": {"MODEL": "builtin", "PROMPTS": 1, "BASELINES": ("random",)},
     "families": {"PER_CELL": 1, "ABLATED": 2, "LARGER": "builtin"},
     "your-own-model": {"STEPS": 100, "SEEDS": (0,), "QUESTIONS": 10},
     "toy": {"STEPS": 1_000, "SEEDS": (0, 1)},

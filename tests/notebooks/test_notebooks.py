@@ -52,14 +52,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             asyncio.run(manager.shutdown_kernel(now=True))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.smollm2] if name == "ioi" else []) for name in NAMES]
-)
-def test_every_cell_runs_with_quick_parameters(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path, kernel: Any
-) -> None:
-    if request.node.get_closest_marker("smollm2"):
-        request.getfixturevalue("smollm2_is_there")
+@each_notebook
+def test_every_cell_runs_with_quick_parameters(name: str, tmp_path: Path, kernel: Any) -> None:
     done = kept(run(with_parameters(read(name), QUICK[name]), tmp_path, kernel), name)
     shown, stored = _shown(done), _shown(read(name))
     assert shown == stored, "cells show something else than in the file: python -m tests.notebooks.refresh"

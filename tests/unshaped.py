@@ -12,6 +12,8 @@ HERE = Path(__file__).parent
 SHAPED = {"invariants": 5, "oracle": 2, "tracing": 0, "causal": 0, "channels": 0}
 """Folders whose tests run with checked shapes: one case of each test (the cases call the same functions), and where
 there is a number, every so many cases besides (the cases are architectures there)."""
+REPEATED = ("test_fuzz_verdicts.py", "test_falsified.py")
+"""Files in them whose tests call over and over, with other numbers, what the tests of other files call."""
 
 
 def with_shapes(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -23,7 +25,7 @@ def with_shapes(items: list[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         folder = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
         ill_suited = any(item.get_closest_marker(name) for name in ("smollm2", "ill_typed"))
-        if folder in SHAPED and not ill_suited:
+        if folder in SHAPED and item.path.name not in REPEATED and not ill_suited:
             cases[folder, item.path.as_posix(), item.nodeid.split("::", 1)[1].split("[", 1)[0]].append(item)
     chosen: list[pytest.Item] = []
     for (folder, _, name), mine in cases.items():

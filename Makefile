@@ -11,6 +11,8 @@ PROMPT := When Mary and John went to the store, John gave a drink to
 export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST := $(BIN)/python -m pytest
+# Tests that wait for a browser or for other processes leave a core to others: more workers than cores use it.
+WORKERS ?= 2
 # What is run again as other CPUs compute.
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
 # Of these, one case of every test (every few of the first two) runs with every shape and type checked, and only so.
@@ -40,16 +42,16 @@ demo: $(VENV)/base.stamp
 	@echo "To explore the model in your browser: $(BIN)/headtrace serve $(MODEL)"
 
 test: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(PYTEST) -p tests.unshaped --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-	OMP_NUM_THREADS=1 $(PYTEST) -p tests.shapes --numprocesses 2 --dist loadfile $(SHAPED) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -p tests.unshaped --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -p tests.shapes --numprocesses $(WORKERS) --dist loadfile $(SHAPED) $(PYTEST_ARGS)
 
 # Under two minutes: everything but browsers, servers, real models, fuzzing, kills and studies.
 test-fast: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile -m "not slow and not browser and not smollm2" tests $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile -m "not slow and not browser and not smollm2" tests $(PYTEST_ARGS)
 
 # Sums come out differently in the last bits on another CPU, and with another number of threads.
 test-cpus: $(VENV)/dev.stamp
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile $(CORE)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(CORE)
 	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2 $(PYTEST) $(CORE)
 
 lint: $(VENV)/dev.stamp

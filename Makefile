@@ -11,8 +11,8 @@ PROMPT := When Mary and John went to the store, John gave a drink to
 export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST := $(BIN)/python -m pytest
-# Tests that wait for a browser or for other processes leave a core to others: more workers than cores use it.
-WORKERS ?= 2
+# One more than two cores: a fifth of the time, tests wait for a browser, a worker or a clock.
+WORKERS ?= 3
 # What is run again as other CPUs compute.
 CORE   := tests/invariants tests/oracle tests/tracing tests/causal
 # Of these, one case of every test (every few of the first two) runs with every shape and type checked, and only so.

@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray's workers give way to all other processes: on a busy machine they would not begin in the time that Ray gives them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# One thread per worker unless asked otherwise: the suite runs in two processes, and small models need no more.
+# One thread per worker unless asked otherwise: the suite runs in several processes, and small models need no more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 # Machines are shared: a slow example is not a wrong one.
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    # Long files first: with two workers, the one that gets a browser or a cluster last would keep the other waiting.
+    # Long files first: the worker that gets a browser or a cluster last would keep the others waiting.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

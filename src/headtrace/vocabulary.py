@@ -70,6 +70,21 @@ def visible(token: str) -> str:
     return token.strip() or token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
 
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+
+
+def ordinal(number: int) -> str:
+    """A place in an order, counted from one, in words.
+
+    >>> ordinal(2), ordinal(11), ordinal(21), ordinal(43)
+    ('second', '11th', '21st', '43rd')
+    """
+    if number <= len(ORDINALS):
+        return ORDINALS[number - 1]
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def head_name(layer: int, head: int) -> str:
     """How a head prints: ``L9H6``."""
     return f"L{layer}H{head}"

@@ -186,7 +186,7 @@ def _badge(step: Step) -> list[tuple[str, bool]]:
     if step.measured is None:
         return [("○ not measured", False)]
     numbers = f"removed: {step.measured.before:.2f} → {step.measured.without:.2f}"
-    numbers += "" if step.measured.random is None else f" (random {step.measured.random:.2f})"
+    numbers += " (no control)" if step.measured.random is None else f" (random {step.measured.random:.2f})"
     if step.doubt is None:
         return [(f"● {numbers}", False)]
     return [(f"○ {step.doubt_text}", False), (numbers, True)]

@@ -24,7 +24,7 @@ from headtrace.circuits.summary import continued, shortened
 from headtrace.errors import InputError
 from headtrace.mechanism.backbone import fold_circuit
 from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
-from headtrace.mechanism.rules import answer_words, favoured_words
+from headtrace.mechanism.rules import answer_words, favoured_words, is_continued
 from headtrace.mechanism.sentence import heads_phrase, make_clauses
 from headtrace.mechanism.steps import (
     NOT_SHOWN,
@@ -88,7 +88,8 @@ class Mechanism:
         if not self.steps:
             one = len(self.circuit.prompt.tokens) == 1
             return (Clause(ONE_TOKEN if one else self.circuit.reason or NO_STEP),)
-        favoured = favoured_words(*answer_words(self.circuit.root), self.whole)
+        root = self.circuit.root
+        favoured = favoured_words(*answer_words(root), self.whole, is_continued(root))
         return make_clauses(self.steps, self.circuit.prompt.tokens, favoured)
 
     @property
@@ -103,10 +104,12 @@ class Mechanism:
         compared = self.circuit.difference
         found = [*self.chosen, *continued(self.circuit.root)]
         found += [compared.note] if compared is not None and compared.note else []
+        if compared is not None and self.whole < 0 and self.steps:
+            found.append(self._lost)
         unshown = sum(line.amount for line in self.ledger if line.step is None)
         if self.steps and abs(unshown) > LEFT * abs(self.whole):
             found.append(
-                f"{unshown:+.2f} of the {self.whole:+.2f} comes from heads and MLPs that no step shows."
+                f"Of the {self.whole:+.2f}, {unshown:+.2f} comes from components that no step shows."
             )
         most = max((step.flow for step in self.steps), key=abs, default=0.0)
         if abs(most) > CANCELS * abs(self.whole):
@@ -115,6 +118,18 @@ class Mechanism:
                 "prompt that changes the answer more."
             )
         return tuple(found)
+
+    @property
+    def _lost(self) -> str:
+        """What a reader should know where the prompts that were compared with favour the answer more."""
+        root = self.circuit.root
+        answer, wrong = answer_words(root)
+        one = favoured_words(answer, wrong, 1.0, is_continued(root)).replace("*", "")
+        other = f"for {favoured_words(answer, wrong, -1.0)}" if wrong else f"against {one}"
+        return (
+            f"The changed prompts favour {one} more than this one does, so the steps tell what speaks {other} here: "
+            "their numbers are negative."
+        ).replace("*", "")
 
     @property
     def verdict(self) -> str:
@@ -250,14 +265,14 @@ class Mechanism:
         if self.steps:
             lines += [
                 "",
-                'Steps, with all that they carry and what removing them does (above, a number without "carrying" goes '
-                "straight into the answer):",
+                "Steps: what each carries in all, what it puts straight into the answer, and what removing it does",
             ]
         for step in self.steps:
             if step.hidden:
                 continue
+            straight = f"{step.root:+7.2f}" if step.root else " " * 7
             lines.append(
-                f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {step.badge}"
+                f"  {step.id}  {step.flow:+7.2f} {straight}  {step.title}  [{heads_phrase(step, 6)}]  {step.badge}"
             )
         if self._roles_text is not None:
             lines += ["", self._roles_text]
@@ -267,15 +282,23 @@ class Mechanism:
             lines.append(
                 f"All shown heads removed: {test.before:.2f} -> {test.without:.2f} (random heads "
                 f"{test.random_without:.2f}); kept alone: {test.kept:.2f} (random heads {test.random_kept:.2f}, none "
-                f"{test.other:.2f})"
+                f"{test.other:.2f}){self._measured_with}"
             )
         return "\n".join(lines)
+
+    @property
+    def _measured_with(self) -> str:
+        """How many of the changed prompts the measurements were made with, if not all."""
+        compared, test = self.circuit.difference, self.test
+        if compared is None or test is None or test.pairs in (None, len(compared.prompts)):
+            return ""
+        return f"; measured, like the steps, with {test.pairs} of the {len(compared.prompts)} changed prompts"
 
     @property
     def ledger_text(self) -> str:
         """The ledger in one line: what comes straight into the answer, and its sum."""
         terms = [
-            f"{line.amount:+.2f} ({'step ' + str(line.step) if line.step is not None else line.text})"
+            f"{round(line.amount, 2) + 0.0:+.2f} ({'step ' + str(line.step) if line.step is not None else line.text})"
             for line in self.ledger
         ]
         return f"Straight into the answer: {' '.join(terms)} = {self.whole:+.2f}"

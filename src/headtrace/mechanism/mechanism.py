@@ -279,20 +279,21 @@ class Mechanism:
         lines += ["", self.ledger_text]
         if self.test is not None:
             test = self.test
+            with_some = f"; {self.measured_with}" if self.measured_with else ""
             lines.append(
                 f"All shown heads removed: {test.before:.2f} -> {test.without:.2f} (random heads "
                 f"{test.random_without:.2f}); kept alone: {test.kept:.2f} (random heads {test.random_kept:.2f}, none "
-                f"{test.other:.2f}){self._measured_with}"
+                f"{test.other:.2f}){with_some}"
             )
         return "\n".join(lines)
 
     @property
-    def _measured_with(self) -> str:
-        """How many of the changed prompts the measurements were made with, if not all."""
+    def measured_with(self) -> str:
+        """With how many of the changed prompts the steps were measured, in words; empty if with all."""
         compared, test = self.circuit.difference, self.test
         if compared is None or test is None or test.pairs in (None, len(compared.prompts)):
             return ""
-        return f"; measured, like the steps, with {test.pairs} of the {len(compared.prompts)} changed prompts"
+        return f"measured, like the steps, with {test.pairs} of the {len(compared.prompts)} changed prompts"
 
     @property
     def ledger_text(self) -> str:

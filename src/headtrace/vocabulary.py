@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from unicodedata import bidirectional
 
 from headtrace.errors import InputError
 
@@ -68,6 +69,15 @@ def visible(token: str) -> str:
     ('Mary', '␣', '⏎')
     """
     return token.strip() or token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+
+
+LEFT_TO_RIGHT = "\u200e"
+"""An invisible mark of direction."""
+
+
+def is_right_to_left(text: str) -> bool:
+    """Whether any of a text is set from right to left."""
+    return any(bidirectional(letter) in ("R", "AL") for letter in text)
 
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")

@@ -631,3 +631,25 @@ def test_the_rival_and_how_it_was_chosen(model: headtrace.Model) -> None:
     assert own.chosen == ("The answer is the model's own: 'Mary'.", "Its rival is a likely word of the prompt: 'John'.")
     fact = headtrace.why(model, "The capital of Germany is", counterfactual="The capital of France is", measure=False)
     assert fact.chosen[1].startswith("Its rival is the likeliest other word: ")
+
+
+def test_red_is_what_works_against_the_change_that_is_explained(model: headtrace.Model) -> None:
+    """With answer and rival exchanged all signs turn, and no colour."""
+    import re
+
+    one = headtrace.why(model, MARY, " Mary", " John", counterfactual=OTHER, measure=False).to_svg()
+    two = headtrace.why(model, MARY, " John", " Mary", counterfactual=OTHER, measure=False).to_svg()
+    colours = [re.findall(r'<path d="M[^>]*stroke="var\((--\w+)', drawn) for drawn in (one, two)]
+    assert colours[0] == colours[1]
+
+
+def test_the_arrow_of_a_change_points_forward_whatever_way_its_words_are_set(
+    mechanism: headtrace.Mechanism,
+) -> None:
+    assert LEFT_TO_RIGHT not in mechanism.origin
+    compared = mechanism.circuit.difference
+    assert compared is not None
+    hebrew = replace(compared, prompts=(replace(compared.prompts[0], change="'\u05d4' -> '\u05d5'"),))
+    shown = replace(mechanism, circuit=replace(mechanism.circuit, difference=hebrew))
+    mark = LEFT_TO_RIGHT
+    assert f"{mark}'\u05d4'{mark} -> '\u05d5'{mark}" in shown.origin

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from unicodedata import bidirectional, east_asian_width
+from unicodedata import east_asian_width
 from xml.sax.saxutils import escape, quoteattr
 
 from headtrace.mechanism.mechanism import Mechanism
@@ -18,7 +18,7 @@ from headtrace.mechanism.parts import Arrow, Step
 from headtrace.mechanism.rules import LOOKING, MLPS
 from headtrace.mechanism.sentence import heads_phrase, works_against
 from headtrace.mechanism.steps import LEAST_LINE
-from headtrace.vocabulary import visible
+from headtrace.vocabulary import LEFT_TO_RIGHT, is_right_to_left, visible
 
 CARD, GAP, ROW_GAP = 264, 18, 62
 MOST_CARDS = 4
@@ -26,8 +26,6 @@ MOST_CARDS = 4
 PAD = 12
 TITLE, SMALL, WORD_TEXT, ROOT_TEXT = 14, 11.5, 12.5, 16
 """Sizes of text in pixels; semi-bold text is about 8 % wider than plain."""
-LEFT_TO_RIGHT = "\u200e"
-"""An invisible mark of direction."""
 SHORT_TOKENS = 40
 """Longer prompts show the tokens that take part, at most with one more on either side."""
 CLEARANCE = 9
@@ -282,7 +280,7 @@ def _token(place: int, box: _Box, word: str) -> str:
 def _root_text(mechanism: Mechanism) -> str:
     question = mechanism.question
     # Behind a word that is set from right to left, a number would be set so too, and change places with its quote.
-    mark = LEFT_TO_RIGHT if any(bidirectional(letter) in ("R", "AL") for letter in question) else ""
+    mark = LEFT_TO_RIGHT if is_right_to_left(question) else ""
     return f"{question if len(question) <= 90 else question[:89] + '…'} {mark}{mechanism.whole:+.2f}"
 
 

@@ -35,7 +35,7 @@ from headtrace.mechanism.steps import (
 )
 from headtrace.tables import html_table, paragraph
 from headtrace.validation import Text, checked, document, fail, file_text, parse, plain, read_object
-from headtrace.vocabulary import visible
+from headtrace.vocabulary import LEFT_TO_RIGHT, is_right_to_left, ordinal, visible
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Mechanism:
             return f"{measure} {self.whole:.2f}, one run"
         own = self.circuit.prompt.text
         changes = ", ".join(
-            shortened(each.change or _changed_words(own, each.text)) for each in compared.prompts
+            _in_order(shortened(each.change or _changed_words(own, each.text))) for each in compared.prompts
         )
         mean = " on average" if len(compared.prompts) > 1 else ""
         return (
@@ -392,14 +392,30 @@ def _changed_words(text: str | None, other: str | None) -> str:
 
     >>> _changed_words("When Mary met John", "When Mary met Anna")
     "'John' -> 'Anna'"
+    >>> _changed_words("John met Mary, and John went", "John met Mary, and Mary went")
+    "second 'John' -> 'Mary'"
     """
     if other is None:
         return "another prompt"
     one, two = (text or "").split(), other.split()
-    pairs = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
-    if len(one) != len(two) or not 0 < len(pairs) <= MOST_WORDS:
+    one, two = ([word.strip(".,") for word in words] for words in (one, two))
+    changed = [place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b]
+    if len(one) != len(two) or not 0 < len(changed) <= MOST_WORDS:
         return other
-    return " and ".join(f"{a.strip('.,')!r} -> {b.strip('.,')!r}" for a, b in pairs)
+
+    def which(place: int) -> str:
+        word = one[place]
+        return f"{ordinal(one[: place + 1].count(word))} " if one.count(word) > 1 else ""
+
+    return " and ".join(f"{which(place)}{one[place]!r} -> {two[place]!r}" for place in changed)
+
+
+def _in_order(change: str) -> str:
+    """A change of words whose arrow points from the old to the new one, also where these are set from right to left."""
+    if not is_right_to_left(change):
+        return change
+    before, arrow, after = change.partition(" -> ")
+    return f"{LEFT_TO_RIGHT}{before}{LEFT_TO_RIGHT}{arrow}{after}{LEFT_TO_RIGHT}"
 
 
 def _doubted(step: Step) -> str:

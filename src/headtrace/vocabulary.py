@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from unicodedata import bidirectional
 
 from headtrace.errors import InputError
 
@@ -68,6 +69,30 @@ def visible(token: str) -> str:
     ('Mary', '␣', '⏎')
     """
     return token.strip() or token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+
+
+LEFT_TO_RIGHT = "\u200e"
+"""An invisible mark of direction."""
+
+
+def is_right_to_left(text: str) -> bool:
+    """Whether any of a text is set from right to left."""
+    return any(bidirectional(letter) in ("R", "AL") for letter in text)
+
+
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+
+
+def ordinal(number: int) -> str:
+    """A place in an order, counted from one, in words.
+
+    >>> ordinal(2), ordinal(11), ordinal(21), ordinal(43)
+    ('second', '11th', '21st', '43rd')
+    """
+    if number <= len(ORDINALS):
+        return ORDINALS[number - 1]
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def head_name(layer: int, head: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import headtrace
 from headtrace.cli import app
 from headtrace.errors import InputError
+from headtrace.tracing.measured_replacements import Measured
 from headtrace.tracing.prompt_words import ask, rival, words_of
 from tests.tiny import tiny_model
 
@@ -158,3 +160,69 @@ def test_the_command_writes_its_words_as_a_latex_table(tmp_path: Path) -> None:
     written = out.read_text()
     assert written.startswith(r"\begin{tabular}")
     assert "Mary & 2 &" in written
+
+
+# -- what is compared with -----------------------------------------------------------------------------------
+
+
+def test_the_rival_of_a_word_is_a_word(model: headtrace.Model) -> None:
+    """A full stop is no rival of *Mary*, though it be likelier than any other word."""
+    asked = ask(model, MARY)
+    logits = torch.full_like(model.end_logits([asked.ids])[0], -10.0)
+    mary, stop, other = (model.token_id(token) for token in (" Mary", ".", " Anna"))
+    logits[mary], logits[stop], logits[other] = 5.0, 4.0, 3.0
+    assert rival(model, asked.ids, logits, [mary]) == (other,)
+    logits[other] = -11.0
+    logits[[model.token_id(token) for token in (" the", " a", " to", " in", " of")]] = -12.0
+    assert rival(model, asked.ids, logits, [stop]) == (mary,), "for a symbol, the likeliest token"
+
+
+def told(measured: Measured, *changes: tuple[str, str, float, float]) -> Measured:
+    """The same prompt with other changes: the word, what is put in its place, the metric then, and how natural."""
+    words = {word.text: word for word in measured.words}
+    made = [
+        replace(
+            measured.changes[0],
+            positions=words[before].positions,
+            before=before,
+            after=after,
+            text=f"{before} {after}",
+            reason="other",
+            value=value,
+            effect=measured.value - value,
+            flips=value < 0,
+            naturalness=natural,
+        )
+        for before, after, value, natural in changes
+    ]
+    return replace(measured, changes=tuple(made))
+
+
+def test_a_function_word_takes_the_place_of_a_content_word_only_if_nothing_else_flips(
+    matters: headtrace.Importance,
+) -> None:
+    both = told(matters.measured, ("Mary", "is", -5.0, 3.0), ("Mary", "Anna", -1.0, -2.0))
+    assert [change.after for change in both.counterfactuals()] == ["Anna"]
+    alone = told(matters.measured, ("Mary", "is", -5.0, 3.0), ("store", "park", 6.0, 2.0))
+    assert [change.after for change in alone.counterfactuals()] == ["is"]
+
+
+def test_flips_that_are_much_less_natural_than_the_best_are_left_out(matters: headtrace.Importance) -> None:
+    some = told(matters.measured, ("Mary", "Anna", -1.0, 0.0), ("store", "park", -1.0, -9.0), ("drink", "MATLAB", -9.0, -11.0))
+    assert {change.after for change in some.counterfactuals()} == {"Anna", "park"}
+
+
+def test_without_a_flip_the_changes_that_come_closest_are_taken(matters: headtrace.Importance) -> None:
+    none = told(matters.measured, ("Mary", "Anna", 4.0, 0.0), ("store", "park", 30.0, 0.0), ("drink", "book", 5.0, 0.0))
+    assert none.weakens
+    assert [change.after for change in none.counterfactuals()] == ["Anna", "book"]
+    worse = told(matters.measured, ("Mary", "Anna", 9.0, 0.0), ("store", "park", 30.0, 0.0))
+    assert not worse.weakens
+    assert [change.after for change in worse.counterfactuals()] == ["park", "Anna"]
+
+
+def test_of_equal_words_it_is_said_which_is_exchanged(matters: headtrace.Importance) -> None:
+    said = {(change.before, change.which, change.positions): str(change) for change in matters.measured.changes}
+    assert {which for before, which, _ in said if before == "John"} == {1, 2}
+    for (before, which, _), text in said.items():
+        assert text.startswith({0: f"{before!r} -> ", 1: f"first {before!r} -> ", 2: f"second {before!r} -> "}[which])

@@ -564,3 +564,92 @@ def test_the_control_of_mlps_are_mlps_of_the_same_layers_whose_writes_changed_as
         assert first.dest in (3, 4, 5, 6), "the four nearest, and never the step's own token"
         assert second.dest in (3, 7), "only where something differs"
     assert _other_mlps(torch.zeros(2, 8), sites, torch.Generator()) == []
+
+
+# -- what a reader must be told ------------------------------------------------------------------------------
+
+
+def test_where_the_changed_prompts_favour_the_answer_more_this_is_said(model: headtrace.Model) -> None:
+    found = headtrace.why(model, OTHER, " Mary", " John", counterfactual=MARY, measure=False)
+    assert found.whole < 0
+    assert any("changed prompts favour Mary more" in note and "for John" in note for note in found.notes)
+    told = headtrace.why(model, MARY, " Mary", " John", counterfactual=OTHER, measure=False)
+    assert not any("favour" in note for note in told.notes)
+
+
+def test_the_tokens_of_a_continuation_are_one_answer(model: headtrace.Model) -> None:
+    """They are no alternatives: nothing raises "the answers"."""
+    found = headtrace.why(model, MARY, answer=" Mary and", counterfactual=OTHER, measure=False)
+    assert found.steps
+    assert "the answers" not in found.summary()
+    assert "*Mary and*" in found.sentence.replace("*Maryand*", "*Mary and*")
+
+
+def test_a_step_shows_what_it_carries_and_what_it_puts_straight_into_the_answer(
+    mechanism: headtrace.Mechanism,
+) -> None:
+    lines = mechanism.summary().splitlines()
+    for step in mechanism.steps:
+        (line,) = [line for line in lines if line.startswith(f"  {step.id}  ")]
+        shown = line.split(step.title)[0].split()[1:]
+        assert shown == [f"{step.flow:+.2f}"] + ([f"{step.root:+.2f}"] if step.root else [])
+
+
+def test_how_many_prompts_were_measured_is_said(mechanism: headtrace.Mechanism) -> None:
+    compared, test = mechanism.circuit.difference, mechanism.test
+    assert compared is not None
+    assert test is not None
+    assert test.pairs == MOST_PAIRS < len(compared.prompts)
+    said = f"measured, like the steps, with {MOST_PAIRS} of the {len(compared.prompts)} changed prompts"
+    assert said in mechanism.summary()
+    assert said not in replace(mechanism, test=replace(test, pairs=len(compared.prompts))).summary()
+    assert mechanism_from_json(json.loads(json.dumps(mechanism.to_dict()))).test == test
+
+
+def test_mlps_whose_layers_are_not_known_are_all_of_them(mechanism: headtrace.Mechanism) -> None:
+    (mlps,) = [step for step in mechanism.steps if step.role == MLPS]
+    unknown = replace(mlps, layers=None)
+    others = [step for step in mechanism.steps if step is not mlps]
+    found = replace(mechanism, steps=(*others, unknown))
+    assert "[all MLPs]" in found.summary()
+    assert "(all layers; " in found.sentence
+
+
+def test_a_badge_without_a_control_says_so() -> None:
+    assert StepMeasurement(6.0, 3.0).text == "removed: 6.00 -> 3.00; no control"
+
+
+def test_nothing_is_minus_zero(mechanism: headtrace.Mechanism) -> None:
+    first, *others = mechanism.ledger
+    shown = replace(mechanism, ledger=(*others, replace(first, amount=-0.001)))
+    assert "+0.00" in shown.ledger_text
+    assert "-0.00" not in shown.ledger_text
+
+
+def test_the_rival_and_how_it_was_chosen(model: headtrace.Model) -> None:
+    own = headtrace.why(model, MARY, counterfactual=OTHER, measure=False)
+    assert own.chosen == ("The answer is the model's own: 'Mary'.", "Its rival is a likely word of the prompt: 'John'.")
+    fact = headtrace.why(model, "The capital of Germany is", counterfactual="The capital of France is", measure=False)
+    assert fact.chosen[1].startswith("Its rival is the likeliest other word: ")
+
+
+def test_red_is_what_works_against_the_change_that_is_explained(model: headtrace.Model) -> None:
+    """With answer and rival exchanged all signs turn, and no colour."""
+    import re
+
+    one = headtrace.why(model, MARY, " Mary", " John", counterfactual=OTHER, measure=False).to_svg()
+    two = headtrace.why(model, MARY, " John", " Mary", counterfactual=OTHER, measure=False).to_svg()
+    colours = [re.findall(r'<path d="M[^>]*stroke="var\((--\w+)', drawn) for drawn in (one, two)]
+    assert colours[0] == colours[1]
+
+
+def test_the_arrow_of_a_change_points_forward_whatever_way_its_words_are_set(
+    mechanism: headtrace.Mechanism,
+) -> None:
+    assert LEFT_TO_RIGHT not in mechanism.origin
+    compared = mechanism.circuit.difference
+    assert compared is not None
+    hebrew = replace(compared, prompts=(replace(compared.prompts[0], change="'\u05d4' -> '\u05d5'"),))
+    shown = replace(mechanism, circuit=replace(mechanism.circuit, difference=hebrew))
+    mark = LEFT_TO_RIGHT
+    assert f"{mark}'\u05d4'{mark} -> '\u05d5'{mark}" in shown.origin

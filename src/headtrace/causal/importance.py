@@ -107,7 +107,7 @@ class Importance:
 
     @property
     def counterfactuals(self) -> tuple[Replacement, ...]:
-        """What ``counterfactual="auto"`` compares with: flips, or the strongest changes if nothing flips."""
+        """What ``counterfactual="auto"`` compares with: flips, or what comes closest if nothing flips."""
         return self.measured.counterfactuals()
 
     def top(self, n: int | None = None) -> tuple[WordImportance, ...]:
@@ -160,7 +160,8 @@ class Importance:
             lines += [f"Smallest changes that flip it, most natural first ({self.root.measure} then):"]
             lines += [f"  {change}  ({change.value:+.2f})" for change in self.flips[:SHOWN]]
         else:
-            lines += [f"No change that was tried flips it. The strongest ({self.root.measure} then):"]
+            how = "What comes closest" if self.measured.weakens else "The strongest"
+            lines += [f"No change that was tried flips it. {how} ({self.root.measure} then):"]
             lines += [f"  {change}  ({change.value:+.2f})" for change in self.counterfactuals]
         return "\n".join(lines)
 

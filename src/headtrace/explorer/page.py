@@ -90,6 +90,7 @@ def mechanism_data(mechanism: Mechanism, width: int = 1120) -> dict[str, Any]:
         "steps": [plain(step) | {"doubt": step.doubt_text} for step in mechanism.steps],
         "ledger": [plain(line) for line in mechanism.ledger],
         "test": None if mechanism.test is None else plain(mechanism.test),
+        "measured_with": mechanism.measured_with,
         "whole": mechanism.whole,
         "notes": list(mechanism.notes),
         "svg": mechanism.to_svg(min(width, natural_width(mechanism))),

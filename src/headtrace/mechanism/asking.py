@@ -19,18 +19,19 @@ from headtrace.mechanism.evidence import measure_steps
 from headtrace.mechanism.folding import fold_flows
 from headtrace.mechanism.mechanism import Mechanism
 from headtrace.mechanism.parts import LedgerLine
-from headtrace.mechanism.rules import TOP_RAISED
+from headtrace.mechanism.rules import TOP_RAISED, answer_words
 from headtrace.mechanism.steps import NOT_SHOWN, Reading, make_ledger, make_steps
 from headtrace.progress import Progress, scaled
 from headtrace.roots import Heads
 from headtrace.tracing import Tracer
 from headtrace.tracing.measured_replacements import BUDGET
-from headtrace.tracing.prompt_words import ask
+from headtrace.tracing.prompt_words import ask, content_words, kind_of, plain
 from headtrace.tracing.tracer import PromptComparison
 from headtrace.vocabulary import Firing, Prompt, Site
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
+    from headtrace.request import ResolvedRequest
     from headtrace.roots.base import Answer
 
 MOST_LOOKS = 5
@@ -71,7 +72,7 @@ def why(
         counterfactual=None if counterfactual == "auto" else counterfactual,
         bos=bos,
     )
-    chosen = _chosen(asked.root, answer, wrong)
+    chosen = _chosen(model, asked, answer, wrong)
     compared = tracer.compare(asked, scaled(progress, 0, 70, 100), budget=budget, seed=seed)
     return tell(
         tracer, compared, chosen=chosen, seed=seed, measure=measure, progress=scaled(progress, 70, 30, 100)
@@ -104,17 +105,17 @@ def tell(
     return Mechanism(circuit, steps, arrows, ledger, backbone.whole, test, chosen)
 
 
-def _chosen(root: Any, answer: object, wrong: object) -> tuple[str, ...]:
-    """What headtrace chose itself, in words."""
-    said: list[str] = []
+def _chosen(model: Model, asked: ResolvedRequest, answer: object, wrong: object) -> tuple[str, ...]:
+    """What headtrace chose itself, in words, and how."""
+    root, said = asked.root, list[str]()
+    answers, rivals = answer_words(root)
     if answer is None:
-        said.append(
-            f"The answer is the model's own: {', '.join(map(repr, getattr(root, 'answer_tokens', None) or ()))}."
-        )
-    if wrong is None and getattr(root, "wrong", None) is not None:
-        said.append(
-            f"Its rival was chosen: {', '.join(map(repr, getattr(root, 'wrong_tokens', None) or ()))}."
-        )
+        said.append(f"The answer is the model's own: {', '.join(map(repr, answers))}.")
+    if wrong is None and rivals:
+        of_prompt = plain(rivals[0]) in content_words(model, asked.ids)
+        kind = kind_of(rivals[0]) if kind_of(rivals[0]) == kind_of(answers[0]) else "token"
+        how = "a likely word of the prompt" if of_prompt else f"the likeliest other {kind}"
+        said.append(f"Its rival is {how}: {', '.join(map(repr, rivals))}.")
     return tuple(said)
 
 

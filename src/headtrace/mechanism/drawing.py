@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from unicodedata import bidirectional, east_asian_width
+from unicodedata import east_asian_width
 from xml.sax.saxutils import escape, quoteattr
 
 from headtrace.mechanism.mechanism import Mechanism
@@ -18,7 +18,7 @@ from headtrace.mechanism.parts import Arrow, Step
 from headtrace.mechanism.rules import LOOKING, MLPS
 from headtrace.mechanism.sentence import heads_phrase, works_against
 from headtrace.mechanism.steps import LEAST_LINE
-from headtrace.vocabulary import visible
+from headtrace.vocabulary import LEFT_TO_RIGHT, is_right_to_left, visible
 
 CARD, GAP, ROW_GAP = 264, 18, 62
 MOST_CARDS = 4
@@ -26,8 +26,6 @@ MOST_CARDS = 4
 PAD = 12
 TITLE, SMALL, WORD_TEXT, ROOT_TEXT = 14, 11.5, 12.5, 16
 """Sizes of text in pixels; semi-bold text is about 8 % wider than plain."""
-LEFT_TO_RIGHT = "\u200e"
-"""An invisible mark of direction."""
 SHORT_TOKENS = 40
 """Longer prompts show the tokens that take part, at most with one more on either side."""
 CLEARANCE = 9
@@ -50,7 +48,7 @@ class _Box:
 
 def text_width(text: str, size: float) -> float:
     """At most how wide text is in the usual sans-serif fonts."""
-    narrow = sum(c in " .,:;'|!ijlt()[]" for c in text)
+    narrow = sum(c in " \u00a0.,:;'|!ijlt()[]" for c in text)
     wide = sum(c in "MWmw%@" for c in text)
     square = sum(east_asian_width(c) in ("W", "F") for c in text)
     return size * (0.63 * (len(text) - narrow - wide - square) + 0.36 * narrow + 0.95 * wide + 1.3 * square)
@@ -116,9 +114,10 @@ def to_svg(mechanism: Mechanism, width: int) -> str:
         '<rect width="100%" height="100%" fill="var(--paper, #fff)"/>',  # a picture on a dark page stays readable
     ]
     arrows = [arrow for arrow in mechanism.arrows if arrow.shown]
-    parts += _token_lines(arrows, boxes, {place: box for place, (box, _) in tokens.items()})
+    sign = -1.0 if mechanism.whole < 0 else 1.0  # red is what works against the whole change
+    parts += _token_lines(arrows, sign, boxes, {place: box for place, (box, _) in tokens.items()})
     parts += _root_arrows(steps, mechanism.whole, boxes, root)
-    parts += _step_arrows(arrows, boxes)
+    parts += _step_arrows(arrows, sign, boxes)
     parts += [_card(step, boxes[step.id], cards[step.id]) for step in steps]
     parts += [_token(place, box, text) for place, (box, text) in tokens.items()]
     parts.append(_root(mechanism, root))
@@ -168,11 +167,11 @@ def _card_lines(step: Step) -> list[_Line]:
     if names:
         found = wrapped(names, CARD - 2 * PAD, SMALL)
         lines += [_Line(line, SMALL, "400", "--muted, #5a616b") for line in found]
-    amount = f"carries {step.flow:+.2f}"
-    if step.role == MLPS:
-        amount = f"{step.root:+.2f} to the answer"
-    elif abs(step.root) >= 0.005:
-        amount += f", {step.root:+.2f} to the answer"
+    amount = f"{step.root:+.2f} to the answer"
+    if abs(step.root) < 0.005:
+        amount = f"carries {step.flow:+.2f}"
+    elif step.role != MLPS:
+        amount += f", {step.flow:+.2f} in all"
     lines += [_Line(line, SMALL, "400", "--ink, #1c1f24") for line in wrapped(amount, CARD - 2 * PAD, SMALL)]
     return lines + [
         _Line(line, SMALL, "400", "--ink, #1c1f24", struck)
@@ -186,7 +185,8 @@ def _badge(step: Step) -> list[tuple[str, bool]]:
     if step.measured is None:
         return [("○ not measured", False)]
     numbers = f"removed: {step.measured.before:.2f} → {step.measured.without:.2f}"
-    numbers += "" if step.measured.random is None else f" (random {step.measured.random:.2f})"
+    random = step.measured.random
+    numbers += " (no\u00a0control)" if random is None else f" (random\u00a0{random:.2f})"
     if step.doubt is None:
         return [(f"● {numbers}", False)]
     return [(f"○ {step.doubt_text}", False), (numbers, True)]
@@ -280,7 +280,7 @@ def _token(place: int, box: _Box, word: str) -> str:
 def _root_text(mechanism: Mechanism) -> str:
     question = mechanism.question
     # Behind a word that is set from right to left, a number would be set so too, and change places with its quote.
-    mark = LEFT_TO_RIGHT if any(bidirectional(letter) in ("R", "AL") for letter in question) else ""
+    mark = LEFT_TO_RIGHT if is_right_to_left(question) else ""
     return f"{question if len(question) <= 90 else question[:89] + '…'} {mark}{mechanism.whole:+.2f}"
 
 
@@ -306,10 +306,11 @@ def _on_curve(x1: float, y1: float, x2: float, y2: float, t: float) -> tuple[flo
     )
 
 
-def _curve(x1: float, y1: float, x2: float, y2: float, flow: float, extra: str, dash: str = "") -> str:
+def _curve(x1: float, y1: float, x2: float, y2: float, serves: float, extra: str, dash: str = "") -> str:
+    """A line from below to above; ``serves`` is negative for what works against the whole change."""
     bend = (y1 - y2) * 0.45
     style = f' stroke-dasharray="{dash}"' if dash else ""
-    colour = "var(--against, #c0392b)" if flow < 0 else "var(--muted, #667)"
+    colour = "var(--against, #c0392b)" if serves < 0 else "var(--muted, #667)"
     return (
         f'<path d="M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 - bend:.1f} {x2:.1f},{y2 + bend:.1f} {x2:.1f},{y2:.1f}" '
         f'fill="none" stroke="{colour}"{style} {extra}/>'
@@ -319,7 +320,9 @@ def _curve(x1: float, y1: float, x2: float, y2: float, flow: float, extra: str, 
 DASHES = {"query": "5 4", "key": "1.5 3"}
 
 
-def _token_lines(arrows: Sequence[Arrow], boxes: dict[int, _Box], tokens: dict[int, _Box]) -> list[str]:
+def _token_lines(
+    arrows: Sequence[Arrow], sign: float, boxes: dict[int, _Box], tokens: dict[int, _Box]
+) -> list[str]:
     found: list[str] = []
     for arrow in arrows:
         if arrow.token is None or arrow.target not in boxes or arrow.token not in tokens:
@@ -332,7 +335,7 @@ def _token_lines(arrows: Sequence[Arrow], boxes: dict[int, _Box], tokens: dict[i
                 word.y,
                 box.middle,
                 box.y + box.height,
-                arrow.flow,
+                sign * arrow.flow,
                 extra,
                 DASHES.get(arrow.side, ""),
             )
@@ -340,7 +343,7 @@ def _token_lines(arrows: Sequence[Arrow], boxes: dict[int, _Box], tokens: dict[i
     return found
 
 
-def _step_arrows(arrows: Sequence[Arrow], boxes: dict[int, _Box]) -> list[str]:
+def _step_arrows(arrows: Sequence[Arrow], sign: float, boxes: dict[int, _Box]) -> list[str]:
     lines: list[str] = []
     labels: list[_Box] = list(boxes.values())
     texts: list[str] = []
@@ -357,7 +360,7 @@ def _step_arrows(arrows: Sequence[Arrow], boxes: dict[int, _Box]) -> list[str]:
         wide = 1.2 + 3 * abs(arrow.flow) / strongest
         extra = f'stroke-width="{wide:.1f}" marker-end="url(#tip)" data-from="{arrow.step}" data-step="{arrow.target}"'
         x2, y2 = high.middle, high.y + high.height + 3
-        lines.append(_curve(x1, low.y, x2, y2, arrow.flow, extra, DASHES.get(arrow.side, "")))
+        lines.append(_curve(x1, low.y, x2, y2, sign * arrow.flow, extra, DASHES.get(arrow.side, "")))
         text = f"{arrow.words} {arrow.flow:+.2f}"
         size = text_width(text, SMALL)
         for share in (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8):
@@ -398,7 +401,7 @@ def _root_arrows(steps: Sequence[Step], whole: float, boxes: dict[int, _Box], ro
         wide = 1.2 + 3 * abs(step.root) / strongest
         extra = f'stroke-width="{wide:.1f}" opacity="0.8" data-step="{step.id}"'
         top = min(max(x, root.x + 24), root.x + root.width - 24)
-        found.append(_curve(x, box.y, top, root.y + root.height + 2, step.root, extra))
+        found.append(_curve(x, box.y, top, root.y + root.height + 2, step.root * whole, extra))
     return found
 
 

@@ -96,7 +96,9 @@ def measure_steps(
         fmean(known[copy] for known in found) for copy in range(own - 4, own)
     )
     other_value = fmean(pair.other_value for pair in pairs)
-    return tuple(measured), MechanismTest(before, other_value, without, kept, random_without, random_kept)
+    return tuple(measured), MechanismTest(
+        before, other_value, without, kept, random_without, random_kept, len(pairs)
+    )
 
 
 def _parts(n_steps: int, tokens: int) -> list[range]:

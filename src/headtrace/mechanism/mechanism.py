@@ -24,7 +24,7 @@ from headtrace.circuits.summary import continued, shortened
 from headtrace.errors import InputError
 from headtrace.mechanism.backbone import fold_circuit
 from headtrace.mechanism.parts import Arrow, Clause, LedgerLine, MechanismTest, Step
-from headtrace.mechanism.rules import answer_words, favoured_words
+from headtrace.mechanism.rules import answer_words, favoured_words, is_continued
 from headtrace.mechanism.sentence import heads_phrase, make_clauses
 from headtrace.mechanism.steps import (
     NOT_SHOWN,
@@ -35,7 +35,7 @@ from headtrace.mechanism.steps import (
 )
 from headtrace.tables import html_table, paragraph
 from headtrace.validation import Text, checked, document, fail, file_text, parse, plain, read_object
-from headtrace.vocabulary import visible
+from headtrace.vocabulary import LEFT_TO_RIGHT, is_right_to_left, ordinal, visible
 from headtrace.writing import write_text
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Mechanism:
         if not self.steps:
             one = len(self.circuit.prompt.tokens) == 1
             return (Clause(ONE_TOKEN if one else self.circuit.reason or NO_STEP),)
-        favoured = favoured_words(*answer_words(self.circuit.root), self.whole)
+        root = self.circuit.root
+        favoured = favoured_words(*answer_words(root), self.whole, is_continued(root))
         return make_clauses(self.steps, self.circuit.prompt.tokens, favoured)
 
     @property
@@ -103,10 +104,12 @@ class Mechanism:
         compared = self.circuit.difference
         found = [*self.chosen, *continued(self.circuit.root)]
         found += [compared.note] if compared is not None and compared.note else []
+        if compared is not None and self.whole < 0 and self.steps:
+            found.append(self._lost)
         unshown = sum(line.amount for line in self.ledger if line.step is None)
         if self.steps and abs(unshown) > LEFT * abs(self.whole):
             found.append(
-                f"{unshown:+.2f} of the {self.whole:+.2f} comes from heads and MLPs that no step shows."
+                f"Of the {self.whole:+.2f}, {unshown:+.2f} comes from components that no step shows."
             )
         most = max((step.flow for step in self.steps), key=abs, default=0.0)
         if abs(most) > CANCELS * abs(self.whole):
@@ -115,6 +118,18 @@ class Mechanism:
                 "prompt that changes the answer more."
             )
         return tuple(found)
+
+    @property
+    def _lost(self) -> str:
+        """What a reader should know where the prompts that were compared with favour the answer more."""
+        root = self.circuit.root
+        answer, wrong = answer_words(root)
+        one = favoured_words(answer, wrong, 1.0, is_continued(root)).replace("*", "")
+        other = f"for {favoured_words(answer, wrong, -1.0)}" if wrong else f"against {one}"
+        return (
+            f"The changed prompts favour {one} more than this one does, so the steps tell what speaks {other} here: "
+            "their numbers are negative."
+        ).replace("*", "")
 
     @property
     def verdict(self) -> str:
@@ -233,7 +248,7 @@ class Mechanism:
             return f"{measure} {self.whole:.2f}, one run"
         own = self.circuit.prompt.text
         changes = ", ".join(
-            shortened(each.change or _changed_words(own, each.text)) for each in compared.prompts
+            _in_order(shortened(each.change or _changed_words(own, each.text))) for each in compared.prompts
         )
         mean = " on average" if len(compared.prompts) > 1 else ""
         return (
@@ -250,32 +265,41 @@ class Mechanism:
         if self.steps:
             lines += [
                 "",
-                'Steps, with all that they carry and what removing them does (above, a number without "carrying" goes '
-                "straight into the answer):",
+                "Steps: what each carries in all, what it puts straight into the answer, and what removing it does",
             ]
         for step in self.steps:
             if step.hidden:
                 continue
+            straight = f"{step.root:+7.2f}" if step.root else " " * 7
             lines.append(
-                f"  {step.id}  {step.flow:+7.2f}  {step.title}  [{heads_phrase(step, 6)}]  {step.badge}"
+                f"  {step.id}  {step.flow:+7.2f} {straight}  {step.title}  [{heads_phrase(step, 6)}]  {step.badge}"
             )
         if self._roles_text is not None:
             lines += ["", self._roles_text]
         lines += ["", self.ledger_text]
         if self.test is not None:
             test = self.test
+            with_some = f"; {self.measured_with}" if self.measured_with else ""
             lines.append(
                 f"All shown heads removed: {test.before:.2f} -> {test.without:.2f} (random heads "
                 f"{test.random_without:.2f}); kept alone: {test.kept:.2f} (random heads {test.random_kept:.2f}, none "
-                f"{test.other:.2f})"
+                f"{test.other:.2f}){with_some}"
             )
         return "\n".join(lines)
+
+    @property
+    def measured_with(self) -> str:
+        """With how many of the changed prompts the steps were measured, in words; empty if with all."""
+        compared, test = self.circuit.difference, self.test
+        if compared is None or test is None or test.pairs in (None, len(compared.prompts)):
+            return ""
+        return f"measured, like the steps, with {test.pairs} of the {len(compared.prompts)} changed prompts"
 
     @property
     def ledger_text(self) -> str:
         """The ledger in one line: what comes straight into the answer, and its sum."""
         terms = [
-            f"{line.amount:+.2f} ({'step ' + str(line.step) if line.step is not None else line.text})"
+            f"{round(line.amount, 2) + 0.0:+.2f} ({'step ' + str(line.step) if line.step is not None else line.text})"
             for line in self.ledger
         ]
         return f"Straight into the answer: {' '.join(terms)} = {self.whole:+.2f}"
@@ -368,14 +392,30 @@ def _changed_words(text: str | None, other: str | None) -> str:
 
     >>> _changed_words("When Mary met John", "When Mary met Anna")
     "'John' -> 'Anna'"
+    >>> _changed_words("John met Mary, and John went", "John met Mary, and Mary went")
+    "second 'John' -> 'Mary'"
     """
     if other is None:
         return "another prompt"
     one, two = (text or "").split(), other.split()
-    pairs = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
-    if len(one) != len(two) or not 0 < len(pairs) <= MOST_WORDS:
+    one, two = ([word.strip(".,") for word in words] for words in (one, two))
+    changed = [place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b]
+    if len(one) != len(two) or not 0 < len(changed) <= MOST_WORDS:
         return other
-    return " and ".join(f"{a.strip('.,')!r} -> {b.strip('.,')!r}" for a, b in pairs)
+
+    def which(place: int) -> str:
+        word = one[place]
+        return f"{ordinal(one[: place + 1].count(word))} " if one.count(word) > 1 else ""
+
+    return " and ".join(f"{which(place)}{one[place]!r} -> {two[place]!r}" for place in changed)
+
+
+def _in_order(change: str) -> str:
+    """A change of words whose arrow points from the old to the new one, also where these are set from right to left."""
+    if not is_right_to_left(change):
+        return change
+    before, arrow, after = change.partition(" -> ")
+    return f"{LEFT_TO_RIGHT}{before}{LEFT_TO_RIGHT}{arrow}{after}{LEFT_TO_RIGHT}"
 
 
 def _doubted(step: Step) -> str:

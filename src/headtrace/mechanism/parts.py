@@ -97,8 +97,8 @@ class StepMeasurement:
     @property
     def text(self) -> str:
         """`removed: 6.12 -> 3.23; random 6.10`."""
-        control = "" if self.random is None else f"; random {self.random:.2f}"
-        return f"removed: {self.before:.2f} -> {self.without:.2f}{control}"
+        control = "no control" if self.random is None else f"random {self.random:.2f}"
+        return f"removed: {self.before:.2f} -> {self.without:.2f}; {control}"
 
     def doubt(self, flow: float, others: str) -> str | None:
         """Where removing a step of this flow is no evidence for it: what it changes, beside random ``others``. None
@@ -263,6 +263,8 @@ class MechanismTest:
     """Without as many others, drawn at random as the controls of steps are."""
     random_kept: Number
     """With as many others alone."""
+    pairs: Index | None = None
+    """How many of the prompts that were compared with everything was measured with, the badges of steps too."""
 
     @property
     def sufficiency(self) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from headtrace.mechanism.parts import looks_away
 from headtrace.registry import Registry
-from headtrace.vocabulary import visible
+from headtrace.vocabulary import ordinal, visible
 
 MLPS = "mlps"
 """The role of the MLPs at the position of the answer, which no rule names."""
@@ -53,6 +53,8 @@ class Facts:
     """The tokens whose logits its write raises most, the most first."""
     answer: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
+    continued: bool = False
+    """Whether the tokens of the answer are one answer, one after the other, and not alternatives."""
     start: int = 0
     """How many start tokens stand in front of the text."""
     attention: float | None = None
@@ -78,11 +80,6 @@ class Facts:
     def favoured(self) -> tuple[str, ...]:
         """What the whole change is for: the answer, or the wrong one where the other prompts favour the answer more."""
         return self.answer if self.sign > 0 else self.wrong
-
-    @property
-    def disfavoured(self) -> tuple[str, ...]:
-        """What the whole change is against."""
-        return self.wrong if self.sign > 0 else self.answer
 
     @property
     def moved(self) -> tuple[float, float]:
@@ -135,9 +132,6 @@ class StepRule:
     word (``word``), or of one destination (``dest``)."""
 
 
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
-
-
 def starred(token: str) -> str:
     """A token between stars, which mark tokens in every text; a star of its own becomes another sign.
 
@@ -160,9 +154,7 @@ def token_phrase(tokens: tuple[str, ...], position: int) -> str:
         return starred(word)
     if position == len(tokens) - 1:
         return f"the last {starred(word)}"
-    number = places.index(position)
-    ordinal = ORDINALS[number] if number < len(ORDINALS) else f"{number + 1}th"
-    return f"the {ordinal} {starred(word)}"
+    return f"the {ordinal(places.index(position) + 1)} {starred(word)}"
 
 
 def _dest(facts: Facts) -> str:
@@ -175,22 +167,25 @@ def _src(facts: Facts) -> str:
     return token_phrase(facts.tokens, facts.src) if facts.alone else starred(facts.tokens[facts.src])
 
 
-def _word(words: tuple[str, ...], one: str, many: str) -> str:
+def _word(words: tuple[str, ...], one: str, many: str, continued: bool = False) -> str:
     """The word that is raised or lowered; of several alternatives no one is named, as all of them count."""
+    words = ("".join(words),) if continued and words else words
     different = {word.strip() for word in words}
     return many if len(different) > 1 else starred(words[0]) if words else one
 
 
-def favoured_words(answer: tuple[str, ...], wrong: tuple[str, ...], whole: float) -> str:
-    """What the whole change is for, in words.
+def favoured_words(
+    answer: tuple[str, ...], wrong: tuple[str, ...], whole: float, continued: bool = False
+) -> str:
+    """What the whole change is for, in words. ``continued``: the answer's tokens are one answer.
 
     >>> favoured_words((" Mary",), (" John",), 2.0), favoured_words((" Mary",), (" John",), -2.0)
     ('*Mary*', '*John*')
-    >>> favoured_words(("6", "7"), ("0", "1"), 2.0)
-    'the answers'
+    >>> favoured_words(("6", "7"), ("0", "1"), 2.0), favoured_words((" New", " York"), (), 2.0, continued=True)
+    ('the answers', '*New York*')
     """
     if whole >= 0:
-        return _word(answer, "the answer", "the answers")
+        return _word(answer, "the answer", "the answers", continued)
     return _word(wrong, "the other answers", "the wrong answers")
 
 
@@ -202,12 +197,19 @@ def answer_words(root: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return answer, wrong
 
 
+def is_continued(root: object) -> bool:
+    """Whether the tokens of a root's answer are one answer, one after the other."""
+    return bool(getattr(root, "continuation", False))
+
+
 def _favoured(facts: Facts) -> str:
-    return favoured_words(facts.answer, facts.wrong, facts.whole)
+    return favoured_words(facts.answer, facts.wrong, facts.whole, facts.continued)
 
 
 def _disfavoured(facts: Facts) -> str:
-    return _word(facts.disfavoured, "the rival", "the wrong answers" if facts.sign > 0 else "the answers")
+    if facts.sign > 0:
+        return _word(facts.wrong, "the rival", "the wrong answers")
+    return _word(facts.answer, "the answer", "the answers", facts.continued)
 
 
 def _against(facts: Facts) -> bool:

@@ -38,7 +38,7 @@ def heads_phrase(step: Step, most: int = NAMED_HEADS) -> str:
     names = list(dict.fromkeys(head.name for head in step.heads))
     if step.role == MLPS:
         if step.layers is None:
-            return ""
+            return "all MLPs"
         first, last = step.layers
         return f"MLP {first}" if first == last else f"MLPs {first} to {last}"
     return ", ".join(names) if len(names) <= most else f"{len(names)} heads, led by {names[0]}"

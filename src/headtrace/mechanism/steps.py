@@ -16,6 +16,7 @@ from headtrace.mechanism.rules import (
     Facts,
     answer_words,
     favoured_words,
+    is_continued,
     role,
     token_phrase,
 )
@@ -97,6 +98,7 @@ def _facts(circuit: Circuit, backbone: Backbone, reading: Reading, site: Site) -
         reading.raises.get(site, ()),
         answer,
         wrong,
+        is_continued(circuit.root),
         attention=reading.attention.get(site),
         other_attention=reading.other_attention.get(site),
     )
@@ -196,7 +198,7 @@ def _mlps(circuit: Circuit, backbone: Backbone) -> Step:
     position = max((node.dest or 0 for node in mlps), default=len(circuit.prompt.tokens) - 1)
     where = token_phrase(circuit.prompt.tokens, position)
     verb = "favour" if backbone.mlps_into_root * backbone.whole > 0 else "work against"
-    favoured = favoured_words(*answer_words(circuit.root), backbone.whole)
+    favoured = favoured_words(*answer_words(circuit.root), backbone.whole, is_continued(circuit.root))
     return Step(
         0,
         MLPS,

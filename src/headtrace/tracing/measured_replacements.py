@@ -15,7 +15,7 @@ All changed prompts run together; the same pass gives the metric and the log-lik
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 from statistics import fmean
@@ -32,7 +32,8 @@ from headtrace.progress import Progress
 from headtrace.prompts import PASS_TOKENS, cheapest_groups
 from headtrace.request import ResolvedRequest
 from headtrace.roots import Likelihood, LogitDifference
-from headtrace.tracing.prompt_words import Replacement, ReplacementSearch, Word
+from headtrace.tracing.prompt_words import Replacement, ReplacementSearch, Word, plain
+from headtrace.vocabulary import FUNCTION_WORDS
 
 if TYPE_CHECKING:
     from headtrace.causal.metric import MetricObserver
@@ -43,6 +44,8 @@ BUDGET = 120
 """Changed prompts that are run, unless another number is given."""
 COUNTERFACTUALS = 4
 """Changed prompts that a difference circuit is averaged over, at most, where it finds them itself."""
+UNNATURAL = 10.0
+"""A flip is not compared with if its prompt is less likely than the most natural one by more than so many nats."""
 LOGITS_AT_ONCE = 64_000_000
 """Output logits of changed prompts that exist at a time (256 MB in float32)."""
 
@@ -85,22 +88,30 @@ class Measured:
 
     def counterfactuals(self, most: int = COUNTERFACTUALS) -> tuple[Replacement, ...]:
         """Changes to compare the prompt with: natural flips of both kinds (what is copied; why it is found), of
-        different words as far as there are any, the words that matter most first. Without a flip, the strongest
-        changes."""
+        different words as far as there are any, the words that matter most first. Without a flip, the changes that
+        come closest to one."""
         mean = {
             word.positions: fmean([c.effect for c in own]) for word in self.words if (own := self.of(word))
         }
         if not self.flips:
-            strong = sorted(self.changes, key=lambda each: (-abs(each.effect), each.text))
-            return tuple([each for each in strong if each.effect != 0] or strong[:1])[: max(1, most // 2)]
+            return self._closest()[: max(1, most // 2)]
         singles = [each for each in self.flips if each.positions in mean] or list(self.flips)
         content = {word.positions for word in self.words if word.kind == "content"}
         singles = [each for each in singles if each.positions in content] or singles
+        # A function word in the place of a content word mostly breaks the sentence.
+        whole = [
+            each
+            for each in singles
+            if each.positions not in content or plain(each.after) not in FUNCTION_WORDS
+        ]
+        singles = whole or singles
         ranked: dict[str, list[Replacement]] = {}
         for each in singles:
             ranked.setdefault("answer" if each.reason == "answer" else "other", []).append(each)
         found: list[Replacement] = []
         for chosen in ranked.values():
+            natural = max(each.naturalness for each in chosen) - UNNATURAL
+            chosen = [each for each in chosen if each.naturalness >= natural]
             by_word: dict[tuple[int, ...], list[Replacement]] = {}
             for each in chosen:
                 by_word.setdefault(each.positions, []).append(each)
@@ -108,6 +119,20 @@ class Measured:
             turns = [each for row in zip_longest(*words) for each in row if each is not None]
             found += turns[: max(1, most // len(ranked))]
         return tuple(found)
+
+    @property
+    def weakens(self) -> bool:
+        """Whether any change brings the metric nearer to a flip."""
+        return any(_towards_flip(self.asked.root, self.value, change) > 0 for change in self.changes)
+
+    def _closest(self) -> tuple[Replacement, ...]:
+        """Where nothing flips the answer: the changes that bring it closest to that, or else the strongest."""
+        towards = {each: _towards_flip(self.asked.root, self.value, each) for each in self.changes}
+        strong = sorted(towards, key=lambda each: (-towards[each], each.text))
+        if self.weakens:
+            return tuple(each for each in strong if towards[each] > 0)
+        changing = [each for each in strong[::-1] if each.effect != 0]
+        return tuple(changing or strong[:1])
 
 
 def measure(
@@ -138,7 +163,8 @@ def measure(
         run = _Runner(model, asked, recording)
         changes = run(chosen, progress)
         if not any(change.flips for change in changes) and budget > len(changes):
-            changes += run(_pairs(changes, budget - len(changes)), progress)
+            towards = {each: _towards_flip(asked.root, run.value, each) for each in changes}
+            changes += run(_pairs(towards, budget - len(changes)), progress)
     return Measured(asked, search.words, run.value, tuple(changes))
 
 
@@ -165,15 +191,22 @@ def _within(
     ]
 
 
-def _pairs(changes: Sequence[Replacement], most: int) -> list[Replacement]:
-    """Two exchanges at once: the strongest of different words together."""
+def _towards_flip(root: Root, value: float, change: Replacement) -> float:
+    """How far a change brings the metric, whose value on the prompt is given, towards a flip of the answer."""
+    return -change.effect if isinstance(root, LogitDifference) and value < 0 else change.effect
+
+
+def _pairs(towards: Mapping[Replacement, float], most: int) -> list[Replacement]:
+    """Two exchanges at once, of different words: those that bring the answer closest to a flip, by how far each does;
+    if none does, the strongest."""
+    changes = [each for each in towards if towards[each] > 0] or list(towards)
     best: dict[tuple[int, ...], list[Replacement]] = {}
     for change in sorted(changes, key=lambda each: -abs(each.effect)):
         best.setdefault(change.positions, []).append(change)
     strong = [change for found in list(best.values())[:6] for change in found[:3]]
     found: list[Replacement] = []
     for one, two in combinations(strong, 2):
-        if one.positions != two.positions and (one.effect > 0) == (two.effect > 0):
+        if one.positions != two.positions:
             places = {i: two.ids[i] for i in two.positions}
             ids = tuple(places.get(i, token) for i, token in enumerate(one.ids))
             found.append(
@@ -184,6 +217,7 @@ def _pairs(changes: Sequence[Replacement], most: int) -> list[Replacement]:
                     after=f"{one.after} … {two.after}",
                     ids=ids,
                     text="",
+                    which=0,
                 )
             )
     return found[:most]

@@ -30,14 +30,14 @@ from headtrace.models.forward import KeptKeys, forward_behind, forward_keeping
 from headtrace.prompts.encoding import decoded, encode
 from headtrace.request import ResolvedRequest, TraceRequest
 from headtrace.roots import Likelihood, LogitDifference
-from headtrace.vocabulary import FUNCTION_WORDS
+from headtrace.vocabulary import FUNCTION_WORDS, ordinal
 
 if TYPE_CHECKING:
     from headtrace.models import Model, Recording
 
 
 LIKELIEST = 10
-"""A content word of the prompt among so many likeliest tokens is the rival of the answer."""
+"""A rival of the answer is looked for among so many likeliest tokens."""
 
 WordKind = Literal["content", "function", "punctuation"]
 
@@ -79,8 +79,9 @@ def ask(model: Model, prompt: Any, answer: Any = None, wrong: Any = None, **opti
 def rival(
     model: Model, ids: Sequence[int], logits: Float[Tensor, " vocab"], answer: Sequence[int]
 ) -> tuple[int, ...]:
-    """The strongest rival of an answer: a content word of the prompt if one is among the ten likeliest tokens, else the
-    likeliest token that does not spell the answer as well."""
+    """The strongest rival of an answer: of the ten likeliest tokens, a content word of the prompt if there is one, else
+    the first word for a word, and the first number for a number; else the likeliest token. None that spells the answer
+    as well."""
     special = special_tokens(model)
     taken = {plain(label) for label in model.token_labels(answer)}
     order = [token for token in logits.argsort(descending=True)[:64].tolist() if token not in special]
@@ -88,9 +89,29 @@ def rival(
     free = [token for token in order if token not in answer and plain(labels[token]) not in taken]
     if not free:
         raise InputError("No other token rivals the answer: give a wrong answer.")
-    words = {plain(word.text) for word in words_of(model, ids) if word.kind == "content"}
-    near = [token for token in free if token in order[:LIKELIEST] and plain(labels[token]) in words]
-    return ((near or free)[0],)
+    words, kinds = content_words(model, ids), {kind_of(label) for label in model.token_labels(answer)}
+    likely = [token for token in order[:LIKELIEST] if token in free]
+    of_prompt = [token for token in likely if plain(labels[token]) in words]
+    alike = [token for token in likely if kind_of(labels[token]) in kinds - {"symbol"}]
+    return ((of_prompt or alike or free)[0],)
+
+
+def content_words(model: Model, ids: Sequence[int]) -> set[str]:
+    """The content words of a prompt, as they are compared with others."""
+    return {plain(word.text) for word in words_of(model, ids) if word.kind == "content"}
+
+
+TokenKind = Literal["word", "number", "symbol"]
+
+
+def kind_of(label: str) -> TokenKind:
+    """What a token is for people.
+
+    >>> kind_of(" are"), kind_of("1743"), kind_of(":"), kind_of(" ")
+    ('word', 'number', 'symbol', 'symbol')
+    """
+    text = label.strip()
+    return "number" if text.isdigit() else "word" if any(map(str.isalpha, text)) else "symbol"
 
 
 def plain(text: str) -> str:
@@ -168,9 +189,12 @@ class Replacement:
     """Log-likelihood of the changed prompt less that of the prompt itself, under the model."""
     flips: bool = False
     """Whether the model now prefers another answer."""
+    which: int = 0
+    """Which of the equal words of the prompt is exchanged, counted from one; 0 where there is only one."""
 
     def __str__(self) -> str:
-        return f"{self.before!r} -> {self.after or ' '!r}"
+        which = f"{ordinal(self.which)} " if self.which else ""
+        return f"{which}{self.before!r} -> {self.after or ' '!r}"
 
 
 @dataclass(frozen=True)
@@ -353,4 +377,6 @@ class ReplacementSearch:
         again = word.kind == "content" and plain(word.text) in self.repeated
         reason: Reason = "relation" if again else "other"
         reason = "answer" if plain(word.text) in self.answer else reason
-        return Replacement(word.positions, word.text, after, tuple(ids), text, source, reason)
+        equal = [other.positions for other in self.words if other.text == word.text]
+        which = 1 + equal.index(word.positions) if len(equal) > 1 else 0
+        return Replacement(word.positions, word.text, after, tuple(ids), text, source, reason, which=which)

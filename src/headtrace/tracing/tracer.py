@@ -509,7 +509,8 @@ class Tracer:
         if measured is not None:
             prompt = replace(prompt, importance=measured.by_token(len(request.ids)))
             if not measured.flips:
-                note = "No change that was tried flips the answer: these are the strongest."
+                how = "come closest to it" if measured.weakens else "change it most"
+                note = f"No change that was tried flips the answer: these {how}."
         return difference_circuit(
             info, prompt, method, flows, budget, automatic=measured is not None, note=note
         )

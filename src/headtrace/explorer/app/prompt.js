@@ -122,10 +122,12 @@ export function createPrompt(app) {
   /** Lay out the tokens, some at a time: a long prompt must not stop the page. */
   function lay(recording, from) {
     if (shown !== recording) return;
+    const spaced = recording.tokens.some((text) => text.startsWith(" "));
     const some = recording.tokens.slice(from, from + AT_ONCE).map((text, place) => {
       const i = from + place;
       const title = `${i}: ${tokenExact(text)} (id ${recording.token_ids[i]})`;
-      return el("li", {}, button(el("bdi", {}, shorten(tokenLabel(text), 24)), () => exchangeAt(i), { class: "strip-token", title, "data-position": i }));
+      const joined = spaced && i > 0 && !text.startsWith(" "); // a piece of a word, or a comma: it stands close to what is before it
+      return el("li", joined ? { class: "joined" } : {}, button(el("bdi", {}, shorten(tokenLabel(text), 24)), () => exchangeAt(i), { class: "strip-token", title, "data-position": i }));
     });
     tokens.append(...some);
     if (from === 0) atEnd = true;

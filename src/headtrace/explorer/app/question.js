@@ -52,7 +52,7 @@ function picker(label, choose, more = []) {
     const known = listed.some((each) => each.token === token) || more.some(([value]) => value === token);
     const rows = known ? listed : [{ token, probability }, ...listed];
     field.replaceChildren(
-      ...rows.map((each) => el("option", { value: each.token }, `${shorten(tokenLabel(each.token), 24)}${each.probability == null ? "" : `  ${percent(each.probability)}`}`)),
+      ...rows.map((each) => el("option", { value: each.token }, `${shorten(tokenLabel(each.token), 24)}\u200e${each.probability == null ? "" : `  ${percent(each.probability)}`}`)),
       ...more.map(([value, text]) => el("option", { value }, text)),
       el("option", { value: OTHER }, "another token…"),
     );

@@ -210,7 +210,7 @@ function movedSection({ norm, promotes, suppresses, contribution, measure }, nam
   return el(
     "section",
     { class: "value" },
-    contribution == null ? null : el("p", {}, "It contributed ", el("b", {}, signed(contribution)), ` to the ${measure} in this run.`),
+    contribution == null ? null : el("p", {}, "It contributed ", el("b", {}, signed(contribution)), ` to the ${measure} in this run, by way of later layers, too.`),
     promotes.length ? el("p", {}, el("span", { class: "hint" }, "of all tokens it raises most "), ...words(promotes)) : null,
     suppresses.length ? el("p", {}, el("span", { class: "hint" }, "and lowers most "), ...words(suppresses)) : null,
     el("p", { class: "hint" }, `The norm of what ${name} wrote is ${percent(norm)} of the residual stream's there.`),

@@ -137,7 +137,7 @@ function compared(graph) {
       "div",
       { class: "compared" },
       el("ul", {}, ...rows),
-      el("p", {}, `${graph.data.root_measure}: ${number(value)} here, ${number(other)}${mean} there, difference ${signed(value - other)}. What is shown into the root carries ${percent(shown)} of it.`),
+      el("p", {}, `${graph.data.root_measure}: ${number(value)} here, ${number(other)}${mean} there, difference ${signed(value - other)}. The edges into the root that are shown carry ${percent(shown)} of it.`),
       note ? el("p", {}, inert(note)) : null,
     ),
   );

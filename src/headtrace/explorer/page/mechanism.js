@@ -79,8 +79,8 @@ export function createMechanism(data, lit = null) {
   function badge(step) {
     if (!step.measured) return el("span", { class: "badge hollow" }, "not measured");
     const { before, without, random } = step.measured;
-    const control = random === undefined || random === null ? "" : `; random ${random.toFixed(2)}`;
-    const numbers = `removed: ${before.toFixed(2)} \u2192 ${without.toFixed(2)}${control}`;
+    const control = random === undefined || random === null ? "no control" : `random ${random.toFixed(2)}`;
+    const numbers = `removed: ${before.toFixed(2)} \u2192 ${without.toFixed(2)}; ${control}`;
     if (!step.doubt) return el("span", { class: "badge" }, numbers);
     return el("span", { class: "badge doubted" }, `${step.doubt} `, el("s", {}, numbers));
   }
@@ -97,7 +97,7 @@ export function createMechanism(data, lit = null) {
       { class: "step-card", "data-step": step.id },
       el("b", {}, `${step.id}. ${title(step)}`),
       el("span", { class: "names" }, [...new Set(heads)].join(", ")),
-      el("span", {}, `carries ${number(step.flow)}${Math.abs(step.root) >= 0.005 ? `, ${number(step.root)} to the answer` : ""}`),
+      el("span", {}, Math.abs(step.root) < 0.005 ? `carries ${number(step.flow)}` : `${number(step.root)} to the answer${step.role === "mlps" ? "" : `, ${number(step.flow)} in all`}`),
       badge(step),
     );
   }
@@ -112,11 +112,12 @@ export function createMechanism(data, lit = null) {
   function test() {
     if (!data.test) return el("p", { class: "ledger" }, "Nothing was measured in the model.");
     const t = data.test;
+    const part = data.measured_with ? ` (${data.measured_with})` : "";
     return el(
       "p",
       { class: "ledger" },
       `All shown heads removed: ${t.before.toFixed(2)} \u2192 ${t.without.toFixed(2)} (random heads: ${t.random_without.toFixed(2)}). ` +
-        `Kept alone: ${t.kept.toFixed(2)} (random heads: ${t.random_kept.toFixed(2)}; none: ${t.other.toFixed(2)}).`,
+        `Kept alone: ${t.kept.toFixed(2)} (random heads: ${t.random_kept.toFixed(2)}; none: ${t.other.toFixed(2)})${part}.`,
     );
   }
 
@@ -175,8 +176,8 @@ export function createMechanism(data, lit = null) {
   }
 
   function words(name, tokens) {
-    const whole = (tokens ?? []).filter((token) => !token.includes("\ufffd")); // a piece of a letter cannot be read
-    return whole.length ? [el("div", {}, `${name} ${whole.slice(0, 3).map((token) => inert(token).trim()).join(", ")}`)] : [];
+    const whole = (tokens ?? []).filter((token) => !token.includes("\ufffd")).map((token) => inert(token).trim()); // a piece of a letter cannot be read
+    return whole.length ? [el("div", {}, `${name} ${[...new Set(whole)].slice(0, 3).join(", ")}`)] : [];
   }
 
   root.addEventListener("mouseover", (event) => {
@@ -211,7 +212,8 @@ export function createTable(circuit) {
   const token = (place) => `\u201c${circuit.prompt.tokens[place]?.trim()}\u201d`;
   const names = new Map(circuit.nodes.map((node) => [node.id, node.name + place(node)]));
   const rows = [...circuit.edges].sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, 500);
-  const cells = (edge) => [names.get(edge.source), names.get(edge.target), edge.side, edge.weight.toPrecision(4), (edge.channels ?? []).join(" ")];
+  const digits = Math.max(0, Math.min(6, 3 - Math.floor(Math.log10(Math.abs(rows[0]?.weight) || 1)))); // four of the largest
+  const cells = (edge) => [names.get(edge.source), names.get(edge.target), edge.side, edge.weight.toFixed(digits), (edge.channels ?? []).join(" ")];
   const left = circuit.edges.length - rows.length;
 
   function place({ kind, dest, src }) {

@@ -209,27 +209,24 @@ def sentence(view: WhyView, tokens: Sequence[str]) -> str:
     def quoted(text: str) -> str:
         return f"\u201c{text.strip() or text}\u201d"
 
-    def cause(side: SideView) -> str | None:
+    def cause(side: SideView, what: str) -> str | None:
         if not side.causes:
             return None
         first = max(side.causes, key=lambda each: (each.kind == "head", each.weight))
+        who = {"embedding": "the token itself", "mlp": f"MLP {first.layer}"}.get(first.kind, first.name)
         if first.kind == "head":
-            return f"{head_name(first.layer or 0, first.head or 0)}, which read {quoted(first.token)},"
-        return {"embedding": "the token itself", "mlp": f"MLP {first.layer}"}.get(first.kind, first.name)
+            who = f"{head_name(first.layer or 0, first.head or 0)}, which read {quoted(first.token)},"
+        # A head is named before MLPs, however small its part.
+        most = first.weight >= sum(each.weight for each in side.causes) / 2
+        return f"{who} {'set' if most else 'helped to set'} {what}"
 
     firing = view.firing
     name, dest, src = head_name(firing.layer, firing.head), tokens[firing.dest], tokens[firing.src]
     said = f"{name} at {quoted(dest)} attends to {quoted(src)} with {view.attention:.2f} of its attention"
     if view.attention < view.threshold:
         return f"{said}: less than the {view.threshold:.2f} from which it counts as attending."
-    reasons = [
-        f"{who} {does}"
-        for who, does in (
-            (cause(view.query), "set what it looks for"),
-            (cause(view.key), "set what it finds there"),
-        )
-        if who is not None
-    ]
+    causes = cause(view.query, "what it looks for"), cause(view.key, "what it finds there")
+    reasons = [reason for reason in causes if reason is not None]
     said += f" because {' and '.join(reasons)}." if reasons else "."
     if view.moved.straight:
         changes = [

@@ -14,6 +14,8 @@ from headtrace.cli.output import Output, console, notes, show_table, show_tokens
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.channels import Decomposition
     from headtrace.channels.emergence import Emergence
     from headtrace.models import Model
@@ -53,7 +55,7 @@ def decompose(
         raise InputError(f"--bias {bias!r} is not known: write offset or homogeneous.")
     if firing is None and png is not None:
         raise InputError("--png draws one firing: name it with --firing, like --firing L9H6:14:3.")
-    output = Output(json, out, [".json"], figures=[png])
+    output = Output(json, out, [".json", ".tex"], figures=[png])
     given = prompt.read()
     loaded = place.load(model)
     from headtrace.channels.terms import decompose as decompose_firing
@@ -76,7 +78,16 @@ def decompose(
         else:
             _show_firing(found[0], top)
 
-    output.finish(content, show, plots=[found[0].plot])
+    def table() -> pl.DataFrame:
+        import polars as pl
+
+        if firing is not None:
+            return found[0].frame()
+        names = ("attention", "relative", "sparseness", "n_recon")
+        rows = [{"firing": str(why.firing)} | {name: getattr(why, name) for name in names} for why in found]
+        return pl.DataFrame(rows)
+
+    output.finish(content, show, table=table, plots=[found[0].plot])
 
 
 def _show_firings(found: list[Decomposition]) -> None:
@@ -172,7 +183,7 @@ def emerge(
       headtrace emerge run/step0 run/step100 run/step1000 -p "When Mary and John went to" --png emerge.png
       headtrace emerge pythia-160m --revisions step1,step1000,step143000 --firings firings.jsonl
     """
-    output = Output(json, out, [".json"], figures=[png, bars])
+    output = Output(json, out, [".json", ".tex"], figures=[png, bars])
     places = _checkpoints(checkpoints, revisions)
     given: list[Prompt] = [options.PromptOptions(text, chat=chat).read() for text in prompt or []]
     given += [options.parse_ids(ids) for ids in tokens or []]
@@ -203,6 +214,7 @@ def emerge(
     output.finish(
         lambda: {"summary": found.summary().to_dicts(), "firings": found.frame.to_dicts()},
         lambda: _show_emergence(found),
+        table=found.summary,
         plots=[found.plot, lambda path: plot_early_and_late(found, path=path)],
     )
 

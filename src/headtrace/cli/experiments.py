@@ -16,6 +16,8 @@ from headtrace.errors import InputError
 from headtrace.request import read_requests
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.causal import Sufficiency
     from headtrace.causal.experiments import EdgesIntoHead
     from headtrace.causal.faithfulness import Faithfulness
@@ -46,7 +48,7 @@ def intervene(
     """
     from headtrace.circuits import read_circuit
 
-    output = Output(json, out, [".json"])
+    output = Output(json, out, [".json", ".tex"])
     found = read_circuit(circuit)
     from headtrace.causal import find_edge
     from headtrace.causal import intervene as change
@@ -55,7 +57,14 @@ def intervene(
     check_change(factor, reach, scope)
     edge = find_edge(found, source, target, side)
     done = change(found, models.of(found), edge, factor=factor, reach=reach, scope=scope)  # type: ignore[arg-type]
-    output.finish(done.to_dict, lambda: say(done.summary()))
+
+    def table() -> pl.DataFrame:
+        import polars as pl
+
+        names = ("attention_before", "attention_after", "metric_before", "metric_after")
+        return done.frame().with_columns(**{name: pl.lit(getattr(done, name)) for name in names})
+
+    output.finish(done.to_dict, lambda: say(done.summary()), table=table)
 
 
 # -- headtrace edges ---------------------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ def edges(
     if reach not in REACHES:
         raise InputError(f"reach={reach!r}: expected one of {', '.join(map(repr, REACHES))}.")
     check_options(0, REACHES[reach][0], scope)
-    output = Output(json, out, [".json"], figures=[png])
+    output = Output(json, out, [".json", ".tex"], figures=[png])
     circuits = read_circuits(circuit)
     require_edges_into(circuits, head)
     loaded = [models.of(each) for each in circuits]
@@ -108,7 +117,7 @@ def edges(
             scope=scope,  # type: ignore[arg-type]
             progress=progress,
         )
-    output.finish(found.to_dict, lambda: _show_edges(found, show), plots=[found.plot])
+    output.finish(found.to_dict, lambda: _show_edges(found, show), table=found.frame, plots=[found.plot])
 
 
 def _show_edges(found: EdgesIntoHead, count: int) -> None:
@@ -161,7 +170,9 @@ def sufficiency(
     ),
     draws: int = typer.Option(4, help="Draws of random components.", min=1),
     seed: int = typer.Option(0, help="Seed of the random components."),
-    out: str | None = typer.Option(None, help="Folder for sufficiency.json and sufficiency.png."),
+    out: str | None = typer.Option(
+        None, help="Folder for sufficiency.json and sufficiency.png; or a .tex file for the table."
+    ),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -178,7 +189,7 @@ def sufficiency(
     from headtrace.causal import sufficiency as measure
     from headtrace.circuits import read_circuit
 
-    output = Output(json, out)
+    output = Output(json, out, [".tex"], folder=True)
     if counterfactual is not None and counterfactual_ids is not None:
         raise InputError("Give the counterfactual as text or as token ids (--counterfactual-ids), not both.")
     other = counterfactual if counterfactual_ids is None else options.parse_ids(counterfactual_ids)
@@ -199,6 +210,7 @@ def sufficiency(
         found.to_dict,
         lambda: _show_sufficiency(found),
         save=found.save,
+        table=lambda: found.baselines,
         files="sufficiency.json, sufficiency.png",
     )
 
@@ -254,7 +266,7 @@ def faithfulness(
     from headtrace.causal.faithfulness import faithfulness as measure
     from headtrace.circuits import read_circuit
 
-    output = Output(json, out, [".json"], figures=[png])
+    output = Output(json, out, [".json", ".tex"], figures=[png])
     check_choices(ablation, unit, mlps, controls, seed)
     lines = None if reference is None else read_requests(reference)
     traced = read_circuit(circuit)
@@ -277,7 +289,7 @@ def faithfulness(
             progress=progress,
         )
     found = found if read is None else replace(found, skipped=read.skipped)
-    output.finish(found.to_dict, lambda: _show_faithfulness(found), plots=[found.plot])
+    output.finish(found.to_dict, lambda: _show_faithfulness(found), table=found.frame, plots=[found.plot])
     if read is not None:
         exit_by_share(*skipped_of([read]))
 

@@ -55,7 +55,8 @@ def families(
     seed: int = typer.Option(0, help="Seed of samples and controls.", min=0),
     out: str | None = typer.Option(
         None,
-        help="Folder for families.json, clusters.png, stability.png, representatives.html (and ablation.png).",
+        help="Folder for families.json, clusters.png, stability.png, representatives.html (and ablation.png); or a "
+        ".tex file for the table.",
     ),
     models: options.CircuitModels,
     json: options.Json = False,
@@ -74,7 +75,7 @@ def families(
     from headtrace.families.result import find_families
 
     compared_by = check_grain(grain)
-    output = Output(json, out)
+    output = Output(json, out, [".tex"], folder=True)
     found = find_families(run, compared_by, n=n, distance=distance, k_max=k_max, seed=seed)
     files = "families.json, clusters.png, stability.png, representatives.html"
     if ablate:
@@ -87,7 +88,13 @@ def families(
     if shared is not None:
         found = found.with_steps(shared)
     content = found.file
-    output.finish(content.to_dict, lambda: _show_families(found, content), save=found.save, files=files)
+    output.finish(
+        content.to_dict,
+        lambda: _show_families(found, content),
+        save=found.save,
+        table=found.table,
+        files=files,
+    )
 
 
 def _shared_steps(place: str, found: Families) -> SharedSteps | None:
@@ -147,7 +154,9 @@ def signals(
     ),
     most: int = typer.Option(50, help="At most this many circuits of each side, drawn at random.", min=1),
     seed: int = typer.Option(0, help="Seed of samples and intervals.", min=0),
-    out: str | None = typer.Option(None, help="Folder for signals.json and signals.png."),
+    out: str | None = typer.Option(
+        None, help="Folder for signals.json and signals.png; or a .tex file for the table."
+    ),
     models: options.CircuitModels,
     json: options.Json = False,
 ) -> None:
@@ -164,7 +173,7 @@ def signals(
     from headtrace.families.files import circuit_group
     from headtrace.families.head_signals import compare_signals
 
-    output = Output(json, out)
+    output = Output(json, out, [".tex"], folder=True)
     one, other = (circuit_group(each, families, most=most, seed=seed) for each in (a, b))
     model = models.of(one.circuits[0])
     with progress_bar("Circuits") as progress:
@@ -177,7 +186,11 @@ def signals(
             progress=progress,
         )
     output.finish(
-        found.to_dict, lambda: _show_signals(found), save=found.save, files="signals.json, signals.png"
+        found.to_dict,
+        lambda: _show_signals(found),
+        save=found.save,
+        table=found.frame,
+        files="signals.json, signals.png",
     )
 
 
@@ -217,7 +230,7 @@ def compare(
     out: str | None = typer.Option(
         None,
         help="A .json, .tex, .png, .pdf, .svg or .html file, or a folder for table, figure and page (and runs; of runs "
-        "no .tex or .html).",
+        "no .html).",
     ),
     place: options.ModelOptions,
     json: options.Json = False,
@@ -243,7 +256,7 @@ def compare(
     if paths is not None and prompts is None:
         raise InputError("--paths goes with --prompts: circuits and runs were traced already.")
     if prompts is not None or (runs and all(each is not None for each in runs)):
-        output = Output(json, out, [".json", ".png", ".pdf", ".svg"], folder=True)
+        output = Output(json, out, [".json", ".tex", ".png", ".pdf", ".svg"], folder=True)
         if runs:
             from headtrace.families.compare_runs import compare_runs
 
@@ -262,11 +275,12 @@ def compare(
     )
     for warning in found.warnings:
         warn(warning)
-    writers = {".json": found.write_json, ".html": found.to_html, ".tex": found.write_latex, "": found.save}
+    writers = {".json": found.write_json, ".html": found.to_html, "": found.save}
     output.finish(
         found.to_dict,
         lambda: _show_comparison(found, show),
         save=writers.get(output.ending, found.plot),
+        table=found.frame,
         files="comparison.json, comparison.png, comparison.html",
     )
 
@@ -311,6 +325,7 @@ def _finish_runs(output: Output, found: RunComparison, show: int) -> None:
         found.to_dict,
         lambda: _show_runs(found, show),
         save=writers.get(output.ending, found.plot),
+        table=found.frame,
         files=f"comparison.json, comparison.png{signals}",
     )
 

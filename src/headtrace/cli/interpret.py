@@ -14,6 +14,8 @@ from headtrace.cli.output import Output, note, say, show_table, warn
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.interpret import Interpretation
     from headtrace.interpret.answer_files import BatchQuestions
     from headtrace.interpret.atlas import Atlas
@@ -29,7 +31,10 @@ def atlas(
     corpus: str = typer.Option(
         help="A text file, JSONL or Parquet with text, hub:owner/name, task:NAME, or sampled:N (from the model)."
     ),
-    out: str = typer.Option(help="Folder for tables and pages; an interrupted atlas is resumed there."),
+    out: str = typer.Option(
+        help="Folder for tables and pages; an interrupted atlas is resumed there. With x.tex, the folder is x, and "
+        "x.tex the table of heads in LaTeX."
+    ),
     channels: str = typer.Option(
         "top:8", help="top:8 for the eight strongest channels of every head, or a list: L9H6:3,L9H6:7."
     ),
@@ -63,23 +68,25 @@ def atlas(
         "sinks": sinks,
     }
     how |= engine.check()
-    output = Output(json, out)
+    output = Output(json, out, [".tex"], folder=True)
+    folder = out.removesuffix(output.ending)
     loaded = place.load(model)
     with progress_bar("Chunks", resumes=True) as progress:
         try:
-            found = make(loaded, corpus, out, **how, progress=progress)
+            found = make(loaded, corpus, folder, **how, progress=progress)
         except KeyboardInterrupt:
             raise options.interrupted() from None
 
     def content() -> dict[str, Any]:
         counts = {"heads": found.heads.height, "channels": found.channels.height, "pairs": found.n_pairs}
         highest = {name: found.find(name, 3)["head"].to_list() for name in MEASURES}
-        return {**found.about, "out": out, **counts, "highest": highest}
+        return {**found.about, "out": folder, **counts, "highest": highest}
 
     output.finish(
         content,
         lambda: _show_atlas(found),
         save=lambda _: write_atlas_pages(found),
+        table=lambda: found.heads.select("head", *MEASURES, "roles"),
         files="heads.parquet, channels.parquet, pairs.parquet, index.html",
     )
 
@@ -108,7 +115,8 @@ def interpret(
         "writes the second one itself."
     ),
     out: str = typer.Option(
-        help="Folder for interpretation.json, descriptions.parquet and the circuit with words."
+        help="Folder for interpretation.json, descriptions.parquet and the circuit with words. With x.tex, the folder "
+        "is x, and x.tex the table of descriptions in LaTeX."
     ),
     explainer: str = typer.Option(
         "lexical", help="What finds the words: lexical, vocabulary or openai (an endpoint)."
@@ -179,7 +187,8 @@ def interpret(
 
     processes = engine.check()
     corpora = two_corpora(corpus)
-    output = Output(json, out)
+    output = Output(json, out, [".tex"], folder=True)
+    folder = out.removesuffix(output.ending)
     endpoint = {
         "base_url": base_url,
         "model_name": model_name,
@@ -191,13 +200,13 @@ def interpret(
     }
     if (batch_out is not None or batch_in) and OPENAI not in (explainer, judge):
         raise InputError("--batch-out, --batch-in: only --explainer openai or --judge openai asks questions.")
-    writes = batch_questions(batch_out, Path(out))
+    writes = batch_questions(batch_out, Path(folder))
     explains, judges = _explainer_and_judge(explainer, judge, endpoint, writes)
     circuits = [each for _, each in named_circuits(circuit)]
     n_signals = count_signals(circuits, limit)
     _note_cost(n_signals, estimate(n_signals, explains, judges), budget)
     if batch_in:
-        report = read_batch_results(batch_in, out)
+        report = read_batch_results(batch_in, folder)
         (note if report.complete and not report.failed else warn)(f"{', '.join(batch_in)}: {report}")
     if len(corpus) == 1:
         note(
@@ -212,7 +221,7 @@ def interpret(
                 corpora,
                 explainer=explains,
                 judge=judges,
-                out=out,
+                out=folder,
                 limit=limit,
                 budget=budget,
                 batch_out=batch_out,
@@ -227,7 +236,13 @@ def interpret(
     if found.failures["signals"] or found.failures["pairs"]:
         warn("Some questions were not answered: give the same command again to ask them once more.")
     files = "interpretation.json, descriptions.parquet and the circuits with words"
-    output.finish(found.to_dict, lambda: _show_words(found, show), save=lambda _: None, files=files)
+    output.finish(
+        found.to_dict,
+        lambda: _show_words(found, show),
+        save=lambda _: None,
+        table=lambda: _words_table(found),
+        files=files,
+    )
 
 
 def _explainer_and_judge(
@@ -262,6 +277,14 @@ def _note_cost(n_signals: int, estimate: Any, budget: int | None) -> None:
         f"Explaining and judging {n_signals} signals: {requests}about {max(1, round(estimate.seconds))} s after the "
         f"scan{' (three seconds per request)' if estimate.requests else ''}{spent}"
     )
+
+
+def _words_table(found: Interpretation) -> pl.DataFrame:
+    """What a paper needs of the table: the signal, its words and its verdict."""
+    import polars as pl
+
+    signal = pl.format("L{}H{}:{}", "layer", "head", "channels").alias("signal")
+    return found.table.select(signal, "side", "description", "supported", "auroc", "second_auroc", "q_value")
 
 
 def _show_words(found: Interpretation, count: int) -> None:

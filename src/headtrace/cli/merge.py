@@ -139,6 +139,8 @@ def merge(
             lambda: _content(network, found),
             lambda: _show(network, found),
             save=lambda path: _save(network, found, path, output.ending),
+            # The sweep against the reference, or else the edges.
+            table=lambda: _edge_frame(network) if found is None else found.table,
             files=", ".join(FILES),
         )
         return
@@ -186,11 +188,6 @@ def _save(network: Network, found: ReferenceAgreement | None, out: str, ending: 
         ".html": network.to_html,
         ".json": lambda path: write_text(path, dumps(network)),
     }
-    if ending == ".tex":  # the sweep against the reference, or else the edges
-        from headtrace.tables import latex_table
-
-        write_text(out, latex_table(_edge_frame(network) if found is None else found.table) + "\n")
-        return
     if ending:
         plain.get(ending, network.plot)(out)
         return

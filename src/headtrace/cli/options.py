@@ -63,7 +63,11 @@ CircuitSource = Annotated[
     ),
 ]
 NumbersFile = Annotated[
-    str | None, typer.Option("--out", help="Write the numbers into this file (.json; - for standard output).")
+    str | None,
+    typer.Option(
+        "--out",
+        help="Write the numbers into this file (.json; .tex for a LaTeX table; - for standard output).",
+    ),
 ]
 Figure = Annotated[str | None, typer.Option(help="Draw a figure into this file (.png, .pdf or .svg).")]
 Json = Annotated[

@@ -43,6 +43,8 @@ from headtrace.writing import (
 )
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.circuits import Circuit
 
 
@@ -190,13 +192,16 @@ def number(value: float | None, form: str = ".3f", missing: str = "") -> str:
 
 Content = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """What ``--json`` prints; a function of it is called only where it is needed."""
+TABLE = ".tex"
+"""The ending of a LaTeX table."""
 
 
 class Output:
     """Where the results of a command go. Made before anything is computed: places that cannot be written are errors.
 
     ``out`` is a folder, unless ``endings`` of files are given; with both ``endings`` and ``folder`` it may be either.
-    ``figures`` are further files, to draw into.
+    With ``.tex`` among the endings, ``finish`` writes a frame there as a LaTeX table. ``figures`` are further files, to
+    draw into.
     """
 
     def __init__(
@@ -214,7 +219,9 @@ class Output:
             check_figure(figure)
         if out is None:
             return
-        if not endings or (folder and is_folder(out)):
+        # Where a table is the only file, any other name is a folder's, such as runs/v1.5.
+        dotted = list(endings) == [TABLE] and Path(out).suffix.lower() != TABLE and not is_stream(out)
+        if not endings or (folder and (is_folder(out) or dotted)):
             check_folder_writable(out)
             return
         self.ending = ".json" if is_stream(out) else Path(out).suffix.lower()
@@ -229,16 +236,22 @@ class Output:
         show: Callable[[], None],
         *,
         save: Callable[[Any], object] | None = None,
+        table: Callable[[], pl.DataFrame] | None = None,
         files: str = "",
         plots: Sequence[Callable[[str], object]] = (),
     ) -> None:
         """Print the result, then write its files: ``save`` writes ``out`` (``files``, if that is a folder), by default
-        as JSON; ``plots`` draw the figures."""
+        as JSON; ``table`` is what ``out`` holds as LaTeX; ``plots`` draw the figures."""
         if self.out is not None and save is None and callable(content):
             content = content()
         emit(content, as_json=self.as_json, show=show, out=self.out)
         if self.out is not None:
-            (save or (lambda path: write_json(path, content)))(self.out)
+            if self.ending == TABLE and table is not None:
+                from headtrace.tables import latex_table
+
+                write_text(self.out, latex_table(table()) + "\n")
+            else:
+                (save or (lambda path: write_json(path, content)))(self.out)
             if self.out != STANDARD_OUTPUT:
                 note(f"Wrote {self.out}" + ("" if self.ending else f": {files}"))
         for path, plot in zip(self.figures, plots, strict=True):

@@ -43,7 +43,9 @@ def sinks(
         "1,4,16", help="Numbers of shared directions to remove, one test each: 1,4,16 (empty: none)."
     ),
     seed: int = typer.Option(0, help="Seed of prompts, firings and random directions."),
-    out: str | None = typer.Option(None, help="Folder for sinks.json, tables and figures."),
+    out: str | None = typer.Option(
+        None, help="Folder for sinks.json, tables and figures; or a .tex file for the mass by head."
+    ),
     place: options.ModelOptions,
     json: options.Json = False,
 ) -> None:
@@ -69,7 +71,7 @@ def sinks(
             raise InputError(
                 f"There is no task {name!r}. Use one of {', '.join(TASKS)}, or --prompts FILE.jsonl."
             )
-    output = Output(json, out)
+    output = Output(json, out, [".tex"], folder=True)
     counts = options.parse_ids(directions)
     loaded = place.load(model)
     sets = _prompts_by_task(loaded, tasks, number, seed)
@@ -98,6 +100,7 @@ def sinks(
         found.to_dict,
         lambda: say(found.summary()),
         save=found.save,
+        table=found.frame,
         files="sinks.json, tables, sinks-*.png",
     )
     exit_by_share(*skipped_of(lines.values()))

@@ -122,12 +122,13 @@ def accuracy(
     from headtrace.tasks import accuracy as measure
     from headtrace.tasks import load_task
 
-    output = Output(json, out, [".json"])
+    output = Output(json, out, [".json", ".tex"])
     loaded = options.load_model(model)
     task_set = load_task(task, loaded.tokenizer, n_per_cell=number, seed=seed, variant=variant)
     with progress_bar(f"{model} on {task_set.task}", len(task_set)) as progress:
         result = measure(loaded, task_set, batch_size=batch_size, progress=progress)
-    output.finish({"model": model, "seed": seed, **result.to_dict()}, lambda: _show_accuracy(model, result))
+    content = {"model": model, "seed": seed, **result.to_dict()}
+    output.finish(content, lambda: _show_accuracy(model, result), table=result.frame)
     report_excluded(task_set)
 
 

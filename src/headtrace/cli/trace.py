@@ -157,7 +157,7 @@ def explain(
           --rather-than Tom#2 --pairs 10
       headtrace explain builtin -p "When Mary and John went to" --firing L2H0 --png why.png
     """
-    output = Output(json, out, [".json"], figures=[png])
+    output = Output(json, out, [".json", ".tex"], figures=[png])
     given = prompt.read()
     tracer = request.tracer(place.load(model))
     with notes.status("Tracing the firing"):
@@ -173,4 +173,5 @@ def explain(
     def content() -> dict[str, Any]:
         return why.to_dict() | ({} if met is None else {"pairs": met.to_dict()})
 
-    output.finish(content, show, plots=[why.plot if met is None else met.plot])
+    table = why.frame if met is None else met.frame
+    output.finish(content, show, table=table, plots=[why.plot if met is None else met.plot])

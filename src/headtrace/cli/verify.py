@@ -13,13 +13,15 @@ import typer
 
 from headtrace.cli import options
 from headtrace.cli.failures import progress_bar
-from headtrace.cli.output import Output, emit, note, number, say, show_table, warn, write_json
+from headtrace.cli.output import Output, note, number, say, show_table, warn, write_json
 from headtrace.cli.request_options import exit_by_share
 from headtrace.errors import HeadtraceError, InputError
 from headtrace.progress import scaled
-from headtrace.writing import check_folder_writable, check_writable
+from headtrace.writing import check_writable
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from headtrace.causal import Report
 
 
@@ -57,7 +59,8 @@ def verify(
     out: str | None = typer.Option(
         None,
         help="Folder for verification.json, edges.parquet, circuit.json and effects.png. For many circuits, "
-        "one subfolder each.",
+        "one subfolder each. Or a .tex file for the table of edges (of predictions, if no edges were measured; of "
+        "verdicts, for many circuits).",
     ),
     update: bool = typer.Option(
         False, "--update", help="Write the measured effects into the circuit file itself."
@@ -95,8 +98,7 @@ def verify(
     from headtrace.circuits.files import named_circuits
 
     check_options(controls, reach, scope, seed)
-    if out is not None:
-        check_folder_writable(out)
+    output = Output(json, out, [".tex"], folder=True)
     named = named_circuits(circuit)
     choose_edges(named[0][1], edges)
     updated = _files_of(circuit, [name for name, _ in named]) if update else []
@@ -121,9 +123,13 @@ def verify(
                 progress(place + 1, len(named))
     verdict = _overall(tested)
     content: dict[str, Any] = {"verdict": verdict, "circuits": [one.to_dict() for one in tested]}
-    emit(tested[0].to_dict() if len(tested) == 1 else content, as_json=json, show=lambda: _show(tested, show))
-    if out is not None:
-        _save(tested, Path(out))
+    output.finish(
+        tested[0].to_dict() if len(tested) == 1 else content,
+        lambda: _show(tested, show),
+        save=lambda folder: _save(tested, Path(folder)),
+        table=lambda: _table(tested),
+        files=_files(tested),
+    )
     for file in updated:
         _update(file, tested)
     raise typer.Exit(EXIT_CODES[verdict])
@@ -200,6 +206,26 @@ def _show(tested: Sequence[Tested], count: int) -> None:
 # -- what is written -----------------------------------------------------------------------------------------
 
 
+def _table(tested: Sequence[Tested]) -> pl.DataFrame:
+    """Of one report what was measured of its edges, or else its predictions; of many the verdicts."""
+    import polars as pl
+
+    report = tested[0].report
+    if len(tested) == 1 and report is not None:
+        effects = ("ablate_attention", "control_ablate_attention", "ablate_metric", "control_ablate_metric")
+        shown = ("source_name", "target_name", "side", "weight", *effects)
+        return report.edges.select(shown) if report.effects else report.firings
+    return pl.DataFrame([{"circuit": one.name, "verdict": one.verdict, "why": one.why} for one in tested])
+
+
+def _files(tested: Sequence[Tested]) -> str:
+    """What ``_save`` writes, in words."""
+    if len(tested) > 1:
+        return f"verdicts.json, circuit-00000/ to circuit-{len(tested) - 1:05d}/"
+    figure = ", effects.png" if tested[0].report is not None and tested[0].report.effects else ""
+    return f"verification.json, edges.parquet, circuit.json{figure}"
+
+
 def _save(tested: Sequence[Tested], folder: Path) -> None:
     """The files of one report in the folder; of many, in a folder each, and all verdicts beside them."""
     for index, one in enumerate(tested):
@@ -207,12 +233,8 @@ def _save(tested: Sequence[Tested], folder: Path) -> None:
             continue
         place = folder if len(tested) == 1 else folder / f"circuit-{index:05d}"
         one.report.save(place)
-        files = ["verification.json", "edges.parquet", "circuit.json"]
         if one.report.effects:
             one.report.plot(place / "effects.png")
-            files.append("effects.png")
-        if len(tested) == 1:
-            note(f"Wrote {place}: {', '.join(files)}")
     if len(tested) > 1:
         lines = [{"circuit": one.name, "verdict": one.verdict, "why": one.why} for one in tested]
         write_json(str(folder / "verdicts.json"), {"verdict": _overall(tested), "circuits": lines})
@@ -292,7 +314,7 @@ def bench(
     """
     from headtrace.causal.bench import METHODS
     from headtrace.causal.bench import bench as measure
-    from headtrace.writing import write_report, write_text
+    from headtrace.writing import write_report
 
     if to not in (None, "mib"):
         raise InputError(f"There is no format {to!r} for scores: choose mib.")
@@ -309,14 +331,6 @@ def bench(
     columns |= {f"at {size}": f"{{0[at {size}]:.2f}}" for size in (5, 10, 20, 40)}
     columns |= {"CPR": "{0[cpr]:.2f}", "CMD": "{0[cmd]:.2f}", "cost": "{0[cost]:.1f}"}
 
-    def save(path: str) -> None:
-        if to == "mib":
-            write_report(path, found.mib())
-        elif output.ending == ".tex":
-            write_text(path, found.to_latex() + "\n")
-        else:
-            found.save(path)
-
     output.finish(
         found.to_dict,
         lambda: show_table(
@@ -325,7 +339,8 @@ def bench(
             title="Median sufficiency by components kept; cost in forward passes",
             left=2,
         ),
-        save=save,
+        save=found.save if to is None else lambda path: write_report(path, found.mib()),
+        table=lambda: found.medians,
         files="bench.json, bench.parquet, bench.png",
     )
     for name, counts in found.passed.items():

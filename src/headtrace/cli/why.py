@@ -14,10 +14,11 @@ from headtrace.cli.output import Output, check_output, emit, note, notes, say, s
 from headtrace.errors import InputError
 
 if TYPE_CHECKING:
+    from headtrace.mechanism import Mechanism
     from headtrace.runs import Run
 
 
-FORMS = [".html", ".json", ".md", ".svg"]
+FORMS = [".html", ".json", ".md", ".svg", ".tex"]
 
 
 def why(
@@ -69,8 +70,8 @@ def why(
     out: Annotated[
         str | None,
         typer.Option(
-            help="Write the result: page.html, m.json (headtrace.load_mechanism reads it), m.md or m.svg; for a "
-            "run, steps.json or steps.md."
+            help="Write the result: page.html, m.json (headtrace.load_mechanism reads it), m.md, m.svg or "
+            "m.tex (a LaTeX table of the steps); for a run, steps.json, steps.md or steps.tex."
         ),
     ] = None,
     place: options.ModelOptions,
@@ -113,7 +114,6 @@ def why(
     given = prompt.read()
     loaded = place.load(model)
     from headtrace.mechanism import why as find
-    from headtrace.mechanism.mechanism import save_as
 
     roles = {}
     if atlas is not None:
@@ -134,7 +134,19 @@ def why(
             progress=progress,
         )
     found = found.with_roles(roles) if roles else found
-    output.finish(found.to_dict, lambda: say(found.summary()), save=lambda path: save_as(found, path))
+    _finish(output, found)
+
+
+def _finish(output: Output, found: Mechanism) -> None:
+    """Print and write the mechanism of one prompt."""
+    from headtrace.mechanism.mechanism import save_as
+
+    output.finish(
+        found.to_dict,
+        lambda: say(found.summary()),
+        save=lambda path: save_as(found, path),
+        table=lambda: found.frame().select("text", "heads", "flow", "before", "without", "random"),
+    )
 
 
 def _run_at(place: str) -> Run | None:
@@ -152,7 +164,6 @@ def _why_run(
 ) -> None:
     """The mechanism of a run's prompts, or of one of them."""
     from headtrace.families import load_families, shared_steps
-    from headtrace.mechanism.mechanism import save_as
 
     _, _, which = place.partition("#")
     if which:
@@ -160,7 +171,7 @@ def _why_run(
             raise InputError(f"{place} is one prompt: leave out --by and --families, or the #{which}.")
         output = Output(as_json, out, FORMS)
         one = run.mechanism(which)
-        output.finish(one.to_dict, lambda: say(one.summary()), save=lambda path: save_as(one, path))
+        _finish(output, one)
         return
     if by is not None and families is not None:
         raise InputError("Give --by LABEL or --families FOLDER, not both.")
@@ -206,8 +217,6 @@ def matters(
     given = prompt.read()
     loaded = place.load(model)
     from headtrace.causal import importance
-    from headtrace.tables import latex_table
-    from headtrace.writing import write_text
 
     with progress_bar("Changed prompts") as progress:
         found = importance(loaded, given, answer, wrong, budget=budget, seed=seed, bos=bos, progress=progress)
@@ -216,13 +225,8 @@ def matters(
         show_tokens(found.tokens)
         say(found.summary())
 
-    def save(path: str) -> object:
-        if output.ending == ".tex":
-            return write_text(path, latex_table(found.frame()) + "\n")
-        return found.save(path)
-
     files = "importance.json, importance.png"
-    output.finish(found.to_dict, show, plots=[found.plot], save=save, files=files)
+    output.finish(found.to_dict, show, plots=[found.plot], save=found.save, table=found.frame, files=files)
 
 
 def expect(

@@ -1,4 +1,4 @@
-"""Packages say what they have, and looking at a page needs no torch. That imports go one way: ``make lint``."""
+"""The rooms of DESIGN: imports go one way, data has no tensor algebra, and looking at a page needs no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+
+def test_imports_go_one_way() -> None:
+    """The contracts of pyproject.toml, as import-linter reads them."""
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [lint, "--config", ROOT / "pyproject.toml"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_packages_name_only_files_that_they_have() -> None:

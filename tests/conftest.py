@@ -64,8 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    # Long files first: the worker that gets a browser or a cluster last would keep the others waiting.
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    # Long files first, the longest of all before them: the worker that gets one last would keep the others waiting.
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("slow") is None,
+            item.path.name != "test_documented_code.py",
+        )
+    )
 
 
 IOI = "When Mary and John went to the store, John gave a drink to"

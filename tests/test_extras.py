@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,8 +66,10 @@ def _declared(requirements: list[str]) -> set[str]:
     return {re.split(r"[^\w-]", each)[0].lower().replace("-", "_") for each in requirements}
 
 
-def _imported() -> Iterator[tuple[str, str]]:
+@cache
+def _imported() -> list[tuple[str, str]]:
     """The module, and the top package of every import in it that is neither Python's nor ours."""
+    found: list[tuple[str, str]] = []
     for file in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names: list[str] = []
@@ -78,7 +80,8 @@ def _imported() -> Iterator[tuple[str, str]]:
             for name in names:
                 top = name.partition(".")[0]
                 if top not in sys.stdlib_module_names | {"headtrace"}:
-                    yield str(file.relative_to(ROOT / "src" / "headtrace")), top
+                    found.append((str(file.relative_to(ROOT / "src" / "headtrace")), top))
+    return found
 
 
 def test_what_is_imported_is_declared_and_an_extra_is_imported_only_where_it_is_asked_for() -> None:

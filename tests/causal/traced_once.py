@@ -41,12 +41,12 @@ def _kept(traced: Callable[..., Any], asked: Callable[..., tuple[Any, Any]]) -> 
         key = (id(model), _written(request))
         try:
             if key not in known:
-                known[key] = traced(*given)
+                known[key] = (model, traced(*given))  # a model that is kept shares its id with no other
         except TypeError as error:
             if "unhashable" not in str(error):
                 raise
             return traced(*given)
-        return known[key]
+        return known[key][1]
 
     return once
 

@@ -168,7 +168,7 @@ def test_channels_are_made_while_another_thread_holds_the_models_lock(tmp_path, 
 
     def made_meanwhile() -> bool:
         maker.start()
-        maker.join(timeout=20)
+        maker.join(timeout=60)
         return not maker.is_alive()
 
     assert model.cached("something that waits for channels", made_meanwhile)

@@ -125,7 +125,7 @@ def test_devices_pipes_and_links_are_written_through(command, here) -> None:
     reader = threading.Thread(target=lambda: read.append((here / "pipe").read_text()))
     reader.start()
     run(*line, "--out", "pipe")
-    reader.join(timeout=20)
+    reader.join(timeout=60)
     assert read[0].lstrip().startswith("{" if command == "trace" else "<!doctype html>")
     end = "json" if command == "trace" else "html"
     (here / f"target.{end}").write_text("old")

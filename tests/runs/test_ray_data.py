@@ -22,7 +22,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 
 def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(
-    model, prompts, tmp_path: Path
+    model, prompts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with settings, and of requests that bring a counterfactual or a direction of their own."""
     other = "When Tom and Anna went to the store, Anna gave a drink to"
@@ -39,6 +39,10 @@ def test_two_workers_one_of_them_killed_give_the_circuits_of_the_local_engine(
     }
     local = headtrace.run(model, given, out=tmp_path / "local", **how)
     assert local.circuit(0).difference is not None
+    from ray.data import DataContext  # which takes long
+
+    # On a busy machine, the first worker would have done everything before the second is there.
+    monkeypatch.setattr(DataContext.get_current(), "wait_for_min_actors_s", 300)
     killer = Killer("ShardWorker", tmp_path / "ray" / "shards", of=len(given))
     killer.start()
     run = headtrace.run(model, given, out=tmp_path / "ray", engine="ray", workers=2, **how)

@@ -24,7 +24,10 @@ def test_an_mlp_is_no_cause_of_what_it_writes(name: str) -> None:
         assert 1 + layer + place.attention_layers * model.n_heads < REMOVED_ALONE
         written = recording.mlp_writes[layer, 0, 0]
         (alone,) = causes_alone(
-            recording, SingleRemovals.of(recording, layer, [place]), (written / (written @ written))[None]
+            recording,
+            SingleRemovals.of(recording, layer, [place]),
+            [0],
+            (written / (written @ written))[None],
         )
         sites = [each.cause.site for each in alone.causes]
         assert all(site.kind != "mlp" or site.layer < layer for site in sites), sites

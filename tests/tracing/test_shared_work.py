@@ -13,9 +13,12 @@ from headtrace.channels.svd import ModelChannels
 from headtrace.mechanism.folding import fold_flows
 from headtrace.models import recording as recording_module
 from headtrace.models.forward import forward, forward_behind, forward_keeping
+from headtrace.models.frozen import CONTENT_FIELDS
 from headtrace.models.identities import tolerance_for
 from headtrace.tracing import Tracer, difference, difference_circuit
+from headtrace.tracing.attribute_root import Place, project_writes
 from headtrace.tracing.measured_replacements import measure
+from headtrace.tracing.mlp_causes import MlpReader, SingleRemovals, causes_alone
 from headtrace.tracing.prompt_words import ReplacementSearch, ask
 from headtrace.vocabulary import Site
 from tests.tiny import NAMES, prompts, tiny_model, top_two
@@ -170,3 +173,67 @@ def test_channels_are_made_without_the_lock_of_the_model(
     Tracer(model).trace(MARY, " Mary", " John")
     assert waited
     assert not any(waited)
+
+
+@pytest.mark.parametrize("family", NAMES)
+@torch.inference_mode()
+def test_writes_of_heads_that_are_kept_are_those_that_are_computed(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float64)
+    ids = [5, 9, 11, 23, 40]
+    kept, computed = (model.record(ids, keep=CONTENT_FIELDS) for _ in range(2))
+    kept.keep_head_writes()
+    assert kept.head_writes is not None
+    assert computed.head_writes is None
+    sites = [
+        Site("head", layer, head, dest, src)
+        for layer in range(model.n_layers)
+        for head in range(model.n_heads)
+        for dest in range(len(ids))
+        for src in range(dest + 1)
+    ]
+    places = [Place(0, position, layer) for layer, position in ((1, 2), (2, 4), (4, 4))]
+    directions = torch.randn(len(places), model.d_model, generator=torch.Generator().manual_seed(0)).double()
+    for found, expected in (
+        (kept.moved_norms, computed.moved_norms),
+        (kept.writes(sites), computed.writes(sites)),
+        (
+            project_writes(kept, places, directions).shares,
+            project_writes(computed, places, directions).shares,
+        ),
+    ):
+        allowed = tolerance_for(torch.float64) * float(expected.abs().max())
+        torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
+
+
+@torch.inference_mode()
+def test_writes_of_heads_are_kept_of_short_prompts_only(model: headtrace.Model) -> None:
+    long = model.record([model.to_ids(MARY)] * 3)
+    long.keep_head_writes()
+    assert long.token_ids.numel() > model.d_head
+    assert long.head_writes is None
+
+
+@torch.inference_mode()
+def test_causes_of_several_directions_of_one_mlp_are_those_of_each_alone(model: headtrace.Model) -> None:
+    recording = model.record(MARY, keep=CONTENT_FIELDS)
+    places = [Place(0, 14, 1, True), Place(0, 9, 1, True)]
+    removals = SingleRemovals.of(recording, 1, places)
+    generator = torch.Generator().manual_seed(0)
+    rows, directions = [0, 1, 0], torch.randn(3, model.d_model, generator=generator)
+    own = torch.stack([recording.mlp_writes[1, 0, places[row].position] for row in rows])
+    directions = directions / (directions * own).sum(-1, keepdim=True)
+    readers = [
+        [MlpReader(Place(0, place.position, 2, True), torch.randn(model.d_model, generator=generator))]
+        for place in places
+    ]
+    together = causes_alone(recording, removals, rows, directions, readers=readers)
+    assert any(alone.causes for alone in together)
+    for row, direction, found in zip(rows, directions, together, strict=True):
+        (expected,) = causes_alone(
+            recording, removals.at([row]), [0], direction[None], readers=[readers[row]]
+        )
+        assert found.not_opposing == expected.not_opposing
+        assert [each.cause.site for each in found.causes] == [each.cause.site for each in expected.causes]
+        for one, other in zip(found.causes, expected.causes, strict=True):
+            assert one.cause.weight == pytest.approx(other.cause.weight, rel=1e-4)
+            torch.testing.assert_close(one.direction, other.direction, rtol=1e-3, atol=1e-5)

@@ -73,6 +73,11 @@ class Recording:
     softcaps: tuple[float | None, ...]
     weights_version: WeightsVersion | None = field(default=None, repr=False)
     """The model's weights when this was recorded."""
+    head_writes: Float[Tensor, "batch layer head token d_model"] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    """What each head would write for each source if it attended to nothing else, ``v[j] W_O``, before any norm of what
+    attention writes. Only where it was kept (`keep_head_writes`)."""
 
     token_ids = Recorded("batch token", dtype=torch.int64)
     logits = Recorded("batch kept vocab")
@@ -419,9 +424,22 @@ class Recording:
         writes[:, len(first) :] = self.mlp_writes.transpose(0, 1)
         return writes
 
+    def keep_head_writes(self) -> None:
+        """Keep ``head_writes`` because many of them will be read, if they are fewer numbers than ``W_O`` has: those of
+        one short prompt or a few."""
+        W_O, (batch, length) = self.model.weights.W_O, self.token_ids.shape
+        n_layers, n_heads, d_head, d_model = W_O.shape
+        if self.head_writes is None and batch * length <= d_head:
+            writes = self.bare_values.new_empty(batch, n_layers, n_heads, length, d_model)
+            for prompt, own in enumerate(writes):
+                torch.matmul(self.bare_values[:, :, prompt], W_O, out=own)
+            object.__setattr__(self, "head_writes", writes)
+
     @cached_property
     def moved_norms(self) -> Float[Tensor, "layer head batch token"]:
         """How long the write of each head is for each source, if it attends to nothing else: ``|v[j] W_O|``."""
+        if self.head_writes is not None:
+            return torch.linalg.vector_norm(self.head_writes, dim=-1).movedim(0, 2)
         W_O = self.model.weights.W_O
         gram = W_O @ W_O.mT
         values = self.bare_values
@@ -506,9 +524,12 @@ class Recording:
         places = [(site.layer or 0, site.head or 0, site.dest or 0, site.src or 0) for site in sites]
         layer, head, dest, src = torch.tensor(places, device=self.embedding.device).unbind(1)
         strength = self.attention.at(layer, torch.full_like(layer, prompt), head, dest, src)
-        mixed = strength[:, None] * self.bare_values[layer, head, prompt, src]
-        written = (mixed[:, None] @ self.model.weights.W_O[layer, head])[:, 0]
-        post = self.post_norm_scales
+        if self.head_writes is None:
+            moved = self.bare_values[layer, head, prompt, src][:, None]
+            moved = (moved @ self.model.weights.W_O[layer, head])[:, 0]
+        else:
+            moved = self.head_writes[prompt, layer, head, src]
+        written, post = strength[:, None] * moved, self.post_norm_scales
         return written if post is None else written / post[layer, prompt, dest, None]
 
     def layer_writes(self, layer: int) -> Float[Tensor, "batch token d_model"]:

@@ -8,7 +8,7 @@ selection of seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,30 @@ def _head_shares(
 ) -> None:
     """``A[t, j] v[j] W_O . direction`` for every head component; one product per prompt."""
     _, top, _, length = out.shape
+    rows_of: dict[int, list[int]] = {}
+    for row, place in enumerate(places):
+        rows_of.setdefault(place.prompt, []).append(row)
+    moved = _moved_along(recording, rows_of, directions, top, length)
+    for (prompt, rows), along in zip(rows_of.items(), moved, strict=True):
+        at = torch.tensor([places[row].position for row in rows], device=along.device)
+        patterns = recording.attention.rows(top, torch.full_like(at, prompt), at, length)
+        out[rows] = along * patterns
+
+
+def _moved_along(
+    recording: Recording,
+    rows_of: Mapping[int, list[int]],
+    directions: Float[Tensor, "place d_model"],
+    top: int,
+    length: int,
+) -> Iterator[Float[Tensor, "mine layer head src"]]:
+    """``v[j] W_O . direction`` for every head and source, prompt by prompt: from what heads write, where that is kept;
+    else through the weights, for the directions of all prompts at once."""
+    if recording.head_writes is not None:
+        for prompt, rows in rows_of.items():
+            writes = recording.head_writes[prompt, :top]
+            yield (directions[rows] @ writes.flatten(0, 2).T).unflatten(1, writes.shape[:3])[..., :length]
+        return
     model = recording.model
     W_O = model.weights.W_O[:top].flatten(0, 2)
     # A product with a single column runs on one core, and takes longer than one with two.
@@ -114,16 +138,11 @@ def _head_shares(
     read = (W_O @ columns.T)[:, : len(directions)].contiguous()
     # Heads that share values stand side by side.
     shared = read.unflatten(0, (top, model.n_kv_heads, -1, model.d_head)).transpose(2, 3)
-    rows_of: dict[int, list[int]] = {}
-    for row, place in enumerate(places):
-        rows_of.setdefault(place.prompt, []).append(row)
     for prompt, rows in rows_of.items():
         values = recording.shared_values[:top, :, prompt, :length]
-        mine = shared if len(rows) == len(places) else shared[..., rows]
+        mine = shared if len(rows) == len(directions) else shared[..., rows]
         moved = (values @ mine.flatten(3)).unflatten(3, mine.shape[3:])
-        at = torch.tensor([places[row].position for row in rows], device=values.device)
-        patterns = recording.attention.rows(top, torch.full_like(at, prompt), at, length)
-        out[rows] = moved.permute(4, 0, 1, 3, 2).flatten(2, 3) * patterns
+        yield moved.permute(4, 0, 1, 3, 2).flatten(2, 3)
 
 
 # -- roots ---------------------------------------------------------------------------------------------------

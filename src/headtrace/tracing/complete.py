@@ -9,9 +9,8 @@ from. Each reason is a direction of what the node writes, and has its own causes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from headtrace.models import Recording
 
 from headtrace.request import Paths
-
-RemovalsAt = Callable[[Iterable[PromptSite]], SingleRemovals]
-"""The single removals at some of a layer's MLPs."""
 
 HELD_DOWN, ATTENDS_FULLY = 2.5, 0.9
 """What keeps a head from attending is looked for where it has so many times the least influence, and attends with less
@@ -490,25 +486,16 @@ class CompleteSweep:
         if not chosen:
             return
         parts: dict[PromptSite, list[Part]] = {site: [] for site in chosen}
-        for_content = [s for s in chosen if self._reason(s).content + self._reason(s).opposing > 0]
-        for site, found in zip(for_content, self.content.causes(for_content), strict=True):
-            influence, unit = self._reason(site).content + self._reason(site).opposing, self._score(site)
-            found = found if unit > 0 else found.opposite()
-            causes = [replace(c, weight=c.weight / unit) for c in self._strong([found], influence)]
-            parts[site].append(Part(influence, causes, written=self.content.gradient(*site) / unit))
-        row_of = {site: row for row, site in enumerate(chosen)}
-
-        @cache
-        def removals() -> SingleRemovals:  # made where it is needed, and once
-            return SingleRemovals.of(self.recording, layer, [self.content.place(*site) for site in chosen])
-
-        def removals_at(sites: Iterable[PromptSite]) -> SingleRemovals:
-            return removals().at([row_of[site] for site in sites])
-
-        if self.attention and for_content:
-            self._hidden_content(for_content, removals_at, parts)
-        self._moved_by_mlps(chosen, removals_at, parts)
-        self._attention_signals_of_mlps(layer, chosen, removals_at, parts)
+        frozen = self._content_of_mlps(chosen)
+        if self.attention:
+            places = [self.content.place(*site) for site in chosen]
+            removals = SingleRemovals.of(self.recording, layer, places)
+            frozen += self._moved_by_mlps(chosen, removals)
+            self._add_hidden(chosen, removals, frozen, parts)
+            self._attention_signals_of_mlps(layer, chosen, removals, parts)
+        else:
+            for row, part in frozen:
+                parts[chosen[row]].append(part)
         expanded: list[Expanded] = []
         for number, site in chosen:
             mine = parts[number, site]
@@ -516,45 +503,61 @@ class CompleteSweep:
             expanded.append((causes, {"input": mine}, {}))
         self._follow(expanded)
 
-    def _hidden_content(
-        self, sites: list[PromptSite], removals_at: RemovalsAt, parts: dict[PromptSite, list[Part]]
-    ) -> None:
-        """Components without which an MLP would contribute less than half: those of saturated units have no share."""
-        directions = torch.stack([self.content.gradient(*site) / self._score(site) for site in sites])
-        readers = [self._reason(site).main_readers for site in sites]
-        hidden = causes_alone(self.recording, removals_at(sites), directions, readers=readers)
-        for site, alone in zip(sites, hidden, strict=True):
-            parts[site][-1:] = with_removals(parts[site][-1], alone)
+    def _content_of_mlps(self, chosen: list[PromptSite]) -> list[tuple[int, Part]]:
+        """What the content of some of the MLPs comes from, through frozen gates, by their rows."""
+        strengths = [self._reason(site).content + self._reason(site).opposing for site in chosen]
+        rows = [row for row, strength in enumerate(strengths) if strength > 0]
+        parts: list[tuple[int, Part]] = []
+        for row, found in zip(rows, self.content.causes([chosen[row] for row in rows]), strict=True):
+            influence, unit = strengths[row], self._score(chosen[row])
+            found = found if unit > 0 else found.opposite()
+            causes = [replace(c, weight=c.weight / unit) for c in self._strong([found], influence)]
+            written = self.content.gradient(*chosen[row]) / unit
+            parts.append((row, Part(influence, causes, written=written)))
+        return parts
 
-    def _moved_by_mlps(
-        self, chosen: list[PromptSite], removals_at: RemovalsAt, parts: dict[PromptSite, list[Part]]
-    ) -> None:
-        """Content of signals: as for the root, through frozen gates."""
+    def _moved_by_mlps(self, chosen: list[PromptSite], removals: SingleRemovals) -> list[tuple[int, Part]]:
+        """What the signals that some of the MLPs moved come from: as for the root, through frozen gates."""
         flows = {
-            site: combined(signals) for site in chosen if (signals := self._reason(site).of_attention(False))
+            row: combined(signals)
+            for row, site in enumerate(chosen)
+            if (signals := self._reason(site).of_attention(False))
         }
         if not flows:
+            return []
+        moving = removals.at(list(flows))
+        pulled = moving.mlp.back(torch.stack([direction for direction, _ in flows.values()]))
+        found = self.content.strongest_along(moving.places, list(pulled.direction), constants=pulled.constant)
+        return [
+            (row, Part(influence, self._strong([strongest], influence), into, written))
+            for (row, (written, influence)), strongest, into in zip(
+                flows.items(), found, pulled.direction, strict=True
+            )
+        ]
+
+    def _add_hidden(
+        self,
+        chosen: list[PromptSite],
+        removals: SingleRemovals,
+        frozen: list[tuple[int, Part]],
+        parts: dict[PromptSite, list[Part]],
+    ) -> None:
+        """Add parts of MLPs with the components without which they would do less than half: those of saturated units
+        have no share."""
+        if not frozen:
             return
-        removals = removals_at(flows)
-        directions = torch.stack([direction for direction, _ in flows.values()])
-        pulled = removals.mlp.back(directions)
-        found = self.content.strongest_along(
-            removals.places, list(pulled.direction), constants=pulled.constant
-        )
-        for (site, (written, influence)), strongest, into in zip(
-            flows.items(), found, pulled.direction, strict=True
-        ):
-            parts[site].append(Part(influence, self._strong([strongest], influence), into, written))
-        readers = [self._reason(site).main_readers for site in flows]
-        hidden = causes_alone(self.recording, removals, directions, readers=readers)
-        for site, alone in zip(flows, hidden, strict=True):
-            parts[site][-1:] = with_removals(parts[site][-1], alone)
+        rows = [row for row, _ in frozen]
+        readers = [self._reason(site).main_readers if row in rows else [] for row, site in enumerate(chosen)]
+        directions = torch.stack([part.written for _, part in frozen if part.written is not None])
+        hidden = causes_alone(self.recording, removals, rows, directions, readers=readers)
+        for (row, part), alone in zip(frozen, hidden, strict=True):
+            parts[chosen[row]] += with_removals(part, alone)
 
     def _attention_signals_of_mlps(
         self,
         layer: int,
         chosen: list[PromptSite],
-        removals_at: RemovalsAt,
+        removals: SingleRemovals,
         parts: dict[PromptSite, list[Part]],
     ) -> None:
         """Query and key signals that an MLP wrote: removed from the real MLP's input until half is gone.
@@ -562,16 +565,17 @@ class CompleteSweep:
         An MLP that writes into many firings is followed for the signals that have enough influence by themselves, or
         for its strongest one.
         """
-        wanted: list[tuple[PromptSite, float, SignalDirection]] = []
-        for site in chosen:
+        wanted: list[tuple[int, float, SignalDirection]] = []
+        for row, site in enumerate(chosen):
             signals = sorted(self._reason(site).of_attention(True), key=lambda each: -each[0])
             enough = [each for each in signals if each[0] >= self.budget.min_influence]
-            wanted += [(site, *each) for each in enough or (signals[:1] if not parts[site] else [])]
+            wanted += [(row, *each) for each in enough or (signals[:1] if not parts[site] else [])]
         if not wanted:
             return
-        removals = removals_at(site for site, *_ in wanted)
-        found = mlp_signal_causes(self.recording, layer, [signal for *_, signal in wanted], removals)
-        for (site, influence, signal), causes in zip(wanted, found, strict=True):
+        rows, signals = [row for row, *_ in wanted], [signal for *_, signal in wanted]
+        found = mlp_signal_causes(self.recording, layer, removals, rows, signals)
+        for (row, influence, signal), causes in zip(wanted, found, strict=True):
+            site = chosen[row]
             offset = Cause(Site("offset", layer, dest=site[1].dest), causes.held)
             own = (*causes.causes, offset) if causes.held else causes.causes
             parts[site].append(Part(influence, own, causes.direction, signal.direction))

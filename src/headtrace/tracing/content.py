@@ -96,6 +96,7 @@ class Content:
         recording: Recording,
         reads: Sequence[Sequence[RootPart]],
     ) -> Content:
+        recording.keep_head_writes()
         start = torch.zeros_like(recording.residuals)
         for prompt, places in enumerate(reads):
             for read in places:

@@ -95,19 +95,24 @@ class MlpSignalCauses:
 
 @torch.inference_mode()
 def mlp_signal_causes(
-    recording: Recording, layer: int, signals: Sequence[SignalDirection], removals: SingleRemovals
+    recording: Recording,
+    layer: int,
+    removals: SingleRemovals,
+    rows: list[int],
+    signals: Sequence[SignalDirection],
 ) -> list[MlpSignalCauses]:
-    """The causes of signals that one layer's MLP wrote, each at the place that it read."""
-    device, places, mlp = recording.model.device, removals.places, removals.mlp
+    """The causes of signals that one layer's MLP wrote, each at one of the places (``rows``) that it read."""
+    device, mlp = recording.model.device, removals.mlp.at(rows)
+    places = [removals.places[row] for row in rows]
     directions = torch.stack([signal.direction for signal in signals])
     pulled = mlp.back(directions)
     part, constant = project_writes(recording, places, pulled.direction), pulled.constant
     if recording.model.half:
         prompts, positions = ([p.prompt for p in places], [p.position for p in places])
-        rows = torch.tensor(prompts, device=device), torch.tensor(positions, device=device)
-        constant = constant + (mlp_rounding(recording, layer, rows) * directions).sum(-1)
+        read = torch.tensor(prompts, device=device), torch.tensor(positions, device=device)
+        constant = constant + (mlp_rounding(recording, layer, read) * directions).sum(-1)
     _require_whole(recording, part, constant, signals)
-    alone = causes_alone(recording, removals, directions, signals)
+    alone = causes_alone(recording, removals, rows, directions, signals)
     half = _half(recording)
     rounding = carries_nothing(directions.dtype) * (part.shares.abs().sum(dim=1) + constant.abs())
     held, least = torch.stack((torch.where(constant.abs() > rounding, constant, 0.0), rounding)).tolist()
@@ -215,19 +220,22 @@ class SingleRemovals:
 def causes_alone(
     recording: Recording,
     removals: SingleRemovals,
-    directions: Float[Tensor, "place d_model"],
+    rows: list[int],
+    directions: Float[Tensor, "direction d_model"],
     signals: Sequence[SignalDirection] = (),
     readers: Sequence[Sequence[MlpReader]] = (),
 ) -> list[RemovedAlone]:
-    """For each place that an MLP reads, the components without which it writes less than half of what it does along a
-    direction, or half as much again: removed one at a time from the real MLP's input, the longest writes only.
+    """For each direction of what an MLP writes at one of the places (``rows``), the components without which it writes
+    less than half of what it does along it, or half as much again: removed one at a time from the real MLP's input,
+    the longest writes only.
 
-    A direction measures the whole write as one. With ``signals`` (one of a query or key for each place), also those
+    A direction measures the whole write as one. With ``signals`` (one of a query or key for each direction), also those
     without which the attention of the head would change by a quarter: an MLP that writes something else besides still
     writes its signal. With ``readers`` (some for each place), also those without which another MLP, its gates live,
     would do half of what the write makes it do, or half as much again: one that needs two parts of the write at once
     does nothing without either.
     """
+    every, removals = removals, removals.at(rows)
     sites, written = removals.sites, removals.written
     left = (written @ directions[..., None])[..., 0]
     half = _half(recording)
@@ -243,15 +251,18 @@ def causes_alone(
         changed |= hidden
         idle |= (1 - attention).abs() < IDLE
     if readers:
-        changes = removals.whole[:, None] - written
-        for reader in _ReadOn.all_of(recording, readers, removals.whole, changes):
-            hidden = ~changed[reader.rows] & ((1 - reader.left).abs() > half)
-            idle[reader.rows] |= (1 - reader.left).abs() < IDLE
+        changes = every.whole[:, None] - every.written
+        for reader in _ReadOn.all_of(recording, readers, every.whole, changes):
+            mine = [number for number, row in enumerate(rows) if row in reader.rows]
+            its = [reader.rows.index(rows[number]) for number in mine]
+            read_on = reader.left[its]
+            hidden = ~changed[mine] & ((1 - read_on).abs() > half)
+            idle[mine] |= (1 - read_on).abs() < IDLE
             numbers, ns = hidden.nonzero().unbind(1)
             if numbers.numel():
-                rows = torch.tensor(reader.rows, device=ns.device)[numbers]
-                left[rows, ns], changed[rows, ns] = reader.left[numbers, ns], True
-                along[rows, ns] = reader.secants(numbers, ns)
+                own, its = (torch.tensor(each, device=ns.device)[numbers] for each in (mine, its))
+                left[own, ns], changed[own, ns] = read_on[numbers, ns], True
+                along[own, ns] = reader.secants(its, ns)
     no_larger = (left < 1 + IDLE).tolist()
     size, change = _written_otherwise(removals)
     other = ~changed & idle & (size > half)
@@ -262,8 +273,8 @@ def causes_alone(
     rest, alone = torch.stack((left, changed.to(left))).tolist()
     chosen = [(row, n) for row, mine in enumerate(alone) for n, is_cause in enumerate(mine) if is_cause]
     if chosen:  # all together: each by itself would be waited for
-        rows, ns = [row for row, _ in chosen], [n for _, n in chosen]
-        backs = removals.secants(rows, ns, along[rows, ns])
+        numbers, ns = [row for row, _ in chosen], [n for _, n in chosen]
+        backs = removals.secants(numbers, ns, along[numbers, ns])
         for (row, n), back in zip(chosen, backs, strict=True):
             found[row].append(CauseAlone(Cause(sites[row][n], 1 - rest[row][n]), back))
     return [

@@ -208,12 +208,22 @@ def test_a_function_word_takes_the_place_of_a_content_word_only_if_nothing_else_
 
 
 def test_flips_that_are_much_less_natural_than_the_best_are_left_out(matters: headtrace.Importance) -> None:
-    some = told(matters.measured, ("Mary", "Anna", -1.0, 0.0), ("store", "park", -1.0, -9.0), ("drink", "MATLAB", -9.0, -11.0))
+    some = told(
+        matters.measured,
+        ("Mary", "Anna", -1.0, 0.0),
+        ("store", "park", -1.0, -9.0),
+        ("drink", "MATLAB", -9.0, -11.0),
+    )
     assert {change.after for change in some.counterfactuals()} == {"Anna", "park"}
 
 
 def test_without_a_flip_the_changes_that_come_closest_are_taken(matters: headtrace.Importance) -> None:
-    none = told(matters.measured, ("Mary", "Anna", 4.0, 0.0), ("store", "park", 30.0, 0.0), ("drink", "book", 5.0, 0.0))
+    none = told(
+        matters.measured,
+        ("Mary", "Anna", 4.0, 0.0),
+        ("store", "park", 30.0, 0.0),
+        ("drink", "book", 5.0, 0.0),
+    )
     assert none.weakens
     assert [change.after for change in none.counterfactuals()] == ["Anna", "book"]
     worse = told(matters.measured, ("Mary", "Anna", 9.0, 0.0), ("store", "park", 30.0, 0.0))
@@ -222,7 +232,11 @@ def test_without_a_flip_the_changes_that_come_closest_are_taken(matters: headtra
 
 
 def test_of_equal_words_it_is_said_which_is_exchanged(matters: headtrace.Importance) -> None:
-    said = {(change.before, change.which, change.positions): str(change) for change in matters.measured.changes}
+    said = {
+        (change.before, change.which, change.positions): str(change) for change in matters.measured.changes
+    }
     assert {which for before, which, _ in said if before == "John"} == {1, 2}
     for (before, which, _), text in said.items():
-        assert text.startswith({0: f"{before!r} -> ", 1: f"first {before!r} -> ", 2: f"second {before!r} -> "}[which])
+        assert text.startswith(
+            {0: f"{before!r} -> ", 1: f"first {before!r} -> ", 2: f"second {before!r} -> "}[which]
+        )

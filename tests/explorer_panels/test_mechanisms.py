@@ -220,3 +220,19 @@ def test_a_long_prompt_is_changed_fewer_times(session) -> None:
     view, _ = explain(session, QuestionRequest(recording=long.id))
     assert view.tried <= 100, "6,000 tokens in all"
     assert "budget=100" in view.python
+
+
+def test_a_cause_has_set_what_a_head_does_only_if_it_is_most_of_it(session, recorded) -> None:
+    """A head is named before MLPs; where its part is the smaller one, it has helped."""
+    view, _ = explain(session, QuestionRequest(recording=recorded.id))
+    asked, seen = {"answer": " Mary", "wrong": " John", "recording": recorded.id}, set()
+    for head in view.heads:
+        firing = FiringRequest(layer=head.layer, head=head.head, dest=head.dest, src=head.src)
+        why = why_of(session, WhyRequest(firing=firing, **asked))
+        for side, what in ((why.query, "what it looks for"), (why.key, "what it finds there")):
+            if what in why.sentence:
+                named = max(side.causes, key=lambda cause: (cause.kind == "head", cause.weight))
+                most = named.weight >= sum(cause.weight for cause in side.causes) / 2
+                assert (f"helped to set {what}" in why.sentence) == (not most)
+                seen.add(most)
+    assert seen == {True, False}

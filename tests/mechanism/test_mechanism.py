@@ -628,8 +628,13 @@ def test_nothing_is_minus_zero(mechanism: headtrace.Mechanism) -> None:
 
 def test_the_rival_and_how_it_was_chosen(model: headtrace.Model) -> None:
     own = headtrace.why(model, MARY, counterfactual=OTHER, measure=False)
-    assert own.chosen == ("The answer is the model's own: 'Mary'.", "Its rival is a likely word of the prompt: 'John'.")
-    fact = headtrace.why(model, "The capital of Germany is", counterfactual="The capital of France is", measure=False)
+    assert own.chosen == (
+        "The answer is the model's own: 'Mary'.",
+        "Its rival is a likely word of the prompt: 'John'.",
+    )
+    fact = headtrace.why(
+        model, "The capital of Germany is", counterfactual="The capital of France is", measure=False
+    )
     assert fact.chosen[1].startswith("Its rival is the likeliest other word: ")
 
 

@@ -102,7 +102,9 @@ class LogitDifference(BaseRoot):
         cls, model: Model, prompt: Prompt | Chat, length: int, given: Mapping[str, Any]
     ) -> LogitDifference:
         if "answer" not in given:
-            raise InputError("A logit difference needs an answer, too, such as answer=' Mary' (--answer ' Mary').")
+            raise InputError(
+                "A logit difference needs an answer, too, such as answer=' Mary' (--answer ' Mary')."
+            )
         answers, wrongs = several(given["answer"]), several(given["wrong"]) if "wrong" in given else []
         if len(answers) == len(wrongs) == 1:
             answer = model.reader.continuation(prompt, answers[0])

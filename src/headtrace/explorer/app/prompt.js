@@ -149,7 +149,8 @@ export function createPrompt(app) {
     const most = Math.max(...found.importance.map((value) => Math.abs(value ?? 0)), 1e-9);
     [...tokens.children].forEach((item, i) => {
       const value = found.importance[i];
-      item.className = value === null ? "" : value < 0 ? "weighed against" : "weighed";
+      item.classList.toggle("weighed", value !== null);
+      item.classList.toggle("against", value !== null && value < 0);
       item.style.setProperty("--share", value === null ? 0 : Math.abs(value) / most);
       if (value !== null) item.firstChild.title = `${i}: ${tokenExact(recording.tokens[i])}: exchanging it costs ${number(value)} of the ${found.measure} (mean)`;
     });

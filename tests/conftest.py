@@ -35,28 +35,16 @@ if os.name == "nt":  # signals, pipes, links, devices and modes as POSIX has the
     collect_ignore += ["runs/test_resume.py"]
 
 # What `make test-fast` leaves out: browsers, servers, workers, kills, fuzzing, studies, and whole commands.
-SLOW = (
-    *(
-        "explorer",
-        "explorer_app",
-        "explorer_server",
-        "explorer_panels",
-        "notebooks",
-        "docs",
-        "package",
-        "toy",
-    ),
-    *("interpret", "runs", "families", "sinks", "figures", "cli", "models/test_hub", "models/test_fuzz"),
-    *("models/test_devices", "models/test_placement", "causal/test_fuzz", "causal/test_sufficiency"),
-    *(
-        "causal/test_faithfulness",
-        "causal/test_experiments",
-        "test_documented_code",
-        "test_fuzz",
-        "test_other",
-    ),
-    *("invariants/test_families", "channels/test_survey", "channels/test_emergence", "tasks/test_builtin"),
+SLOW = tuple(
+    str.split("""
+    explorer notebooks docs package toy interpret runs families sinks figures cli
+    models/test_hub models/test_fuzz models/test_devices models/test_placement models/test_packages
+    causal/test_fuzz causal/test_sufficiency causal/test_faithfulness causal/test_experiments
+    circuits/test_fuzz invariants/test_families channels/test_survey channels/test_emergence tasks/test_builtin
+    test_documented_code test_fuzz test_other
+""")
 )
+"""How their paths begin."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -151,6 +151,7 @@ def test_a_request_means_the_same_to_the_server(server: Live, name: str, setting
     assert names["circuit"] == circuit
 
 
+@pytest.mark.slow
 def test_workers_trace_requests_as_this_process_does(model: headtrace.Model, tmp_path: Path) -> None:
     """Also with settings. A worker of Ray gets the same job: tests/runs/test_ray_data.py."""
     names = ("a counterfactual", "a direction")

@@ -332,6 +332,7 @@ def test_weights_may_be_those_of_another_order_where_rounding_decides_the_order(
     assert float((unsure.high - unsure.low).max()) > 1e-6, "orders that rounding could have made are tried"
 
 
+@pytest.mark.slow
 def test_circuits_of_another_cpu_pass(builtin, tmp_path) -> None:
     """Sums come out differently with other vector instructions; what is discrete may, too."""
     code = (

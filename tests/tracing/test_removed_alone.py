@@ -39,5 +39,6 @@ def test_a_complete_circuit_of_a_short_prompt_is_traced() -> None:
         ids = [5, 9, 11]
         answer, wrong = top_two(model, ids)
         circuit = headtrace.Tracer(model, min_influence=0.001).trace(ids, answer, wrong, paths="complete")
+        assert circuit.edges, name
         for edge in circuit.edges:
             assert edge.source != edge.target

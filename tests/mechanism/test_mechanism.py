@@ -16,7 +16,7 @@ from headtrace.causal.execute import rerun
 from headtrace.errors import InputError
 from headtrace.mechanism import RULES, Facts, StepRule, fold_circuit, fold_flows
 from headtrace.mechanism.drawing import LEFT_TO_RIGHT, involved_tokens, natural_width, text_width
-from headtrace.mechanism.evidence import MOST_PAIRS, _other_mlps
+from headtrace.mechanism.evidence import MOST_PAIRS, _other_mlps, measured_pairs
 from headtrace.mechanism.mechanism import mechanism_from_json
 from headtrace.mechanism.parts import StepMeasurement
 from headtrace.mechanism.rules import LOOKING, MLPS, role, token_phrase
@@ -658,3 +658,15 @@ def test_the_arrow_of_a_change_points_forward_whatever_way_its_words_are_set(
     shown = replace(mechanism, circuit=replace(mechanism.circuit, difference=hebrew))
     mark = LEFT_TO_RIGHT
     assert f"{mark}'\u05d4'{mark} -> '\u05d5'{mark}" in shown.origin
+
+
+def test_steps_are_measured_with_changes_of_different_words(model: headtrace.Model) -> None:
+    """Else a step that a change of one word explains would look as if removing it did nothing."""
+    store, park = MARY.replace("store", "park"), MARY.replace("store", "school")
+    others = [OTHER, store, OTHER.replace(", Mary", ", Anna"), park]
+    flows = Tracer(model).difference_flows(MARY, " Mary", " John", counterfactual=others)
+    chosen = measured_pairs(flows)
+    assert [flows.index(pair) for pair in chosen] == [0, 3]
+    assert measured_pairs(flows[:1]) == list(flows[:1])
+    alone = [flows[0], flows[2]]
+    assert measured_pairs(alone) == alone, "of one word, if there is no other"

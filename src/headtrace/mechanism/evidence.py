@@ -46,8 +46,7 @@ def measure_steps(
     With ``partial`` the steps of a long prompt run one after the other, and it gets all steps, those measured so far
     with their numbers, after each of them.
     """
-    # Found counterfactuals come in kinds, one after the other: those that are measured are spread over all of them.
-    pairs = [flows[i * len(flows) // MOST_PAIRS] for i in range(min(MOST_PAIRS, len(flows)))]
+    pairs = measured_pairs(flows)
     generator = torch.Generator().manual_seed(seed)
     heads = [head.site for step in steps for head in step.heads]
     copies: list[Copy] = []
@@ -99,6 +98,26 @@ def measure_steps(
     return tuple(measured), MechanismTest(
         before, other_value, without, kept, random_without, random_kept, len(pairs)
     )
+
+
+def measured_pairs(flows: Sequence[PairFlow]) -> list[PairFlow]:
+    """The pairs that steps are measured with. Found counterfactuals come in kinds, one after the other, and in each the
+    words take turns: so spread over all of them, and no word twice as long as there is another."""
+    chosen: list[PairFlow] = []
+    for turn in range(min(MOST_PAIRS, len(flows))):
+        seen = {_changed_places(pair) for pair in chosen}
+        start = turn * len(flows) // MOST_PAIRS
+        order = [
+            flow for flow in (*flows[start:], *flows[:start]) if not any(flow is each for each in chosen)
+        ]
+        chosen.append(next((pair for pair in order if _changed_places(pair) not in seen), order[0]))
+    return chosen
+
+
+def _changed_places(pair: PairFlow) -> frozenset[int]:
+    """The positions at which the two prompts of a pair have other tokens."""
+    one, other = (run.token_ids[pair.prompt] for run in (pair.flow.recording, pair.flow.other))
+    return frozenset((one != other).nonzero()[:, 0].tolist())
 
 
 def _parts(n_steps: int, tokens: int) -> list[range]:

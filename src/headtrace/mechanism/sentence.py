@@ -21,7 +21,7 @@ from headtrace.mechanism.parts import Clause, Step, StepHead
 from headtrace.mechanism.rules import LOOKING, MLPS, RULES, Facts, token_phrase
 
 SUBJECT = re.compile(r"(the \w+ )?\*[^*]+\* ")
-VERBS = ("looks at ", "looks away from ")
+VERBS = ("looks at ", "looks away from ", "finds ")
 """Verbs that are said once for all tokens of one step."""
 MOST_SOURCES = 3
 """Of tokens that one step looks at, so many are named, those with most flow."""
@@ -54,6 +54,8 @@ def looking_text(tokens: Sequence[str], heads: Sequence[StepHead]) -> str:
     '*d* looks at the first token, and looks at *b*'
     >>> looking_text((" a", " b", " c", " d", " e"), [StepHead("L1H0", 1, 0, 4, src, 1.0) for src in (1, 2)])
     '*e* looks at *b* and *c*'
+    >>> looking_text((" a", " b", " a", " c", " a"), [StepHead("L1H0", 1, 0, 4, src, 1.0) for src in (0, 2)])
+    'the last *a* finds the first and the second'
     """
     sources: dict[int, list[StepHead]] = defaultdict(list)
     for head in heads:

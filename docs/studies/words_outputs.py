@@ -1,6 +1,6 @@
 """What heads say through the unembedding, on SmolLM2: is it what the model says because of them?
 
-    python docs/studies/words_outputs.py [--model smollm2-135m] [--prompts 30] [--by-channel 15] [--out build/outputs]
+    python docs/studies/words_outputs.py [--model smollm2-135m] [--prompts 30] [--by-channel 8] [--out build/outputs]
 
 On IOI prompts, heads that are known to copy the name or to lower the rival (docs/findings/structure.md), and heads that
 are drawn at random. Each reads one token for the last one: what it raises and lowers by words (``head_says``) is
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,7 +64,20 @@ def asked(recording: Recording, example: Example, number: int) -> Iterator[tuple
 
 def through_unembedding(model: headtrace.Model, written: Tensor) -> Tensor:
     """What is added to every logit, but for the final norm's scale and a constant."""
-    return model.architecture.centred(model.weights.W_U * model.weights.final_gain) @ written
+    return readout(model) @ written
+
+
+@cache
+def readout(model: headtrace.Model) -> Tensor:
+    return model.architecture.centred(model.weights.W_U * model.weights.final_gain)
+
+
+@cache
+def output_directions(model: headtrace.Model, layer: int, head: int) -> tuple[Tensor, Tensor]:
+    """The singular vectors of W_V W_O: what it reads (columns), and what it writes (rows)."""
+    value = model.weights.W_V[layer, head // model.weights.group]
+    inputs, _, outputs = torch.linalg.svd(value @ model.weights.W_O[layer, head])
+    return inputs, outputs
 
 
 def agreement(predicted: Tensor, fell: Tensor, most: int = SHOWN) -> tuple[float, float]:
@@ -113,9 +127,7 @@ def whole(recording: Recording, layer: int, head: int, src: int, random: Random)
 def by_channel(recording: Recording, layer: int, head: int, src: int) -> list[dict[str, Any]]:
     """Each strong channel of W_V W_O: the part of the write along it is taken away."""
     model, end = recording.model, recording.lengths[0] - 1
-    _, _, directions = torch.linalg.svd(
-        model.weights.W_V[layer, head // model.weights.group] @ model.weights.W_O[layer, head]
-    )
+    _, directions = output_directions(model, layer, head)
     attention = recording.patterns[layer, 0, head, end, src]
     written = attention * (recording.bare_values[layer, head, 0, src] @ model.weights.W_O[layer, head])
     found: list[dict[str, Any]] = []
@@ -143,10 +155,7 @@ def what_channels_read(model: headtrace.Model, recordings: Sequence[Recording]) 
     x = torch.nn.functional.rms_norm(embedding.weight.detach(), (model.d_model,))
     found: list[dict[str, Any]] = []
     for layer, head in (*COPIES, *LOWERS):
-        kv = head // model.weights.group
-        inputs, _, directions = torch.linalg.svd(
-            model.weights.W_V[layer, kv] @ model.weights.W_O[layer, head]
-        )
+        inputs, directions = output_directions(model, layer, head)
         for channel, words in enumerate(output_channels(model, layer, head, channels=CHANNELS, most=SHOWN)):
             read = x @ inputs[:, channel]
             meant, was = list[float](), list[float]()
@@ -234,7 +243,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument(
-        "--by-channel", type=int, default=15, help="prompts whose channels are tested one by one"
+        "--by-channel", type=int, default=8, help="prompts whose channels are tested one by one"
     )
     parser.add_argument("--out", type=Path, default=Path("build/outputs"))
     given = parser.parse_args()
@@ -248,7 +257,7 @@ def main() -> None:
     recordings: list[Recording] = []
     with file.open("a", encoding="utf-8") as out:
         for number, example in enumerate(examples):
-            recordings.append(model.record([example.token_ids]))
+            recordings.append(model.record([example.token_ids], last_logits=1))
             if number in {row["prompt"] for row in rows}:
                 continue
             random = Random(number)

@@ -8,9 +8,12 @@ a rule of its own (``RULES.add("name", StepRule(...))``, or an entry point ``hea
 >>> facts = Facts(tokens, dest=5, src=3, flow=0.4, whole=8.0)
 >>> role(facts), RULES[role(facts)].words(facts)
 ('finds', 'the second *John* finds the first')
+>>> facts = Facts((" a", " b", " c", " a"), dest=3, src=1, flow=0.4, whole=1.0)
+>>> role(facts), RULES[role(facts)].words(facts)
+('induction', 'the last *a* looks at *b*, the token after the first *a*')
 >>> facts = Facts((" a", " b", " a", " c"), dest=2, src=1, flow=0.4, whole=1.0)
 >>> role(facts), RULES[role(facts)].words(facts)
-('induction', 'the second *a* looks at *b*, the token after the first *a*')
+('induction', 'the second *a* looks at *b*, the token after the first *a* and before this one')
 """
 
 from __future__ import annotations
@@ -275,6 +278,8 @@ def _finding(facts: Facts) -> str:
 
 def _induction(facts: Facts) -> str:
     read = f"{_src(facts)}, the token after {token_phrase(facts.tokens, facts.src - 1)}"
+    if facts.src == facts.dest - 1:  # which of the two the head goes by cannot be told from here
+        read += " and before this one"
     return _looking(facts, f"looks at {read}", read)
 
 

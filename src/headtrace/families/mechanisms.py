@@ -54,8 +54,8 @@ def step_words(rule: str, at: str, reads: str | None) -> str:
     earlier = (
         reads.removesuffix("+1") if reads is not None and reads.endswith("+1") else "its earlier occurrence"
     )
-    tokens = (earlier, "" if reads in (at, None) else reads, at)
-    return RULES[rule].words(Facts(tokens, 2, 2 if reads == at else 1, 1.0, 1.0))
+    tokens = (earlier, "" if reads in (at, None) else reads, "…", at)
+    return RULES[rule].words(Facts(tokens, 3, 3 if reads == at else 1, 1.0, 1.0))
 
 
 @dataclass(frozen=True, repr=False)

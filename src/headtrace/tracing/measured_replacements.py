@@ -45,7 +45,7 @@ BUDGET = 120
 COUNTERFACTUALS = 4
 """Changed prompts that a difference circuit is averaged over, at most, where it finds them itself."""
 UNNATURAL = 10.0
-"""A flip is not compared with if its prompt is less likely than the most natural one by more than so many nats."""
+"""Flips whose prompt is less likely than the most natural one by more nats than this are left out."""
 LOGITS_AT_ONCE = 64_000_000
 """Output logits of changed prompts that exist at a time (256 MB in float32)."""
 
